@@ -319,8 +319,15 @@ $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/support/ledger.h $(BUILD)/
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
 	    $< $(LIB) $(CUDA_LINK) $(OMP_LINK) -ldl -lm -o $@
 
-$(LIB): $(BUILD)/mixprec.o
-	$(Q)rm -f $@ && $(AR) rcs $@ $<
+# The library is compiled in parts, which several cores compile at a time. PARTS= compiles it in one piece.
+PARTS ?= host scalar avx2 avx512 neon
+COMPILED := $(if $(PARTS),$(PARTS:%=$(BUILD)/mixprec_%.o),$(BUILD)/mixprec.o)
+$(LIB): $(COMPILED)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(BUILD)/mixprec_%.o: src/parts/mixprec_%.c $(HEADER) tests/support/checked.h $(BUILD)/flags
+	$(call say,cc $@)
+	$(Q)$(CC) $(FLAGS) -c $< -o $@
 
 $(BUILD)/mixprec.o: $(HEADER) tests/support/checked.h $(BUILD)/flags
 	$(call say,cc $@)

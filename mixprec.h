@@ -90,6 +90,13 @@
  * OPTIONS: define them before the #include
  *
  *     MIXPREC_IMPLEMENTATION   one file          the implementation
+ *     MIXPREC_PART             implementation    one part of it: MIXPREC_HOST, MIXPREC_SCALAR,
+ *                                                MIXPREC_AVX2, MIXPREC_AVX512 or MIXPREC_NEON.
+ *                                                Five source files, with equal options, make the
+ *                                                implementation, and cores compile them at the
+ *                                                same time: src/parts/. A set that the compiler's
+ *                                                target does not have is an empty file. Not with
+ *                                                MIXPREC_STATIC
  *     MIXPREC_STATIC           every file        everything static: a private copy
  *     MIXPREC_API              every file        your own linkage, such as __declspec(dllexport)
  *     MIXPREC_ONLY_FORMATS     every file        only formats and conversions of arrays: a
@@ -236,6 +243,13 @@
 #else
 #  define MIXPI_GNU 0
 #endif
+
+/* The parts of the implementation: values of MIXPREC_PART. */
+#define MIXPREC_HOST   1        /* all but the CPU's kernels                               */
+#define MIXPREC_SCALAR 2        /* the CPU's kernels in plain C                            */
+#define MIXPREC_AVX2   3
+#define MIXPREC_AVX512 4
+#define MIXPREC_NEON   5
 
 /* MIXPREC_STATIC makes the complete library private to one source file. */
 #ifndef MIXPREC_API
@@ -5959,10 +5973,19 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
 #include <stdlib.h>
 #include <errno.h>
 
-/* With MIXPREC_ONLY_FORMATS, most shared functions are unused. */
-#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
+#if defined(MIXPREC_PART) && defined(MIXPREC_STATIC)
+#  error MIXPREC_STATIC keeps all parts in one file: do not define MIXPREC_PART
+#elif defined(MIXPREC_PART)
+#  if MIXPREC_PART < MIXPREC_HOST || MIXPREC_PART > MIXPREC_NEON
+#    error MIXPREC_PART: define it as MIXPREC_HOST, _SCALAR, _AVX2, _AVX512 or _NEON
+#  endif
+#endif
+
+/* A part, and MIXPREC_ONLY_FORMATS, do not use all shared functions and tables. */
+#if (defined(MIXPREC_ONLY_FORMATS) || defined(MIXPREC_PART)) && MIXPI_GNU
 #  pragma GCC diagnostic push
 #  pragma GCC diagnostic ignored "-Wunused-function"
+#  pragma GCC diagnostic ignored "-Wunused-const-variable"
 #endif
 
 /* The kernels' bits require arithmetic in float. The x87, and gcc on s390x in its strict modes,
@@ -5995,6 +6018,13 @@ extern "C" {
 /* Fails to compile unless the condition holds. */
 #define MIXPI_STATIC_ASSERT(name, condition)                                              \
     struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+/* Does this unit compile `part` of the implementation? */
+#ifdef MIXPREC_PART
+#  define MIXPI_IN_PART(part) (MIXPREC_PART == (part))
+#else
+#  define MIXPI_IN_PART(part) 1
+#endif
 
 /* Cold path, which runs once or seldom: optimise for size and compile time, together with the
  * functions that only it calls. */
@@ -6034,6 +6064,7 @@ extern "C" {
 MIXPI_SMALL_BEGIN
 /* ==== 1. RESULTS (implementation) ===================================================== */
 
+#if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API const char *mixp_result_text(mixp_result result) {
 #define MIXPI_RESULT_TEXT(name, text) text,
     static const char *const texts[] = { MIXP_RESULTS(MIXPI_RESULT_TEXT) };
@@ -6042,9 +6073,11 @@ MIXPREC_API const char *mixp_result_text(mixp_result result) {
 }
 
 MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
+#endif
 
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
+#if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
 #define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
     static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
@@ -6058,6 +6091,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
 #undef MIXPI_DTYPE_NAME
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
+#endif
 
 static int mixpi_real(mixp_dtype d) {
     return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;
@@ -6125,6 +6159,7 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
 /* Work is measured in elements: the number that a simple pass over an array does in the same
  * time. */
 #define MIXPI_GRAIN      16384      /* the least work that is worth a separate task        */
+#define MIXPI_CHUNK      32768      /* a task's elements of gradients, or of a look        */
 #define MIXPI_LEAST_WORK 65536      /* the least work that is worth waking threads: 7 to 50 us */
 
 /* The number of workers that may share this work. */
@@ -7037,6 +7072,14 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #else
 #  define MIXPI_LEAST 0
 #endif
+/* Which instruction sets have kernels? Conversions alone are limited by memory: AVX2 suffices. */
+#define MIXPI_WITH_SCALAR (MIXPI_LEAST == 0)
+#define MIXPI_WITH_AVX2   (MIXPI_X86 && MIXPI_LEAST <= 1)
+#ifndef MIXPREC_ONLY_FORMATS
+#  define MIXPI_WITH_AVX512 MIXPI_X86
+#else
+#  define MIXPI_WITH_AVX512 (MIXPI_LEAST == 2)
+#endif
 /* Does the processor have vector instructions for which there are kernels? */
 #if defined(__x86_64__) || defined(_M_X64) || defined(__aarch64__) || defined(_M_ARM64)
 #  define MIXPI_HAS_VECTORS 1
@@ -7212,6 +7255,38 @@ static int mixpi_amx_machine(int f16) {
 #  endif
 #endif
 
+/* --- what the parts of the implementation share ------------------------------------------- *
+ * MIXPREC_PART compiles one part in a source file: the host, or the kernels of one instruction
+ * set. All parts have the text above, as static functions. A set defines the names below, and the
+ * host uses them: they are the only private names that the linker sees. Without MIXPREC_PART they
+ * are static as well.
+ */
+#ifndef MIXPREC_PART
+#  define MIXPI_LINKED static
+#else
+#  define MIXPI_LINKED
+#  if MIXPI_GNU && !defined(_WIN32)
+#    define MIXPI_HIDDEN __attribute__((__visibility__("hidden")))
+#  else
+#    define MIXPI_HIDDEN
+#  endif
+#  define MIXPI_OF_SET(set)                                                               \
+       extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_##set;                        \
+       MIXPI_HIDDEN mixp_result mixpi_convert_##set(const mixp_exec *x,                   \
+                                                    const mixp_convert_args *k);
+MIXPI_OF_SET(scalar)
+MIXPI_OF_SET(avx2)
+MIXPI_OF_SET(avx512)
+MIXPI_OF_SET(neon)
+#  undef MIXPI_OF_SET
+extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_bf16_avx512, mixpi_kernels_amx_avx512,
+    mixpi_kernels_amx_f16_avx512, mixpi_kernels_f16_neon, mixpi_kernels_bf16_neon;
+/* Does the processor give the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
+MIXPI_HIDDEN int mixpi_bf16_answers_avx512(void);
+MIXPI_HIDDEN int mixpi_amx_answers_avx512(int f16);
+MIXPI_HIDDEN int mixpi_f16_answers_neon(void);
+MIXPI_HIDDEN int mixpi_bf16_answers_neon(void);
+#endif
 #ifndef MIXPREC_ONLY_FORMATS
 /* --- what a kernel does once a call --------------------------------------------------------- *
  * A kernel checks its arguments, plans its work and runs tasks. Only the tasks differ between
@@ -7566,6 +7641,1067 @@ static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_b
     m.p = mixp_get(k->dloss, 0) / (float)(k->over ? k->over : k->n);
     m.q = k->delta;
     return mixpi_map_run(x, &m, units->map);
+}
+
+/* --- looks --- */
+
+#define MIXPI_LOOK_LANES 16
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
+
+/* The result for one piece of an array: how many magnitudes lie below each limit. */
+typedef struct mixpi_look_piece {
+    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
+    int32_t exponents[MIXPI_EXPONENTS];
+} mixpi_look_piece;
+
+typedef struct mixpi_look_job {
+    const mixp_look_args *k;
+    mixpi_look_limits     at;
+    mixpi_look_piece     *pieces;
+} mixpi_look_job;
+
+static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
+    float top = mixp_f32_of_bits((uint32_t)p->top);
+    if (top > to->largest) to->largest = top;
+    to->count += n;
+    to->nan |= p->nan;
+    to->nonfinite += p->nonfinite;
+    to->zeros += p->zeros;
+    to->flushed += p->flushed - p->zeros;
+    to->least += p->least - p->flushed;
+    to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
+}
+
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
+                                     mixp_task task) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, k->n, task, &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
+
+/* --- quantise and hadamard --- */
+
+typedef struct mixpi_quantising {
+    mixp_quantise_args k;
+    mixpi_grid         grid;
+    uint64_t           key;     /* of its random numbers                                   */
+    float              tensor;  /* scale of the whole array                                */
+    uint32_t          *amax;    /* of each row of the array: for the array's               */
+} mixpi_quantising;
+
+/* The largest magnitude of the array. row: finds that of one row. */
+static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
+                                uint32_t *amax) {
+    int64_t i;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+    if (!q->amax) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
+    *amax = 0;
+    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
+    return MIXP_OK;
+}
+
+/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
+ * blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      const mixpi_quantise_units *units) {
+    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
+    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (r != MIXP_OK) return r;
+    q.tensor = mixpi_scale_of_array(k, amax);
+    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
+    mixpi_give_amax(k, amax);
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
+    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
+                                      mixpi_unit strip) {
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
+}
+/* --- gemm: what is planned once a call: see gemm.c ------------------------------------------ */
+
+#if defined(MIXPREC_CBLAS)
+#  include <cblas.h>
+/* Is g large, entirely in f32, and small enough for the int sizes of BLAS? */
+static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
+    const int64_t most = 0x7FFFFFFF;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
+        return 0;
+    if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
+    if (g->m > most || g->n > most || g->k > most) return 0;
+    if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
+    return (double)g->m * (double)g->n * (double)g->k >= 1e6;
+}
+
+/* c = bias, or c += bias if c accumulates. */
+static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
+    const float *bias = (const float *)g->bias.data;
+    int64_t i, j;
+    for (i = 0; i < g->m; i++, c += g->ldc)
+        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
+}
+
+/* Computes g by BLAS if g suits BLAS; returns 0 if not. BLAS chooses its own threads and order of
+ * sums, so only BLAS can guarantee equal bits for this product. */
+static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
+    int64_t z;
+    if (!mixpi_gemm_suits_cblas(g)) return 0;
+    for (z = 0; z < g->batch; z++) {
+        const float *a = (const float *)g->a.data + z * g->stride_a;
+        const float *b = (const float *)g->b.data + z * g->stride_b;
+        float *c = (float *)g->c.data + z * g->stride_c;
+        if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
+        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
+                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
+                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+    }
+    return 1;
+}
+#endif
+#define MIXPI_PANELS 8        /* panels of MIXPI_MR rows of a that are packed at a time   */
+#define MIXPI_KC 384          /* largest depth of a pass: a panel of A stays in L1        */
+#define MIXPI_MB 512          /* rows of the largest block of C                           */
+#define MIXPI_NB 512          /* its columns; with MIXPI_KC, the packed b stays in L2     */
+#define MIXPI_PAD 16          /* keeps the rows of packed A in different cache sets       */
+
+/* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
+ * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
+ * end, its half is 0. From MIXPI_AMX_BF16 on, a is stored by rows (a_step 1), and the tile may
+ * read rows beyond its last. */
+enum {
+    MIXPI_FLOATS,
+    MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
+    MIXPI_PAIRS_F16,            /* FMLAL: the bits of floats                               */
+    MIXPI_AMX_BF16,
+    MIXPI_AMX_F16
+};
+
+/* How a table multiplies bf16 by bf16, and f16 by f16: MIXPI_FLOATS, ... */
+typedef struct mixpi_pairs { int bf16, f16; } mixpi_pairs;
+static const mixpi_pairs mixpi_no_pairs = { MIXPI_FLOATS, MIXPI_FLOATS };
+
+static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
+    if (a.dtype != b.dtype) return MIXPI_FLOATS;
+    if (a.dtype == MIXP_BF16) return have.bf16;
+    return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
+}
+
+/* The steps of a sum over `depth` elements. AMX takes sixteen pairs at a time. */
+static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
+    int64_t at_once = 1;
+    if (!pairs) return depth;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+}
+
+/* One tile: c = alpha * a b + bias (+ c if add is set), all f32. b is readable in whole vectors
+ * of columns, of which the first cols <= MIXPI_NR count. Distances are in floats. */
+typedef struct mixpi_tile {
+    int64_t      depth;         /* steps of the sum                                        */
+    const float *a;             /* a(i, p) = a[i * a_row + p * a_step]                     */
+    int64_t      a_row, a_step;
+    const float *b;             /* b(p, j) = b[p * b_step + j]                             */
+    int64_t      b_step;
+    float       *c;             /* c(i, j) = c[i * c_row + j]                              */
+    int64_t      c_row;
+    const float *bias;          /* NULL = 0                                                */
+    float       *keep;          /* where rows of b are packed as they are read, or NULL    */
+    uintptr_t    ask;           /* the first line to prefetch for the next tiles           */
+    uintptr_t    ask_next;      /* bytes from a step's first line to its second            */
+    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
+    uintptr_t    ask_jump;      /* further bytes, added after every ask_turn steps         */
+    int64_t      ask_turn;      /* steps between two jumps; 0 = never jump                 */
+    float        alpha;
+    int          add, cols;
+    int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
+} mixpi_tile;
+
+#if MIXPI_BF16 || MIXPI_ARM_PAIRS
+/* A small product with a known answer: one row by four columns, k and k+1 in one word. */
+typedef struct mixpi_pairs_known {
+    uint32_t a[2], b[2][4];
+    float    want[4];
+} mixpi_pairs_known;
+
+/* a is 1, 1, 1, 1.5. The test: is k added before k+1, in two steps, each rounded to nearest even?
+ * Column 1 shows the order, column 2 the rounding. */
+static const mixpi_pairs_known mixpi_known_bf16 = {
+    { 0x3F803F80u, 0x3F803FC0u },
+    { { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },   /* 3, 1/2; 1, 2^24; ...  */
+      { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u } }, /* -7, 10; 1, -2^24; ... */
+    { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f }
+};
+
+/* a is 2^12, 1 + 2^-10, 1, 1. Column 1 shows order and rounding, column 2 that subnormals of f16
+ * are kept, column 3 that products are exact. */
+static const mixpi_pairs_known mixpi_known_f16 = {
+    { 0x6C003C01u, 0x3C003C00u },
+    { { 0x38000000u, 0x6C000000u, 0x00010000u, 0x00003C01u },   /* 1/2, 0; 2^12, 0; ...  */
+      { 0x4900C700u, 0x4200BC00u, 0x00000000u, 0x00000000u } }, /* 10, -7; 3, -1; ...    */
+    { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
+};
+
+/* The pair in the order of this machine: swapped halves on Arm. */
+static float mixpi_known_pair(uint32_t pair)
+{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+
+/* Does a tile of one row return the known answer? */
+MIXPI_SELDOM
+static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
+    const mixpi_pairs_known *known = &mixpi_known_bf16;
+    float      rows[2], columns[2 * 16], sums[16];
+    mixpi_tile t;
+    int        i, j;
+    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
+    for (i = 0; i < 2; i++) {
+        rows[i] = mixpi_known_pair(known->a[i]);
+        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
+    }
+    memset(&t, 0, sizeof t);
+    t.depth = 2;
+    t.a = rows;
+    t.a_step = 1;
+    t.b = columns;
+    t.b_step = 16;
+    t.c = sums;
+    t.c_row = 16;
+    t.alpha = 1.0f;
+    t.cols = 16;
+    t.pairs = pairs;
+    tile(&t);
+    for (j = 0; j < 16; j++)
+        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
+    return 1;
+}
+#endif
+
+#if MIXPI_AMX
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* A known answer for AMX: amx_known is b(k, column), amx_wanted the answer. a(k) is 1, except
+ * a(0) = 2^12. Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and
+ * odd k have separate sums, rounded to nearest even. Column 2 shows that the next 32 elements
+ * begin at 0. Column 3 shows how subnormals are treated. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f
+               : 1.1754943508222875e-38f;
+}
+
+/* Puts element k into its pair. x is exact in bf16 and in f16. */
+static void mixpi_amx_put(float *pair, int k, int f16, float x) {
+    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
+    if (k % 2) code |= mixp_bits_of_f32(*pair);
+    else code <<= 16;
+    *pair = mixp_f32_of_bits(code);
+}
+
+/* Does the tile return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8
+ * times the known row. */
+MIXPI_SELDOM
+static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
+    float      a[32][32], b[32][32], c[32][32];
+    mixpi_tile t;
+    int        i, j, k;
+    for (i = 0; i < 32; i++)
+        for (k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            mixpi_amx_put(&a[i][k / 2], k, f16, one);
+            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    memset(&t, 0, sizeof t);
+    t.depth = 32;
+    t.a = a[0];
+    t.b = b[0];
+    t.c = c[0];
+    t.a_row = 32;
+    t.b_step = 32;
+    t.c_row = 32;
+    t.cols = 32;
+    t.a_step = 1;
+    t.alpha = 1.0f;
+    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    tile(&t, 32);
+    MIXPI_AMX_RELEASE();
+    for (i = 0; i < 32; i++)
+        for (j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
+    return 1;
+}
+#endif
+
+/* Scratch memory: a slice of `floats` floats for each worker. */
+typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
+
+static float *mixpi_slice(const mixpi_slices *s, int worker)
+{ return s->first + worker * s->floats; }
+
+/* Cuts a slice into pieces, one after another, in whole cache lines. With `from` NULL it only
+ * counts. The same function counts and cuts, so the size always agrees with the pointers. */
+typedef struct mixpi_carver { float *from; int64_t used; } mixpi_carver;
+
+static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
+    float *piece = c->from ? c->from + c->used : NULL;
+    c->used += (floats + 15) / 16 * 16;
+    return piece;
+}
+
+/* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
+ * slices->floats floats, which the job finds through `slices`. */
+static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work,
+                                    mixp_task task, void *job, mixpi_slices *slices) {
+    int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
+    slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
+    if (!slices->first) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, tasks, work, task, job);
+    return MIXP_OK;
+}
+
+static int mixpi_gemm_readable(const mixp_gemm_args *g) {
+    if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
+    return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
+}
+
+/* The rows of an array: row i begins at element first + i * ld. */
+typedef struct mixpi_source { mixp_in a; int64_t first, ld; } mixpi_source;
+
+static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
+    mixpi_source s = { a, first, ld };
+    return s;
+}
+
+/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
+ * plain C, the unit of work. */
+typedef struct mixpi_gemm_shape {
+    int64_t   tall, wide;       /* rows and columns of a tile                              */
+    int64_t   lanes;
+    mixp_task task;             /* a block                                                 */
+} mixpi_gemm_shape;
+
+typedef struct mixpi_gemm_job {
+    const mixp_gemm_args *g;
+    const mixpi_gemm_shape *set;
+    int64_t down, across;       /* blocks along m and n                                    */
+    int64_t depth;              /* elements of k in one pass                               */
+    int64_t bands;              /* panels of all columns of c                              */
+    int64_t cols;               /* columns of the widest block                             */
+    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
+    int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed together    */
+    mixpi_slices slices;
+} mixpi_gemm_job;
+
+/* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
+ * columns. Row p begins at b_pack + first * steps + p * wide. */
+typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
+
+/* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
+typedef struct mixpi_gemm_block {
+    const mixpi_gemm_job *job;
+    int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
+    int64_t m0, m1, n0, n1, p0, depth;
+    int64_t steps;              /* of a tile: depth, or its number of pairs                */
+    float  *a_pack;             /* job->panels panels of op(a)                             */
+    float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
+    float  *b_pack;             /* op(b) in panels of set->wide columns                    */
+    float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
+    float  *bias;               /* widened: the bias of the block's columns                */
+    float  *part;               /* sums of a c that is not f32; a row has job->cols        */
+    uintptr_t ask;              /* prefetch of a: the first line needed after these rows   */
+    uintptr_t ask_next;         /* bytes from a row of a, or a line of a', to the next     */
+    uintptr_t ask_step;         /* bytes from a step of the sum to the next, in a row      */
+    int64_t   asks;             /* rows of a, or lines of a', still to prefetch            */
+} mixpi_gemm_block;
+
+/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
+ * measures. */
+static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
+    const mixpi_gemm_job *job = s->job;
+    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
+    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
+    int64_t rows =
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
+    mixpi_carver c = { from, 0 };
+    if (job->pairs >= MIXPI_AMX_BF16) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
+    s->strip = mixpi_carve(&c, strip);
+    s->bias = mixpi_carve(&c, job->cols);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
+    return c.used;
+}
+
+/* Sets s to the block of task `index`, before its first pass. */
+static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
+    const mixp_gemm_args *g = job->g;
+    const int64_t wide = job->set->wide, blocks = job->down * job->across;
+    int64_t z = index, down, across;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->m1 = g->m;
+    s->n1 = g->n;
+    if (blocks > 1) {
+        z = index / blocks;
+        down = index / job->across % job->down;
+        across = index % job->across;
+        s->m0 = g->m * down / job->down;
+        s->m1 = g->m * (down + 1) / job->down;
+        s->n0 = job->bands * across / job->across * wide;
+        s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
+    }
+    s->a_at = z * g->stride_a;
+    s->b_at = z * g->stride_b;
+    s->c_at = z * g->stride_c;
+}
+
+/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
+static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
+/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
+ * round. */
+static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
+                              int64_t idle) {
+    int64_t blocks = g->batch * down * across;
+    double  waste = (double)(blocks + idle) / (double)blocks;
+    return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
+}
+
+/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
+ * busy. The search stops where packing costs more than the best cut, because many threads make many
+ * candidate cuts. */
+static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
+    const mixp_gemm_args *g = job->g;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
+            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m, most_n;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
+    int64_t m, n;
+    job->down = least_m;
+    job->across = least_n;
+    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
+    most_n = mixpi_min(job->bands, least_n + threads);
+    for (m = least_m; m <= most_m; m++)
+        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
+            int64_t idle = (threads - g->batch * m * n % threads) % threads;
+            double  cost = mixpi_gemm_cost(g, m, n, idle);
+            if (cost < best) {
+                best = cost;
+                job->down = m;
+                job->across = n;
+            }
+            if (!idle) break;
+        }
+}
+
+/* Runs a gemm. have: the pairs that the device multiplies. */
+static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
+                                  const mixpi_gemm_shape *set) {
+    mixpi_gemm_job   job;
+    mixpi_gemm_block block;
+    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+#if defined(MIXPREC_CBLAS)
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+#endif
+    job.g = g;
+    job.set = set;
+    job.low = g->c.dtype != MIXP_F32;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = set->tall;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
+    job.bands = mixpi_ceil_div(g->n, set->wide);
+    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    mixpi_gemm_grid(&job, mixpi_workers(x, work));
+    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
+    block.job = &job;
+    job.slices.floats = mixpi_gemm_carve(&block, NULL);
+    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
+                            &job.slices);
+}
+/* --- attention: what is planned once a call: see attention.c --------------------------------- */
+
+#define MIXPI_QUERIES 32
+#define MIXPI_KEYS 64
+#define MIXPI_LOWEST (-3.402823466e+38f)
+static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
+                                              8, 9, 10, 11, 12, 13, 14, 15 };
+
+/* The sizes of one problem. group: heads of q for one head of k and v. wide: d rounded up to whole
+ * vectors, the row length of copies. pairs: how q meets k, and dy meets v: MIXPI_FLOATS, ... */
+typedef struct mixpi_heads {
+    int64_t t, keys, heads, group, d, wide;
+    int     pairs;
+} mixpi_heads;
+
+static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
+    mixpi_heads h;
+    h.t = k->t;
+    h.keys = k->keys;
+    h.heads = k->heads;
+    h.group = k->heads / k->kv_heads;
+    h.d = k->d;
+    h.wide = (k->d + 15) / 16 * 16;
+    h.pairs = pairs;
+    return h;
+}
+
+/* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
+typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
+
+/* A head's rows in q or in a mask. `head` counts through all sequences, here and below. */
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
+                                int64_t head) {
+    mixpi_head to;
+    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
+    to.ld = at->row;
+    return to;
+}
+
+/* A head's rows in k or v: those of the head of k and v that head `head` of q uses. */
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
+                                 int64_t head) {
+    mixpi_head to;
+    int64_t met = head % h->heads / h->group;
+    to.first = head / h->heads * at->sequence + met * at->head;
+    to.ld = at->row;
+    return to;
+}
+
+/* A head's rows in y and in the gradient of y. */
+static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
+    mixpi_head at;
+    at.ld = h->heads * h->d;
+    at.first = head / h->heads * h->t * at.ld + head % h->heads * h->d;
+    return at;
+}
+
+/* The number of keys a head may see. The keys after them are padding. */
+static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    return k->lengths ? k->lengths[head / k->heads] : k->keys;
+}
+
+/* The number of keys before the first query's own key: past, at most all keys. */
+static int64_t mixpi_keys_before(const mixp_attention_args *k)
+{ return mixpi_min(k->past, k->keys); }
+
+/* The number of keys that the queries before `end` may see. */
+static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
+    int64_t keys = mixpi_keys_of(k, head);
+    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
+}
+
+/* The first block of queries that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;
+    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+}
+
+/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
+typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* Does a cap, a mask or dropout change the scores or the probabilities? */
+static int mixpi_attention_bends(const mixp_attention_args *k)
+{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+
+/* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
+static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
+    int64_t i;
+    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
+        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    for (i = 0; k->lengths && i < k->b; i++)
+        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+static int mixpi_attention_empty(const mixp_attention_args *k) {
+    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
+}
+
+/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0 = drop none. */
+typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
+
+static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
+    mixpi_drops drops;
+    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
+    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
+    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
+    return drops;
+}
+
+typedef struct mixpi_attention_job {
+    const mixp_attention_args *k;
+    mixpi_heads  heads;
+    mixpi_drops  drops;
+    int64_t      chunks;        /* tasks per head                                          */
+    mixpi_slices slices;
+} mixpi_attention_job;
+
+/* The scratch memory of a forward task. */
+typedef struct mixpi_attention_room {
+    float *columns;             /* blocks of MIXPI_KEYS keys, transposed                   */
+    float *v;                   /* rows of values                                          */
+    float *rows;                /* a block of keys, before it is transposed                */
+    float *q, *o;               /* a block of queries and their results                    */
+    float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
+} mixpi_attention_room;
+
+static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
+                                     float *from) {
+    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    mixpi_carver c = { from, 0 };
+    room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
+    room->v = mixpi_carve(&c, h->keys * h->wide);
+    room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
+    room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+typedef struct mixpi_attention_grad_job {
+    const mixp_attention_backward_args *k;
+    mixpi_heads  heads;
+    mixpi_drops  drops;
+    mixpi_slices slices;
+} mixpi_attention_grad_job;
+
+typedef struct mixpi_attention_grad_room {
+    float *q, *dy, *dq;         /* all rows of each head of the group                      */
+    float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
+    float *delta;               /* dy . y of each row                                      */
+    float *k, *k_columns, *v_columns, *dk, *dv; /* a block of keys                         */
+    float *p, *g;               /* probabilities and their gradients, shaped as scores     */
+} mixpi_attention_grad_room;
+
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
+                                          const mixpi_heads *h, float *from) {
+    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    mixpi_carver c = { from, 0 };
+    room->q = mixpi_carve(&c, all);
+    room->dy = mixpi_carve(&c, all);
+    room->dq = mixpi_carve(&c, all);
+    room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
+    room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
+    room->delta = mixpi_carve(&c, h->group * h->t);
+    room->k = mixpi_carve(&c, block);
+    room->k_columns = mixpi_carve(&c, block);
+    room->v_columns = mixpi_carve(&c, block);
+    room->dk = mixpi_carve(&c, block);
+    room->dv = mixpi_carve(&c, block);
+    room->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+/* The work of forward: two products for each score, and the score itself. Backward has five
+ * products. lanes: see mixpi_cpu_gemm. */
+static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
+    const int64_t scores = k->b * k->heads * k->t * k->keys;
+    return scores * 2 * k->d / lanes + scores;
+}
+
+static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
+                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
+    int64_t many = k->b * k->heads, workers;
+    const int64_t work = mixpi_attention_work(k, lanes);
+    mixpi_attention_job  job;
+    mixpi_attention_room room;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
+    job.k = k;
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.drops = mixpi_drops_of(k);
+    job.chunks = 1;
+    workers = mixpi_workers(x, work);
+    if (many < 2 * workers)     /* too few heads: cut them by queries */
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
+                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
+}
+
+static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k,
+                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
+    const mixp_attention_args *forward = &k->forward;
+    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_room room;
+    mixp_result r;
+    int pairs;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
+}
+/* --- update: what is planned once a call: see update.c --------------------------------------- */
+
+#define MIXPI_CHUNK_SCALE 2     /* `write` of a job that only multiplies, without statistics  */
+
+typedef struct mixpi_chunk {
+    int64_t row, first;         /* row of the table; first element                         */
+    double  squares;
+    int64_t bad_element;        /* -1 = none                                               */
+    float   largest;
+    int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
+} mixpi_chunk;
+
+typedef struct mixpi_chunk_job {
+    const mixp_param_row  *rows;
+    const mixp_step_plan  *plan;
+    const mixp_step_state *step;
+    mixpi_chunk *chunks;
+    int64_t      count;         /* of chunks                                               */
+    float        factor;
+    int          write;
+    int          counting;      /* 1: counts lost updates                               */
+} mixpi_chunk_job;
+
+/* Buffers of a stretch are full cache lines. Equal places in two buffers are never a multiple of 4
+ * KB apart: a load waits for an earlier store at such a distance (4K aliasing), and then every 16
+ * elements would wait for the quotient of the previous 16. */
+enum { MIXPI_STRETCH_BUFFERS = 5, MIXPI_STRETCH_ROOM = MIXPI_BLOCK + 208 };
+typedef struct mixpi_stretch_room {
+    float f[MIXPI_STRETCH_BUFFERS * MIXPI_STRETCH_ROOM + 16];
+} mixpi_stretch_room;
+
+/* A stretch of a row whose states are f32 during its update: in place, or widened into the buffers,
+ * which are 0 after the last element. m or v NULL: the row has no such moment. */
+typedef struct mixpi_stretch {
+    const mixp_param_row *row;
+    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
+    int      n;
+    uint64_t key;               /* of its random numbers                                   */
+    float   *p, *m, *v;
+    int      roots;             /* 1: v holds its roots, which the update computed anyway  */
+    uint32_t closed;            /* a bit per block: its codes are written already          */
+    float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
+    float   *word;              /* the bits of its random words                            */
+} mixpi_stretch;
+
+static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
+    const uintptr_t past = (uintptr_t)room->f % 64u;
+    float *f = room->f + (past ? (64u - past) / sizeof(float) : 0u);
+    s->g_buffer = f;
+    s->p_buffer = f + MIXPI_STRETCH_ROOM;
+    s->m_buffer = f + 2 * MIXPI_STRETCH_ROOM;
+    s->v_buffer = f + 3 * MIXPI_STRETCH_ROOM;
+    s->word = f + 4 * MIXPI_STRETCH_ROOM;
+}
+
+/* The addresses of a full block of codes. For a block cut short by the row's end they point to a
+ * copy, padded with 0. rest: the master's bits beside a bf16 weight. NULL if a state is f32 or
+ * absent. */
+typedef struct mixpi_small {
+    char    *m, *v, *weight, *rest;
+    int      m_size, v_size, rest_size;     /* bytes of a code                             */
+    int64_t  first;                         /* element                                     */
+    int      n;                             /* that the row has                            */
+} mixpi_small;
+
+typedef struct mixpi_small_copy {
+    char m[2 * MIXP_STATE_BLOCK], v[2 * MIXP_STATE_BLOCK];
+    char weight[2 * MIXP_STATE_BLOCK], rest[2 * MIXP_STATE_BLOCK];
+} mixpi_small_copy;
+
+static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
+    char *codes;
+    if (!state || size == 4) return NULL;
+    codes = (char *)state + b->first * size;
+    if (b->n == MIXP_STATE_BLOCK) return codes;
+    memset(copy, 0, 2 * MIXP_STATE_BLOCK);
+    memcpy(copy, codes, (size_t)b->n * (size_t)size);
+    return copy;
+}
+static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
+                                  mixpi_small_copy *copy) {
+    mixpi_small b;
+    b.first = first;
+    b.n = n;
+    b.m_size = (int)mixp_dtype_size(row->m_dtype);
+    b.v_size = (int)mixp_dtype_size(row->v_dtype);
+    b.rest_size = (int)mixp_dtype_size(row->master_dtype);
+    b.m = mixpi_small_codes(&b, row->m, b.m_size, copy->m);
+    b.v = mixpi_small_codes(&b, row->v, b.v_size, copy->v);
+    b.rest = mixpi_small_codes(&b, row->master, b.rest_size, copy->rest);
+    b.weight = b.rest ? mixpi_small_codes(&b, row->weight, 2, copy->weight) : NULL;
+    return b;
+}
+
+/* After the codes are written: copies the codes of a block cut short back to the row. */
+static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
+                                 const char *codes) {
+    if (codes)
+        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
+}
+static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
+    if (b->n == MIXP_STATE_BLOCK) return;
+    mixpi_small_put_back(b, row->m, b->m_size, b->m);
+    mixpi_small_put_back(b, row->v, b->v_size, b->v);
+    mixpi_small_put_back(b, row->weight, 2, b->weight);
+    mixpi_small_put_back(b, row->master, b->rest_size, b->rest);
+}
+
+/* How many of the stretch's elements lie in the block that begins at i. */
+static int mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+
+static int mixpi_row_is_split(const mixp_param_row *row)
+{ return row->master && row->master_dtype != MIXP_F32; }
+
+/* Does the row have states that are not f32? */
+static int mixpi_row_is_coded(const mixp_param_row *row) {
+    return mixpi_row_is_split(row) || (row->m && row->m_dtype != MIXP_F32) ||
+           (row->v && row->v_dtype != MIXP_F32);
+}
+
+/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
+static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
+    int64_t i, n = 0;
+    for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+    return (size_t)n * sizeof(mixpi_chunk);
+}
+
+/* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
+static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
+                                    const mixp_param_row *rows, int64_t count,
+                                    mixp_task task) {
+    int64_t i, first, n = 0, work = 0;
+    for (i = 0; i < count; i++) {
+        if (!rows[i].active) continue;
+        n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+        work += rows[i].count;
+    }
+    job->rows = rows;
+    job->count = n;
+    job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
+    if (!job->chunks) return MIXP_ERR_MEMORY;
+    for (n = 0, i = 0; i < count; i++)
+        for (first = 0; rows[i].active && first < rows[i].count;
+             first += MIXPI_CHUNK, n++) {
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
+            job->chunks[n] = fresh;
+        }
+    mixpi_parallel(x, n, work, task, job);
+    return MIXP_OK;
+}
+
+/* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
+ * holds the squares of 3e38 and 1e-38. */
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
+                               int64_t first) {
+    int i;
+    for (i = 0; i < n; i++) {
+        float v = x[i] * factor;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
+                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        c->squares += (double)v * (double)v;
+        if (raw < 0x7F800000u && a < 0x7F800000u) {
+            if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
+        } else if (c->bad_element < 0) {
+            c->bad_element = first + i;
+            c->bad_is_nan = (raw >= 0x7F800000u ? raw : a) > 0x7F800000u;
+        }
+    }
+}
+
+/* Clears a piece of a gradient after its last read. */
+static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
+    size_t size = mixp_dtype_size(row->grad_dtype);
+    if (row->active == 2)
+        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
+    mixp_grad_stats *s = &step->stats;
+    double squares = 0.0;
+    int64_t i;
+    memset(s, 0, sizeof *s);
+    s->bad_row = s->bad_element = -1;
+    for (i = 0; i < job->count; i++) {
+        const mixpi_chunk *c = &job->chunks[i];
+        squares += c->squares;
+        if (c->largest > s->largest) s->largest = c->largest;
+        if (c->bad_element < 0 || s->found_inf) continue;
+        s->found_inf = 1;
+        s->bad_row = c->row;
+        s->bad_element = c->bad_element;
+        s->bad_is_nan = c->bad_is_nan;
+    }
+    s->norm = sqrt(squares);
+    step->clipped = 1.0f;
+}
+
+/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
+ * multiplies. */
+static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
+}
+
+static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
+                                        mixp_task task) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
+    mixp_result r;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r == MIXP_OK) k->step->clipped = factor;
+    return r;
+}
+
+static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
+                                    mixp_task task) {
+    mixpi_chunk_job job;
+    mixp_result r;
+    int64_t i;
+    memset(&job, 0, sizeof job);
+    job.plan = k->plan;
+    job.step = k->step;
+    job.counting = k->lost != NULL;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
+    for (i = 0; i < k->count; i++)
+        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
+    return MIXP_OK;
 }
 #endif
 MIXPI_SMALL_END
@@ -8807,7 +9943,8 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     (void)worker;
 }
 
-MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
     mixpi_convert_job c;
     mixp_result r;
     if (!mixpi_convert_starts(k, &r)) return r;
@@ -10271,552 +11408,110 @@ MIXPI_SMALL_END
  * blocks and threads do not change the element's bits. AMX adds in another order, which is cut at
  * the same places: see tile_by_sums.
  */
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-#  if defined(MIXPREC_CBLAS)
-#    include <cblas.h>
-/* Is g large, entirely in f32, and small enough for the int sizes of BLAS? */
-static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
-    const int64_t most = 0x7FFFFFFF;
-    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
-        return 0;
-    if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
-    if (g->m > most || g->n > most || g->k > most) return 0;
-    if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
-    return (double)g->m * (double)g->n * (double)g->k >= 1e6;
-}
 
-/* c = bias, or c += bias if c accumulates. */
-static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
-    const float *bias = (const float *)g->bias.data;
-    int64_t i, j;
-    for (i = 0; i < g->m; i++, c += g->ldc)
-        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
-}
+/* Each instruction set defines these macros again, with the same text. */
 
-/* Computes g by BLAS if g suits BLAS; returns 0 if not. BLAS chooses its own threads and order of
- * sums, so only BLAS can guarantee equal bits for this product. */
-static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
-    int64_t z;
-    if (!mixpi_gemm_suits_cblas(g)) return 0;
-    for (z = 0; z < g->batch; z++) {
-        const float *a = (const float *)g->a.data + z * g->stride_a;
-        const float *b = (const float *)g->b.data + z * g->stride_b;
-        float *c = (float *)g->c.data + z * g->stride_c;
-        if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
-        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
-                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
-                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
-    }
-    return 1;
-}
-#  endif
 /* The rows of a tile, each with its pointer and its offset: five pointers reach fourteen rows.
  * The rows are written out because some compilers keep an array of accumulators in memory. */
-#  define MIXPI_TILE_ROWS(X)                                                              \
-       X(0, a0, 0) X(1, a0, row) X(2, a0, 2 * row)                                        \
-       X(3, a3, 0) X(4, a3, row) X(5, a3, 2 * row)                                        \
-       X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
-       X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
-       X(12, a12, 0) X(13, a12, row)
+#define MIXPI_TILE_ROWS(X)                                                                \
+    X(0, a0, 0) X(1, a0, row) X(2, a0, 2 * row)                                           \
+    X(3, a3, 0) X(4, a3, row) X(5, a3, 2 * row)                                           \
+    X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                           \
+    X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                         \
+    X(12, a12, 0) X(13, a12, row)
 /* The constant test of MIXPI_MR keeps rows that no tile of this pass has out of the code. */
-#  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
-#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
-#  define MIXPI_TILE_STEP(i, a, at)                                                     \
-       if (MIXPI_TILE_HAS(i)) {                                                         \
-           mixpi_v s = mixpi_vset((a)[at]);                                             \
-           p##i = mixpi_vmla(s, b0, p##i);                                              \
-           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
-       }
+#define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
+#define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
+#define MIXPI_TILE_STEP(i, a, at)                                                         \
+    if (MIXPI_TILE_HAS(i)) {                                                              \
+        mixpi_v s = mixpi_vset((a)[at]);                                                  \
+        p##i = mixpi_vmla(s, b0, p##i);                                                   \
+        if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                       \
+    }
 /* The step for pairs: two multiply-adds, first k's, then that of k+1. */
-#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
-       if (MIXPI_TILE_HAS(i)) {                                                         \
-           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
-           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
-           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
-       }
-#  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
-       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
-       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ASK(i, a, at)                                                      \
-       if (MIXPI_TILE_HAS(i)) {                                                         \
-           MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
-           if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
-       }
+#define MIXPI_TILE_STEP_PAIRS(i, a, at)                                                   \
+    if (MIXPI_TILE_HAS(i)) {                                                              \
+        __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                       \
+        p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                   \
+        if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                       \
+    }
+#define MIXPI_TILE_STEP_F16(i, a, at)                                                     \
+    if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#define MIXPI_TILE_STEP_BF16(i, a, at)                                                    \
+    if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#define MIXPI_TILE_ASK(i, a, at)                                                          \
+    if (MIXPI_TILE_HAS(i)) {                                                              \
+        MIXPI_PREFETCH((const char *)(c + i * t->c_row));                                 \
+        if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));                \
+    }
 /* Packs the step's row of b while it is in registers, for the tiles of further rows. */
-#  define MIXPI_TILE_KEEP                                                               \
-       if (MIXPI_NV > 1 && keep) {                                                      \
-           mixpi_vstore(keep, b0);                                                      \
-           if (nv > 1) mixpi_vstore(keep + 16, b1);                                     \
-           keep += 16 * nv;                                                             \
-       }
+#define MIXPI_TILE_KEEP                                                                   \
+    if (MIXPI_NV > 1 && keep) {                                                           \
+        mixpi_vstore(keep, b0);                                                           \
+        if (nv > 1) mixpi_vstore(keep + 16, b1);                                          \
+        keep += 16 * nv;                                                                  \
+    }
 /* Prefetches two lines of the data that later tiles read. Narrower tiles have no instruction to
  * spare for it. */
-#  define MIXPI_TILE_AHEAD                                                              \
-       if (nv > 1) {                                                                    \
-           MIXPI_PREFETCH_FAR((const char *)ask);                                       \
-           MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                       \
-           ask += t->ask_step;                                                          \
-           if (--turn == 0) {                                                           \
-               turn = t->ask_turn;                                                      \
-               ask += t->ask_jump;                                                      \
-           }                                                                            \
-       }
-#  define MIXPI_TILE_PUT(i, a, at)                                                      \
-       if (MIXPI_TILE_HAS(i)) {                                                         \
-           p##i = mixpi_vfma(alpha, p##i, b0);                                          \
-           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
-           if (t->add) {                                                                \
-               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                 \
-               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                \
-           }                                                                            \
-           mixpi_vstore(c, p##i);                                                       \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                      \
-           c += t->c_row;                                                               \
-       }
-#  define MIXPI_TILE_CODE(STEP, LOAD)                                                   \
-       const int64_t row = t->a_row, step = t->a_step;                                  \
-       const float  *b = t->b;                                                          \
-       const float  *a0 = t->a;                                                         \
-       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                \
-       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                \
-       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                \
-       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                              \
-       float        *c = t->c;                                                          \
-       float        *keep = t->keep;                                                    \
-       uintptr_t     ask = t->ask;                                                      \
-       int64_t       p, turn = t->ask_turn;                                             \
-       const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
-       mixpi_v       b0, b1 = none;                                                     \
-       MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
-       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
-       for (p = t->depth; p > 0; p--) {                                                 \
-           b0 = LOAD(b);                                                                \
-           if (nv > 1) b1 = LOAD(b + 16);                                               \
-           MIXPI_TILE_KEEP                                                              \
-           MIXPI_TILE_AHEAD                                                             \
-           MIXPI_TILE_ROWS(STEP)                                                        \
-           a0 += step;                                                                  \
-           a3 += step;                                                                  \
-           a6 += step;                                                                  \
-           a9 += step;                                                                  \
-           a12 += step;                                                                 \
-           b += t->b_step;                                                              \
-       }                                                                                \
-       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                             \
-       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();            \
-       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
+#define MIXPI_TILE_AHEAD                                                                  \
+    if (nv > 1) {                                                                         \
+        MIXPI_PREFETCH_FAR((const char *)ask);                                            \
+        MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                            \
+        ask += t->ask_step;                                                               \
+        if (--turn == 0) {                                                                \
+            turn = t->ask_turn;                                                           \
+            ask += t->ask_jump;                                                           \
+        }                                                                                 \
+    }
+#define MIXPI_TILE_PUT(i, a, at)                                                          \
+    if (MIXPI_TILE_HAS(i)) {                                                              \
+        p##i = mixpi_vfma(alpha, p##i, b0);                                               \
+        if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                   \
+        if (t->add) {                                                                     \
+            p##i = mixpi_vadd(p##i, mixpi_vload(c));                                      \
+            if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                     \
+        }                                                                                 \
+        mixpi_vstore(c, p##i);                                                            \
+        if (nv > 1) mixpi_vstore(c + 16, q##i);                                           \
+        c += t->c_row;                                                                    \
+    }
+#define MIXPI_TILE_CODE(STEP, LOAD)                                                       \
+    const int64_t row = t->a_row, step = t->a_step;                                       \
+    const float  *b = t->b;                                                               \
+    const float  *a0 = t->a;                                                              \
+    const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                     \
+    const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                     \
+    const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                     \
+    const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                                   \
+    float        *c = t->c;                                                               \
+    float        *keep = t->keep;                                                         \
+    uintptr_t     ask = t->ask;                                                           \
+    int64_t       p, turn = t->ask_turn;                                                  \
+    const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                     \
+    mixpi_v       b0, b1 = none;                                                          \
+    MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                       \
+    MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                     \
+    for (p = t->depth; p > 0; p--) {                                                      \
+        b0 = LOAD(b);                                                                     \
+        if (nv > 1) b1 = LOAD(b + 16);                                                    \
+        MIXPI_TILE_KEEP                                                                   \
+        MIXPI_TILE_AHEAD                                                                  \
+        MIXPI_TILE_ROWS(STEP)                                                             \
+        a0 += step;                                                                       \
+        a3 += step;                                                                       \
+        a6 += step;                                                                       \
+        a9 += step;                                                                       \
+        a12 += step;                                                                      \
+        b += t->b_step;                                                                   \
+    }                                                                                     \
+    b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                                  \
+    if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();                 \
+    MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. MIXPI_PASS is evaluated where
  * the macro is used. */
-#  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
-#  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
-#  define MIXPI_NR (16 * MIXPI_NV)
-#  define MIXPI_PANELS 8        /* panels of MIXPI_MR rows of a that are packed at a time   */
-#  define MIXPI_KC 384          /* largest depth of a pass: a panel of A stays in L1        */
-#  define MIXPI_MB 512          /* rows of the largest block of C                           */
-#  define MIXPI_NB 512          /* its columns; with MIXPI_KC, the packed b stays in L2     */
-#  define MIXPI_PAD 16          /* keeps the rows of packed A in different cache sets       */
-
-/* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
- * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
- * end, its half is 0. From MIXPI_AMX_BF16 on, a is stored by rows (a_step 1), and the tile may
- * read rows beyond its last. */
-enum {
-    MIXPI_FLOATS,
-    MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
-    MIXPI_PAIRS_F16,            /* FMLAL: the bits of floats                               */
-    MIXPI_AMX_BF16,
-    MIXPI_AMX_F16
-};
-
-/* How a table multiplies bf16 by bf16, and f16 by f16: MIXPI_FLOATS, ... */
-typedef struct mixpi_pairs { int bf16, f16; } mixpi_pairs;
-static const mixpi_pairs mixpi_no_pairs = { MIXPI_FLOATS, MIXPI_FLOATS };
-
-static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
-    if (a.dtype != b.dtype) return MIXPI_FLOATS;
-    if (a.dtype == MIXP_BF16) return have.bf16;
-    return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
-}
-
-/* The steps of a sum over `depth` elements. AMX takes sixteen pairs at a time. */
-static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
-    int64_t at_once = 1;
-    if (!pairs) return depth;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
-    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
-}
-
-/* One tile: c = alpha * a b + bias (+ c if add is set), all f32. b is readable in whole vectors
- * of columns, of which the first cols <= MIXPI_NR count. Distances are in floats. */
-typedef struct mixpi_tile {
-    int64_t      depth;         /* steps of the sum                                        */
-    const float *a;             /* a(i, p) = a[i * a_row + p * a_step]                     */
-    int64_t      a_row, a_step;
-    const float *b;             /* b(p, j) = b[p * b_step + j]                             */
-    int64_t      b_step;
-    float       *c;             /* c(i, j) = c[i * c_row + j]                              */
-    int64_t      c_row;
-    const float *bias;          /* NULL = 0                                                */
-    float       *keep;          /* where rows of b are packed as they are read, or NULL    */
-    uintptr_t    ask;           /* the first line to prefetch for the next tiles           */
-    uintptr_t    ask_next;      /* bytes from a step's first line to its second            */
-    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
-    uintptr_t    ask_jump;      /* further bytes, added after every ask_turn steps         */
-    int64_t      ask_turn;      /* steps between two jumps; 0 = never jump                 */
-    float        alpha;
-    int          add, cols;
-    int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
-} mixpi_tile;
-
-#  if MIXPI_BF16 || MIXPI_ARM_PAIRS
-/* A small product with a known answer: one row by four columns, k and k+1 in one word. */
-typedef struct mixpi_pairs_known {
-    uint32_t a[2], b[2][4];
-    float    want[4];
-} mixpi_pairs_known;
-
-/* a is 1, 1, 1, 1.5. The test: is k added before k+1, in two steps, each rounded to nearest even?
- * Column 1 shows the order, column 2 the rounding. */
-static const mixpi_pairs_known mixpi_known_bf16 = {
-    { 0x3F803F80u, 0x3F803FC0u },
-    { { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },   /* 3, 1/2; 1, 2^24; ...  */
-      { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u } }, /* -7, 10; 1, -2^24; ... */
-    { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f }
-};
-
-/* a is 2^12, 1 + 2^-10, 1, 1. Column 1 shows order and rounding, column 2 that subnormals of f16
- * are kept, column 3 that products are exact. */
-static const mixpi_pairs_known mixpi_known_f16 = {
-    { 0x6C003C01u, 0x3C003C00u },
-    { { 0x38000000u, 0x6C000000u, 0x00010000u, 0x00003C01u },   /* 1/2, 0; 2^12, 0; ...  */
-      { 0x4900C700u, 0x4200BC00u, 0x00000000u, 0x00000000u } }, /* 10, -7; 3, -1; ...    */
-    { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
-};
-
-/* The pair in the order of this machine: swapped halves on Arm. */
-static float mixpi_known_pair(uint32_t pair)
-{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
-
-/* Does a tile of one row return the known answer? */
-MIXPI_SELDOM
-static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
-    const mixpi_pairs_known *known = &mixpi_known_bf16;
-    float      rows[2], columns[2 * 16], sums[16];
-    mixpi_tile t;
-    int        i, j;
-    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
-    for (i = 0; i < 2; i++) {
-        rows[i] = mixpi_known_pair(known->a[i]);
-        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
-    }
-    memset(&t, 0, sizeof t);
-    t.depth = 2;
-    t.a = rows;
-    t.a_step = 1;
-    t.b = columns;
-    t.b_step = 16;
-    t.c = sums;
-    t.c_row = 16;
-    t.alpha = 1.0f;
-    t.cols = 16;
-    t.pairs = pairs;
-    tile(&t);
-    for (j = 0; j < 16; j++)
-        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
-    return 1;
-}
-#  endif
-
-#  if MIXPI_AMX
-/* Eight tiles of 16 rows by 64 bytes: palette 1. */
-typedef struct mixpi_amx_config {
-    uint8_t  palette, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t  rows[16];
-} mixpi_amx_config;
-
-static const mixpi_amx_config mixpi_amx_tiles = {
-    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
-};
-
-/* A known answer for AMX: amx_known is b(k, column), amx_wanted the answer. a(k) is 1, except
- * a(0) = 2^12. Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and
- * odd k have separate sums, rounded to nearest even. Column 2 shows that the next 32 elements
- * begin at 0. Column 3 shows how subnormals are treated. */
-static float mixpi_amx_known(int f16, int k, int column) {
-    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
-    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
-    if (column == 0) return (float)k;
-    if (column == 3) {
-        if (k == 2) return small;
-        return k == 32 ? least : 0.0f;
-    }
-    if (k == 0) return 4096.0f;
-    if (column == 1) return k < 4 ? 1.0f : 0.0f;
-    return k == 32 || k == 33 ? 1.0f : 0.0f;
-}
-static float mixpi_amx_wanted(int f16, int column) {
-    if (column == 0) return 2016.0f;
-    if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f
-               : 1.1754943508222875e-38f;
-}
-
-/* Puts element k into its pair. x is exact in bf16 and in f16. */
-static void mixpi_amx_put(float *pair, int k, int f16, float x) {
-    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
-    if (k % 2) code |= mixp_bits_of_f32(*pair);
-    else code <<= 16;
-    *pair = mixp_f32_of_bits(code);
-}
-
-/* Does the tile return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8
- * times the known row. */
-MIXPI_SELDOM
-static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float      a[32][32], b[32][32], c[32][32];
-    mixpi_tile t;
-    int        i, j, k;
-    for (i = 0; i < 32; i++)
-        for (k = 0; k < 64; k++) {
-            float one = (float)(1 << i % 4);
-            if (k == 0) one *= 4096.0f;
-            mixpi_amx_put(&a[i][k / 2], k, f16, one);
-            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
-        }
-    memset(&t, 0, sizeof t);
-    t.depth = 32;
-    t.a = a[0];
-    t.b = b[0];
-    t.c = c[0];
-    t.a_row = 32;
-    t.b_step = 32;
-    t.c_row = 32;
-    t.cols = 32;
-    t.a_step = 1;
-    t.alpha = 1.0f;
-    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
-    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-    tile(&t, 32);
-    MIXPI_AMX_RELEASE();
-    for (i = 0; i < 32; i++)
-        for (j = 0; j < 32; j++) {
-            float want = mixpi_amx_wanted(f16, j % 4);
-            want *= (float)(1 << i % 4);
-            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
-        }
-    return 1;
-}
-#  endif
-
-/* Scratch memory: a slice of `floats` floats for each worker. */
-typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
-
-static float *mixpi_slice(const mixpi_slices *s, int worker)
-{ return s->first + worker * s->floats; }
-
-/* Cuts a slice into pieces, one after another, in whole cache lines. With `from` NULL it only
- * counts. The same function counts and cuts, so the size always agrees with the pointers. */
-typedef struct mixpi_carver { float *from; int64_t used; } mixpi_carver;
-
-static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
-    float *piece = c->from ? c->from + c->used : NULL;
-    c->used += (floats + 15) / 16 * 16;
-    return piece;
-}
-
-/* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
- * slices->floats floats, which the job finds through `slices`. */
-static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work,
-                                    mixp_task task, void *job, mixpi_slices *slices) {
-    int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
-    slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
-    if (!slices->first) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, tasks, work, task, job);
-    return MIXP_OK;
-}
-
-static int mixpi_gemm_readable(const mixp_gemm_args *g) {
-    if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
-    return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
-}
-
-/* The rows of an array: row i begins at element first + i * ld. */
-typedef struct mixpi_source { mixp_in a; int64_t first, ld; } mixpi_source;
-
-static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
-    mixpi_source s = { a, first, ld };
-    return s;
-}
-
-/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
- * plain C, the unit of work. */
-typedef struct mixpi_gemm_shape {
-    int64_t   tall, wide;       /* rows and columns of a tile                              */
-    int64_t   lanes;
-    mixp_task task;             /* a block                                                 */
-} mixpi_gemm_shape;
-
-typedef struct mixpi_gemm_job {
-    const mixp_gemm_args *g;
-    const mixpi_gemm_shape *set;
-    int64_t down, across;       /* blocks along m and n                                    */
-    int64_t depth;              /* elements of k in one pass                               */
-    int64_t bands;              /* panels of all columns of c                              */
-    int64_t cols;               /* columns of the widest block                             */
-    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
-    int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed together    */
-    mixpi_slices slices;
-} mixpi_gemm_job;
-
-/* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
- * columns. Row p begins at b_pack + first * steps + p * wide. */
-typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
-
-/* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
-typedef struct mixpi_gemm_block {
-    const mixpi_gemm_job *job;
-    int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
-    int64_t m0, m1, n0, n1, p0, depth;
-    int64_t steps;              /* of a tile: depth, or its number of pairs                */
-    float  *a_pack;             /* job->panels panels of op(a)                             */
-    float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
-    float  *b_pack;             /* op(b) in panels of set->wide columns                    */
-    float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
-    float  *bias;               /* widened: the bias of the block's columns                */
-    float  *part;               /* sums of a c that is not f32; a row has job->cols        */
-    uintptr_t ask;              /* prefetch of a: the first line needed after these rows   */
-    uintptr_t ask_next;         /* bytes from a row of a, or a line of a', to the next     */
-    uintptr_t ask_step;         /* bytes from a step of the sum to the next, in a row      */
-    int64_t   asks;             /* rows of a, or lines of a', still to prefetch            */
-} mixpi_gemm_block;
-
-/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
- * measures. */
-static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
-    const mixpi_gemm_job *job = s->job;
-    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
-    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
-    int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, turned = 0;
-    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
-    mixpi_carver c = { from, 0 };
-    if (job->pairs >= MIXPI_AMX_BF16) {
-        turned = 16 * (packed + 15);
-        packed += job->tall;            /* tiles read rows beyond the last */
-    }
-    if (steps < job->depth) steps = job->depth;
-    s->a_pack = mixpi_carve(&c, packed * ld);
-    s->turn = mixpi_carve(&c, turned);
-    s->strip = mixpi_carve(&c, strip);
-    s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
-    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
-    return c.used;
-}
-
-/* Sets s to the block of task `index`, before its first pass. */
-static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
-    const mixp_gemm_args *g = job->g;
-    const int64_t wide = job->set->wide, blocks = job->down * job->across;
-    int64_t z = index, down, across;
-    memset(s, 0, sizeof *s);
-    s->job = job;
-    s->m1 = g->m;
-    s->n1 = g->n;
-    if (blocks > 1) {
-        z = index / blocks;
-        down = index / job->across % job->down;
-        across = index % job->across;
-        s->m0 = g->m * down / job->down;
-        s->m1 = g->m * (down + 1) / job->down;
-        s->n0 = job->bands * across / job->across * wide;
-        s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
-    }
-    s->a_at = z * g->stride_a;
-    s->b_at = z * g->stride_b;
-    s->c_at = z * g->stride_c;
-}
-
-/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
-static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
-{ return (double)across * (double)g->m + (double)down * (double)g->n; }
-
-/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
- * round. */
-static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
-                              int64_t idle) {
-    int64_t blocks = g->batch * down * across;
-    double  waste = (double)(blocks + idle) / (double)blocks;
-    return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
-}
-
-/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
- * busy. The search stops where packing costs more than the best cut, because many threads make many
- * candidate cuts. */
-static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
-    const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
-            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m, most_n;
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
-    double best = 1e300;
-    int64_t m, n;
-    job->down = least_m;
-    job->across = least_n;
-    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
-    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
-    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
-    most_n = mixpi_min(job->bands, least_n + threads);
-    for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
-            int64_t idle = (threads - g->batch * m * n % threads) % threads;
-            double  cost = mixpi_gemm_cost(g, m, n, idle);
-            if (cost < best) {
-                best = cost;
-                job->down = m;
-                job->across = n;
-            }
-            if (!idle) break;
-        }
-}
-
-/* Runs a gemm. have: the pairs that the device multiplies. */
-static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
-                                  const mixpi_gemm_shape *set) {
-    mixpi_gemm_job   job;
-    mixpi_gemm_block block;
-    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
-    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
-    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
-    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
-#if defined(MIXPREC_CBLAS)
-    if (mixpi_gemm_cblas(g)) return MIXP_OK;
-#endif
-    job.g = g;
-    job.set = set;
-    job.low = g->c.dtype != MIXP_F32;
-    job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = set->tall;
-    job.panels = MIXPI_PANELS;
-    if (job.pairs >= MIXPI_AMX_BF16) {
-        job.tall = 32;
-        job.panels = 4;
-    }
-    job.bands = mixpi_ceil_div(g->n, set->wide);
-    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
-    mixpi_gemm_grid(&job, mixpi_workers(x, work));
-    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
-    block.job = &job;
-    job.slices.floats = mixpi_gemm_carve(&block, NULL);
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
-                            &job.slices);
-}
-#endif
+#define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
+#define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
+#define MIXPI_NR (16 * MIXPI_NV)
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
 { MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
@@ -10884,6 +11579,9 @@ MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
     };
     tiles[rows - 1](t);
 }
+
+MIXPI_LINKED int MIXPI_P(bf16_answers)(void)
+{ return mixpi_pairs_answer(MIXPI_P(pairs1), MIXPI_PAIRS_BF16); }
 
 /* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
 MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
@@ -10979,6 +11677,11 @@ MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
     if (t->pairs == MIXPI_PAIRS_F16) f16[rows - 1](t);
     else bf16[rows - 1](t);
 }
+
+MIXPI_LINKED int MIXPI_P(f16_answers)(void)
+{ return mixpi_pairs_answer(MIXPI_P(f16_1), MIXPI_PAIRS_F16); }
+MIXPI_LINKED int MIXPI_P(bf16_answers)(void)
+{ return mixpi_pairs_answer(MIXPI_P(bf16_1), MIXPI_PAIRS_BF16); }
 
 /* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
 MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
@@ -11081,6 +11784,9 @@ MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
     MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
     MIXPI_P(tile_end)(t, rows, sums);
 }
+
+MIXPI_LINKED int MIXPI_P(amx_answers)(int f16)
+{ return mixpi_amx_answer(MIXPI_P(tile_by_sums), f16); }
 #  undef MIXPI_AMX_SUMS
 #endif
 
@@ -11557,236 +12263,6 @@ MIXPI_SMALL_BEGIN
  * MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their size and
  * sums run in a fixed order, so the bits do not depend on how tasks are distributed.
  */
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-#  define MIXPI_QUERIES 32
-#  define MIXPI_KEYS 64
-#  define MIXPI_LOWEST (-3.402823466e+38f)
-static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
-                                              8, 9, 10, 11, 12, 13, 14, 15 };
-
-/* The sizes of one problem. group: heads of q for one head of k and v. wide: d rounded up to whole
- * vectors, the row length of copies. pairs: how q meets k, and dy meets v: MIXPI_FLOATS, ... */
-typedef struct mixpi_heads {
-    int64_t t, keys, heads, group, d, wide;
-    int     pairs;
-} mixpi_heads;
-
-static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
-    mixpi_heads h;
-    h.t = k->t;
-    h.keys = k->keys;
-    h.heads = k->heads;
-    h.group = k->heads / k->kv_heads;
-    h.d = k->d;
-    h.wide = (k->d + 15) / 16 * 16;
-    h.pairs = pairs;
-    return h;
-}
-
-/* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
-typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
-
-/* A head's rows in q or in a mask. `head` counts through all sequences, here and below. */
-static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
-                                int64_t head) {
-    mixpi_head to;
-    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
-    to.ld = at->row;
-    return to;
-}
-
-/* A head's rows in k or v: those of the head of k and v that head `head` of q uses. */
-static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
-                                 int64_t head) {
-    mixpi_head to;
-    int64_t met = head % h->heads / h->group;
-    to.first = head / h->heads * at->sequence + met * at->head;
-    to.ld = at->row;
-    return to;
-}
-
-/* A head's rows in y and in the gradient of y. */
-static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
-    mixpi_head at;
-    at.ld = h->heads * h->d;
-    at.first = head / h->heads * h->t * at.ld + head % h->heads * h->d;
-    return at;
-}
-
-/* The number of keys a head may see. The keys after them are padding. */
-static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
-    return k->lengths ? k->lengths[head / k->heads] : k->keys;
-}
-
-/* The number of keys before the first query's own key: past, at most all keys. */
-static int64_t mixpi_keys_before(const mixp_attention_args *k)
-{ return mixpi_min(k->past, k->keys); }
-
-/* The number of keys that the queries before `end` may see. */
-static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
-    int64_t keys = mixpi_keys_of(k, head);
-    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
-}
-
-/* The first block of queries that may see a key. */
-static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;
-    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
-}
-
-/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
-typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
-
-/* Does a cap, a mask or dropout change the scores or the probabilities? */
-static int mixpi_attention_bends(const mixp_attention_args *k)
-{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
-
-/* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
-static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
-    int64_t i;
-    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
-        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
-        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
-        return MIXP_ERR_ARGUMENT;
-    for (i = 0; k->lengths && i < k->b; i++)
-        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
-    return MIXP_OK;
-}
-
-static int mixpi_attention_empty(const mixp_attention_args *k) {
-    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
-}
-
-/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0 = drop none. */
-typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
-
-static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
-    mixpi_drops drops;
-    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
-    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
-    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
-    return drops;
-}
-
-typedef struct mixpi_attention_job {
-    const mixp_attention_args *k;
-    mixpi_heads  heads;
-    mixpi_drops  drops;
-    int64_t      chunks;        /* tasks per head                                          */
-    mixpi_slices slices;
-} mixpi_attention_job;
-
-/* The scratch memory of a forward task. */
-typedef struct mixpi_attention_room {
-    float *columns;             /* blocks of MIXPI_KEYS keys, transposed                   */
-    float *v;                   /* rows of values                                          */
-    float *rows;                /* a block of keys, before it is transposed                */
-    float *q, *o;               /* a block of queries and their results                    */
-    float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
-} mixpi_attention_room;
-
-static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
-                                     float *from) {
-    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
-    mixpi_carver c = { from, 0 };
-    room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
-    room->v = mixpi_carve(&c, h->keys * h->wide);
-    room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
-    room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
-    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
-    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    return c.used;
-}
-
-typedef struct mixpi_attention_grad_job {
-    const mixp_attention_backward_args *k;
-    mixpi_heads  heads;
-    mixpi_drops  drops;
-    mixpi_slices slices;
-} mixpi_attention_grad_job;
-
-typedef struct mixpi_attention_grad_room {
-    float *q, *dy, *dq;         /* all rows of each head of the group                      */
-    float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
-    float *delta;               /* dy . y of each row                                      */
-    float *k, *k_columns, *v_columns, *dk, *dv; /* a block of keys                         */
-    float *p, *g;               /* probabilities and their gradients, shaped as scores     */
-} mixpi_attention_grad_room;
-
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
-                                          const mixpi_heads *h, float *from) {
-    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
-    mixpi_carver c = { from, 0 };
-    room->q = mixpi_carve(&c, all);
-    room->dy = mixpi_carve(&c, all);
-    room->dq = mixpi_carve(&c, all);
-    room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
-    room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
-    room->delta = mixpi_carve(&c, h->group * h->t);
-    room->k = mixpi_carve(&c, block);
-    room->k_columns = mixpi_carve(&c, block);
-    room->v_columns = mixpi_carve(&c, block);
-    room->dk = mixpi_carve(&c, block);
-    room->dv = mixpi_carve(&c, block);
-    room->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    return c.used;
-}
-
-/* The work of forward: two products for each score, and the score itself. Backward has five
- * products. lanes: see mixpi_cpu_gemm. */
-static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
-    const int64_t scores = k->b * k->heads * k->t * k->keys;
-    return scores * 2 * k->d / lanes + scores;
-}
-
-static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
-                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
-    int64_t many = k->b * k->heads, workers;
-    const int64_t work = mixpi_attention_work(k, lanes);
-    mixpi_attention_job  job;
-    mixpi_attention_room room;
-    mixp_result r;
-    if (mixpi_attention_empty(k)) return MIXP_OK;
-    r = mixpi_attention_check(k);
-    if (r != MIXP_OK) return r;
-    job.k = k;
-    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
-    job.drops = mixpi_drops_of(k);
-    job.chunks = 1;
-    workers = mixpi_workers(x, work);
-    if (many < 2 * workers)     /* too few heads: cut them by queries */
-        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
-                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
-    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
-}
-
-static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k,
-                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
-    const mixp_attention_args *forward = &k->forward;
-    mixpi_attention_grad_job  job;
-    mixpi_attention_grad_room room;
-    mixp_result r;
-    int pairs;
-    if (mixpi_attention_empty(forward)) return MIXP_OK;
-    r = mixpi_attention_check(forward);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
-        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    pairs = mixpi_pairs_for(have, forward->q, forward->k);
-    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    job.heads = mixpi_heads_of(forward, pairs);
-    job.drops = mixpi_drops_of(forward);
-    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
-}
-#endif
 
 /* Computes c[m, n] by tiles. n is whole vectors; `all` has the three matrices and their strides. */
 MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
@@ -12354,284 +12830,6 @@ MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_ar
  * over the chunks, and sums are added in the order of the chunks. So the bits are the same at any
  * number of threads and on any instruction set.
  */
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-#define MIXPI_CHUNK 32768
-#define MIXPI_CHUNK_SCALE 2     /* `write` of a job that only multiplies, without statistics  */
-
-typedef struct mixpi_chunk {
-    int64_t row, first;         /* row of the table; first element                         */
-    double  squares;
-    int64_t bad_element;        /* -1 = none                                               */
-    float   largest;
-    int32_t bad_is_nan;
-    int32_t updates, lost;      /* see mixp_lost                                        */
-} mixpi_chunk;
-
-typedef struct mixpi_chunk_job {
-    const mixp_param_row  *rows;
-    const mixp_step_plan  *plan;
-    const mixp_step_state *step;
-    mixpi_chunk *chunks;
-    int64_t      count;         /* of chunks                                               */
-    float        factor;
-    int          write;
-    int          counting;      /* 1: counts lost updates                               */
-} mixpi_chunk_job;
-
-/* Buffers of a stretch are full cache lines. Equal places in two buffers are never a multiple of 4
- * KB apart: a load waits for an earlier store at such a distance (4K aliasing), and then every 16
- * elements would wait for the quotient of the previous 16. */
-enum { MIXPI_STRETCH_BUFFERS = 5, MIXPI_STRETCH_ROOM = MIXPI_BLOCK + 208 };
-typedef struct mixpi_stretch_room {
-    float f[MIXPI_STRETCH_BUFFERS * MIXPI_STRETCH_ROOM + 16];
-} mixpi_stretch_room;
-
-/* A stretch of a row whose states are f32 during its update: in place, or widened into the buffers,
- * which are 0 after the last element. m or v NULL: the row has no such moment. */
-typedef struct mixpi_stretch {
-    const mixp_param_row *row;
-    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
-    int      n;
-    uint64_t key;               /* of its random numbers                                   */
-    float   *p, *m, *v;
-    int      roots;             /* 1: v holds its roots, which the update computed anyway  */
-    uint32_t closed;            /* a bit per block: its codes are written already          */
-    float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
-    float   *word;              /* the bits of its random words                            */
-} mixpi_stretch;
-
-static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
-    const uintptr_t past = (uintptr_t)room->f % 64u;
-    float *f = room->f + (past ? (64u - past) / sizeof(float) : 0u);
-    s->g_buffer = f;
-    s->p_buffer = f + MIXPI_STRETCH_ROOM;
-    s->m_buffer = f + 2 * MIXPI_STRETCH_ROOM;
-    s->v_buffer = f + 3 * MIXPI_STRETCH_ROOM;
-    s->word = f + 4 * MIXPI_STRETCH_ROOM;
-}
-
-/* The addresses of a full block of codes. For a block cut short by the row's end they point to a
- * copy, padded with 0. rest: the master's bits beside a bf16 weight. NULL if a state is f32 or
- * absent. */
-typedef struct mixpi_small {
-    char    *m, *v, *weight, *rest;
-    int      m_size, v_size, rest_size;     /* bytes of a code                             */
-    int64_t  first;                         /* element                                     */
-    int      n;                             /* that the row has                            */
-} mixpi_small;
-
-typedef struct mixpi_small_copy {
-    char m[2 * MIXP_STATE_BLOCK], v[2 * MIXP_STATE_BLOCK];
-    char weight[2 * MIXP_STATE_BLOCK], rest[2 * MIXP_STATE_BLOCK];
-} mixpi_small_copy;
-
-static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
-    char *codes;
-    if (!state || size == 4) return NULL;
-    codes = (char *)state + b->first * size;
-    if (b->n == MIXP_STATE_BLOCK) return codes;
-    memset(copy, 0, 2 * MIXP_STATE_BLOCK);
-    memcpy(copy, codes, (size_t)b->n * (size_t)size);
-    return copy;
-}
-static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
-                                  mixpi_small_copy *copy) {
-    mixpi_small b;
-    b.first = first;
-    b.n = n;
-    b.m_size = (int)mixp_dtype_size(row->m_dtype);
-    b.v_size = (int)mixp_dtype_size(row->v_dtype);
-    b.rest_size = (int)mixp_dtype_size(row->master_dtype);
-    b.m = mixpi_small_codes(&b, row->m, b.m_size, copy->m);
-    b.v = mixpi_small_codes(&b, row->v, b.v_size, copy->v);
-    b.rest = mixpi_small_codes(&b, row->master, b.rest_size, copy->rest);
-    b.weight = b.rest ? mixpi_small_codes(&b, row->weight, 2, copy->weight) : NULL;
-    return b;
-}
-
-/* After the codes are written: copies the codes of a block cut short back to the row. */
-static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
-                                 const char *codes) {
-    if (codes)
-        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
-}
-static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
-    if (b->n == MIXP_STATE_BLOCK) return;
-    mixpi_small_put_back(b, row->m, b->m_size, b->m);
-    mixpi_small_put_back(b, row->v, b->v_size, b->v);
-    mixpi_small_put_back(b, row->weight, 2, b->weight);
-    mixpi_small_put_back(b, row->master, b->rest_size, b->rest);
-}
-
-/* How many of the stretch's elements lie in the block that begins at i. */
-static int mixpi_stretch_block(const mixpi_stretch *s, int i)
-{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
-
-static int mixpi_row_is_split(const mixp_param_row *row)
-{ return row->master && row->master_dtype != MIXP_F32; }
-
-/* Does the row have states that are not f32? */
-static int mixpi_row_is_coded(const mixp_param_row *row) {
-    return mixpi_row_is_split(row) || (row->m && row->m_dtype != MIXP_F32) ||
-           (row->v && row->v_dtype != MIXP_F32);
-}
-
-/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
-static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
-    int64_t i, n = 0;
-    for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
-    return (size_t)n * sizeof(mixpi_chunk);
-}
-
-/* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
-static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count,
-                                    mixp_task task) {
-    int64_t i, first, n = 0, work = 0;
-    for (i = 0; i < count; i++) {
-        if (!rows[i].active) continue;
-        n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
-        work += rows[i].count;
-    }
-    job->rows = rows;
-    job->count = n;
-    job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
-    if (!job->chunks) return MIXP_ERR_MEMORY;
-    for (n = 0, i = 0; i < count; i++)
-        for (first = 0; rows[i].active && first < rows[i].count;
-             first += MIXPI_CHUNK, n++) {
-            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
-            job->chunks[n] = fresh;
-        }
-    mixpi_parallel(x, n, work, task, job);
-    return MIXP_OK;
-}
-
-/* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
- * holds the squares of 3e38 and 1e-38. */
-static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
-                               int64_t first) {
-    int i;
-    for (i = 0; i < n; i++) {
-        float v = x[i] * factor;
-        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
-                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
-        c->squares += (double)v * (double)v;
-        if (raw < 0x7F800000u && a < 0x7F800000u) {
-            if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
-        } else if (c->bad_element < 0) {
-            c->bad_element = first + i;
-            c->bad_is_nan = (raw >= 0x7F800000u ? raw : a) > 0x7F800000u;
-        }
-    }
-}
-
-/* Clears a piece of a gradient after its last read. */
-static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
-    size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2)
-        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
-}
-
-static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
-    mixp_grad_stats *s = &step->stats;
-    double squares = 0.0;
-    int64_t i;
-    memset(s, 0, sizeof *s);
-    s->bad_row = s->bad_element = -1;
-    for (i = 0; i < job->count; i++) {
-        const mixpi_chunk *c = &job->chunks[i];
-        squares += c->squares;
-        if (c->largest > s->largest) s->largest = c->largest;
-        if (c->bad_element < 0 || s->found_inf) continue;
-        s->found_inf = 1;
-        s->bad_row = c->row;
-        s->bad_element = c->bad_element;
-        s->bad_is_nan = c->bad_is_nan;
-    }
-    s->norm = sqrt(squares);
-    step->clipped = 1.0f;
-}
-
-/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
- * multiplies. */
-static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
-    job.factor = factor;
-    job.write = write;
-    return job;
-}
-
-static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
-                                        mixp_task task) {
-    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
-    mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
-    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
-    if (r != MIXP_OK) return r;
-    mixpi_sum_up(&job, k->step);
-    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
-    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
-    mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
-    mixp_result r;
-    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
-    if (r == MIXP_OK) k->step->clipped = factor;
-    return r;
-}
-
-static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
-    (void)x;
-    mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
-    (void)x;
-    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
-    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
-    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
-    (void)x;
-    if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step, k->scaler);
-        return MIXP_OK;
-    }
-    memset(k->table, 0, bytes);
-    mixp_agree_fill(row, k->plan, k->step, k->scaler);
-    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
-    if (k->in_parts) mixpi_agree_part(row, k->step);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
-                                    mixp_task task) {
-    mixpi_chunk_job job;
-    mixp_result r;
-    int64_t i;
-    memset(&job, 0, sizeof job);
-    job.plan = k->plan;
-    job.step = k->step;
-    job.counting = k->lost != NULL;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
-    if (r != MIXP_OK || k->step->skip) return r;
-    for (i = 0; k->lost && i < job.count; i++) {
-        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
-        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
-    }
-    for (i = 0; i < k->count; i++)
-        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
-    return MIXP_OK;
-}
-#endif
 
 /* How many bytes ahead `stream` prefetches. Far prefetches helped an Intel Xeon; an AMD Zen 4
  * updates a sixth faster without them. */
@@ -13411,57 +13609,6 @@ MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
 
 /* --- look -------------------------------------------------------------------------------- */
 
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-#define MIXPI_LOOK_LANES 16
-#define MIXPI_EXPONENTS  MIXP_EXPONENTS
-
-/* The result for one piece of an array: how many magnitudes lie below each limit. */
-typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
-    int32_t exponents[MIXPI_EXPONENTS];
-} mixpi_look_piece;
-
-typedef struct mixpi_look_job {
-    const mixp_look_args *k;
-    mixpi_look_limits     at;
-    mixpi_look_piece     *pieces;
-} mixpi_look_job;
-
-static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
-    float top = mixp_f32_of_bits((uint32_t)p->top);
-    if (top > to->largest) to->largest = top;
-    to->count += n;
-    to->nan |= p->nan;
-    to->nonfinite += p->nonfinite;
-    to->zeros += p->zeros;
-    to->flushed += p->flushed - p->zeros;
-    to->least += p->least - p->flushed;
-    to->subnormal += p->subnormal - p->flushed;
-    to->saturated += p->past;
-}
-
-static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
-                                     mixp_task task) {
-    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
-    mixpi_look_job job;
-    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    job.at = mixpi_look_limits_of(k->low);
-    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
-    if (!job.pieces) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, n, k->n, task, &job);
-    for (i = 0; i < n; i++) {
-        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
-        mixpi_look_join(k->row, &job.pieces[i], count);
-        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
-            k->exponents[e] += job.pieces[i].exponents[e];
-    }
-    return MIXP_OK;
-}
-#endif
-
 /* The common case: full lanes, with only zeros and numbers that are finite and normal in the low
  * format. Returns 0 and records nothing in any other case. */
 MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
@@ -13558,64 +13705,6 @@ MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
  * A block of one column has 15 neighbours in the same registers. */
-
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-typedef struct mixpi_quantising {
-    mixp_quantise_args k;
-    mixpi_grid         grid;
-    uint64_t           key;     /* of its random numbers                                   */
-    float              tensor;  /* scale of the whole array                                */
-    uint32_t          *amax;    /* of each row of the array: for the array's               */
-} mixpi_quantising;
-
-/* The largest magnitude of the array. row: finds that of one row. */
-static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
-                                uint32_t *amax) {
-    int64_t i;
-    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
-    if (!q->amax) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
-    *amax = 0;
-    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
-    return MIXP_OK;
-}
-
-/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
- * blocks of one column. */
-typedef struct mixpi_quantise_units {
-    mixpi_unit row_amax, row, blocks, columns;
-} mixpi_quantise_units;
-
-static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      const mixpi_quantise_units *units) {
-    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
-    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
-    mixpi_quantising q;
-    uint32_t amax = 0;
-    mixp_result r = mixpi_quantise_wrong(k);
-    if (r != MIXP_OK) return r;
-    memset(&q, 0, sizeof q);
-    q.k = *k;
-    q.grid = mixpi_grid_of(k->element);
-    q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
-    if (r != MIXP_OK) return r;
-    q.tensor = mixpi_scale_of_array(k, amax);
-    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
-    mixpi_give_amax(k, amax);
-    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
-    if (k->own) *k->own = 1.0f / q.tensor;
-    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
-                                      mixpi_unit strip) {
-    mixp_result r = mixpi_hadamard_wrong(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
-}
-#endif
 
 /* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
 #if MIXPI_PASS == 0
@@ -14066,20 +14155,20 @@ MIXPI_SMALL_END
     MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
     MIXPI_P(recode), NULL                                                                 \
 }
-static const mixp_kernels MIXPI_P(kernels) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
 #if MIXPI_PAIRED
-static const mixp_kernels MIXPI_P(kernels_bf16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_bf16) =
     MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
 #endif
 #if MIXPI_PASS == 2 && MIXPI_AMX
-static const mixp_kernels MIXPI_P(kernels_amx) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
-static const mixp_kernels MIXPI_P(kernels_amx_f16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx_f16) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
-static const mixp_kernels MIXPI_P(kernels_f16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
     MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
 #endif
 #undef MIXPI_TABLE
@@ -14111,28 +14200,27 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
 
-#if MIXPI_LEAST == 0
+#if MIXPI_WITH_SCALAR && MIXPI_IN_PART(MIXPREC_SCALAR)
 #  define MIXPI_PASS 0
 #  include MIXPREC_SELF
 #  undef MIXPI_PASS
 #endif
-#if MIXPI_X86
-#  if MIXPI_LEAST <= 1
-#    define MIXPI_PASS 1
-#    include MIXPREC_SELF
-#    undef MIXPI_PASS
-#  endif
-#  if !defined(MIXPREC_ONLY_FORMATS) || MIXPI_LEAST == 2  /* memory-bound: AVX2 suffices */
-#    define MIXPI_PASS 2
-#    include MIXPREC_SELF
-#    undef MIXPI_PASS
-#  endif
+#if MIXPI_WITH_AVX2 && MIXPI_IN_PART(MIXPREC_AVX2)
+#  define MIXPI_PASS 1
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
 #endif
-#if MIXPI_ARM
+#if MIXPI_WITH_AVX512 && MIXPI_IN_PART(MIXPREC_AVX512)
+#  define MIXPI_PASS 2
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
+#endif
+#if MIXPI_ARM && MIXPI_IN_PART(MIXPREC_NEON)
 #  define MIXPI_PASS 3
 #  include MIXPREC_SELF
 #  undef MIXPI_PASS
 #endif
+#if MIXPI_IN_PART(MIXPREC_HOST)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -14165,7 +14253,7 @@ static int mixpi_has_avx512(void) {
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
     return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
-           mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
+           mixpi_bf16_answers_avx512();
 #  else
     return 0;
 #  endif
@@ -14175,8 +14263,7 @@ static int mixpi_has_avx512_bf16(void) {
  * this, as AMX is not selected by default. */
 static int mixpi_has_amx(int f16) {
     return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
-           mixpi_amx_answer(mixpi_tile_by_sums_avx512, 0) &&
-           (!f16 || mixpi_amx_answer(mixpi_tile_by_sums_avx512, 1));
+           mixpi_amx_answers_avx512(0) && (!f16 || mixpi_amx_answers_avx512(1));
 }
 #  endif
 #endif
@@ -14186,22 +14273,22 @@ static int mixpi_has_amx(int f16) {
 static int mixpi_has_neon_f16(void) {
     const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
     if (!(getauxval(AT_HWCAP) & fhm)) return 0;
-    return mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
+    return mixpi_f16_answers_neon();
 }
 static int mixpi_has_neon_bf16(void) {
     const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
     if (!mixpi_has_neon_f16()) return 0;
     if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
-    return mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
+    return mixpi_bf16_answers_neon();
 }
 #endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-#if MIXPI_LEAST == 0
+#if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
 #endif
-#if MIXPI_X86 && MIXPI_LEAST <= 1
+#if MIXPI_WITH_AVX2
     MIXPI_CPU(avx2, mixpi_kernels_avx2, "cpu avx2");
     if (isa == MIXP_ISA_AVX2) return mixpi_has_avx2() ? &avx2 : NULL;
 #endif
@@ -35212,7 +35299,8 @@ MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif
-#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
+#endif  /* the host's part */
+#if (defined(MIXPREC_ONLY_FORMATS) || defined(MIXPREC_PART)) && MIXPI_GNU
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPREC_IMPLEMENTATION

@@ -16,6 +16,13 @@
 #  define MIXPI_GNU 0
 #endif
 
+/* The parts of the implementation: values of MIXPREC_PART. */
+#define MIXPREC_HOST   1        /* all but the CPU's kernels                               */
+#define MIXPREC_SCALAR 2        /* the CPU's kernels in plain C                            */
+#define MIXPREC_AVX2   3
+#define MIXPREC_AVX512 4
+#define MIXPREC_NEON   5
+
 /* MIXPREC_STATIC makes the complete library private to one source file. */
 #ifndef MIXPREC_API
 #  if !defined(MIXPREC_STATIC)

@@ -3,6 +3,7 @@
 #include "macros.c"
 /* ==== 2. FORMATS (implementation) ===================================================== */
 
+#if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
 #define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
     static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
@@ -16,6 +17,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
 #undef MIXPI_DTYPE_NAME
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
+#endif
 
 static int mixpi_real(mixp_dtype d) {
     return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;

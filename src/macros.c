@@ -4,6 +4,13 @@
 #define MIXPI_STATIC_ASSERT(name, condition)                                              \
     struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
 
+/* Does this unit compile `part` of the implementation? */
+#ifdef MIXPREC_PART
+#  define MIXPI_IN_PART(part) (MIXPREC_PART == (part))
+#else
+#  define MIXPI_IN_PART(part) 1
+#endif
+
 /* Cold path, which runs once or seldom: optimise for size and compile time, together with the
  * functions that only it calls. */
 #if MIXPI_GNU

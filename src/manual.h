@@ -90,6 +90,13 @@
  * OPTIONS: define them before the #include
  *
  *     MIXPREC_IMPLEMENTATION   one file          the implementation
+ *     MIXPREC_PART             implementation    one part of it: MIXPREC_HOST, MIXPREC_SCALAR,
+ *                                                MIXPREC_AVX2, MIXPREC_AVX512 or MIXPREC_NEON.
+ *                                                Five source files, with equal options, make the
+ *                                                implementation, and cores compile them at the
+ *                                                same time: src/parts/. A set that the compiler's
+ *                                                target does not have is an empty file. Not with
+ *                                                MIXPREC_STATIC
  *     MIXPREC_STATIC           every file        everything static: a private copy
  *     MIXPREC_API              every file        your own linkage, such as __declspec(dllexport)
  *     MIXPREC_ONLY_FORMATS     every file        only formats and conversions of arrays: a

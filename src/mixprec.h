@@ -50,8 +50,12 @@ MIXPI_SMALL_BEGIN
 #include "formats.c"
 #include "cpu/shared.c"
 #include "cpu/machine.c"
+#include "cpu/parts.c"
 #ifndef MIXPREC_ONLY_FORMATS
 #include "cpu/starts.c"
+#include "cpu/gemm_plan.c"
+#include "cpu/attention_plan.c"
+#include "cpu/update_plan.c"
 #endif
 MIXPI_SMALL_END
 #ifdef __cplusplus
@@ -89,6 +93,7 @@ MIXPI_SMALL_END
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
 
 #include "cpu/passes.c"
+#if MIXPI_IN_PART(MIXPREC_HOST)
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -207,7 +212,8 @@ MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif
-#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
+#endif  /* the host's part */
+#if (defined(MIXPREC_ONLY_FORMATS) || defined(MIXPREC_PART)) && MIXPI_GNU
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPREC_IMPLEMENTATION

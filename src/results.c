@@ -2,6 +2,7 @@
 #include "macros.c"
 /* ==== 1. RESULTS (implementation) ===================================================== */
 
+#if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API const char *mixp_result_text(mixp_result result) {
 #define MIXPI_RESULT_TEXT(name, text) text,
     static const char *const texts[] = { MIXP_RESULTS(MIXPI_RESULT_TEXT) };
@@ -10,4 +11,5 @@ MIXPREC_API const char *mixp_result_text(mixp_result result) {
 }
 
 MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
+#endif
 

@@ -6,10 +6,19 @@
 #include <stdlib.h>
 #include <errno.h>
 
-/* With MIXPREC_ONLY_FORMATS, most shared functions are unused. */
-#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
+#if defined(MIXPREC_PART) && defined(MIXPREC_STATIC)
+#  error MIXPREC_STATIC keeps all parts in one file: do not define MIXPREC_PART
+#elif defined(MIXPREC_PART)
+#  if MIXPREC_PART < MIXPREC_HOST || MIXPREC_PART > MIXPREC_NEON
+#    error MIXPREC_PART: define it as MIXPREC_HOST, _SCALAR, _AVX2, _AVX512 or _NEON
+#  endif
+#endif
+
+/* A part, and MIXPREC_ONLY_FORMATS, do not use all shared functions and tables. */
+#if (defined(MIXPREC_ONLY_FORMATS) || defined(MIXPREC_PART)) && MIXPI_GNU
 #  pragma GCC diagnostic push
 #  pragma GCC diagnostic ignored "-Wunused-function"
+#  pragma GCC diagnostic ignored "-Wunused-const-variable"
 #endif
 
 /* The kernels' bits require arithmetic in float. The x87, and gcc on s390x in its strict modes,

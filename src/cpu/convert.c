@@ -313,7 +313,8 @@ MIXPI_K void MIXPI_P(convert_task)(void *arg, int64_t index, int worker) {
     (void)worker;
 }
 
-MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args *k) {
     mixpi_convert_job c;
     mixp_result r;
     if (!mixpi_convert_starts(k, &r)) return r;

@@ -27,7 +27,7 @@ static int mixpi_has_avx512(void) {
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
     return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
-           mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
+           mixpi_bf16_answers_avx512();
 #  else
     return 0;
 #  endif
@@ -37,8 +37,7 @@ static int mixpi_has_avx512_bf16(void) {
  * this, as AMX is not selected by default. */
 static int mixpi_has_amx(int f16) {
     return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
-           mixpi_amx_answer(mixpi_tile_by_sums_avx512, 0) &&
-           (!f16 || mixpi_amx_answer(mixpi_tile_by_sums_avx512, 1));
+           mixpi_amx_answers_avx512(0) && (!f16 || mixpi_amx_answers_avx512(1));
 }
 #  endif
 #endif
@@ -48,22 +47,22 @@ static int mixpi_has_amx(int f16) {
 static int mixpi_has_neon_f16(void) {
     const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
     if (!(getauxval(AT_HWCAP) & fhm)) return 0;
-    return mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
+    return mixpi_f16_answers_neon();
 }
 static int mixpi_has_neon_bf16(void) {
     const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
     if (!mixpi_has_neon_f16()) return 0;
     if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
-    return mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
+    return mixpi_bf16_answers_neon();
 }
 #endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-#if MIXPI_LEAST == 0
+#if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
 #endif
-#if MIXPI_X86 && MIXPI_LEAST <= 1
+#if MIXPI_WITH_AVX2
     MIXPI_CPU(avx2, mixpi_kernels_avx2, "cpu avx2");
     if (isa == MIXP_ISA_AVX2) return mixpi_has_avx2() ? &avx2 : NULL;
 #endif

@@ -2,57 +2,6 @@
 #include "update.c"
 /* --- look -------------------------------------------------------------------------------- */
 
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-#define MIXPI_LOOK_LANES 16
-#define MIXPI_EXPONENTS  MIXP_EXPONENTS
-
-/* The result for one piece of an array: how many magnitudes lie below each limit. */
-typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
-    int32_t exponents[MIXPI_EXPONENTS];
-} mixpi_look_piece;
-
-typedef struct mixpi_look_job {
-    const mixp_look_args *k;
-    mixpi_look_limits     at;
-    mixpi_look_piece     *pieces;
-} mixpi_look_job;
-
-static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
-    float top = mixp_f32_of_bits((uint32_t)p->top);
-    if (top > to->largest) to->largest = top;
-    to->count += n;
-    to->nan |= p->nan;
-    to->nonfinite += p->nonfinite;
-    to->zeros += p->zeros;
-    to->flushed += p->flushed - p->zeros;
-    to->least += p->least - p->flushed;
-    to->subnormal += p->subnormal - p->flushed;
-    to->saturated += p->past;
-}
-
-static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
-                                     mixp_task task) {
-    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
-    mixpi_look_job job;
-    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    job.at = mixpi_look_limits_of(k->low);
-    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
-    if (!job.pieces) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, n, k->n, task, &job);
-    for (i = 0; i < n; i++) {
-        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
-        mixpi_look_join(k->row, &job.pieces[i], count);
-        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
-            k->exponents[e] += job.pieces[i].exponents[e];
-    }
-    return MIXP_OK;
-}
-#endif
-
 /* The common case: full lanes, with only zeros and numbers that are finite and normal in the low
  * format. Returns 0 and records nothing in any other case. */
 MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,

@@ -35,6 +35,14 @@
 #else
 #  define MIXPI_LEAST 0
 #endif
+/* Which instruction sets have kernels? Conversions alone are limited by memory: AVX2 suffices. */
+#define MIXPI_WITH_SCALAR (MIXPI_LEAST == 0)
+#define MIXPI_WITH_AVX2   (MIXPI_X86 && MIXPI_LEAST <= 1)
+#ifndef MIXPREC_ONLY_FORMATS
+#  define MIXPI_WITH_AVX512 MIXPI_X86
+#else
+#  define MIXPI_WITH_AVX512 (MIXPI_LEAST == 2)
+#endif
 /* Does the processor have vector instructions for which there are kernels? */
 #if defined(__x86_64__) || defined(_M_X64) || defined(__aarch64__) || defined(_M_ARM64)
 #  define MIXPI_HAS_VECTORS 1

@@ -1,25 +1,23 @@
 #pragma once
-#include "shared.c"
-#include "machine.c"
-#include "starts.c"
-#if MIXPI_LEAST == 0
+#include "parts.c"
+#include "attention_plan.c"
+#include "update_plan.c"
+#if MIXPI_WITH_SCALAR && MIXPI_IN_PART(MIXPREC_SCALAR)
 #  define MIXPI_PASS 0
 #  include MIXPREC_SELF
 #  undef MIXPI_PASS
 #endif
-#if MIXPI_X86
-#  if MIXPI_LEAST <= 1
-#    define MIXPI_PASS 1
-#    include MIXPREC_SELF
-#    undef MIXPI_PASS
-#  endif
-#  if !defined(MIXPREC_ONLY_FORMATS) || MIXPI_LEAST == 2  /* memory-bound: AVX2 suffices */
-#    define MIXPI_PASS 2
-#    include MIXPREC_SELF
-#    undef MIXPI_PASS
-#  endif
+#if MIXPI_WITH_AVX2 && MIXPI_IN_PART(MIXPREC_AVX2)
+#  define MIXPI_PASS 1
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
 #endif
-#if MIXPI_ARM
+#if MIXPI_WITH_AVX512 && MIXPI_IN_PART(MIXPREC_AVX512)
+#  define MIXPI_PASS 2
+#  include MIXPREC_SELF
+#  undef MIXPI_PASS
+#endif
+#if MIXPI_ARM && MIXPI_IN_PART(MIXPREC_NEON)
 #  define MIXPI_PASS 3
 #  include MIXPREC_SELF
 #  undef MIXPI_PASS

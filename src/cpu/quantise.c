@@ -4,64 +4,6 @@
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
  * A block of one column has 15 neighbours in the same registers. */
 
-#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
-typedef struct mixpi_quantising {
-    mixp_quantise_args k;
-    mixpi_grid         grid;
-    uint64_t           key;     /* of its random numbers                                   */
-    float              tensor;  /* scale of the whole array                                */
-    uint32_t          *amax;    /* of each row of the array: for the array's               */
-} mixpi_quantising;
-
-/* The largest magnitude of the array. row: finds that of one row. */
-static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
-                                uint32_t *amax) {
-    int64_t i;
-    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
-    if (!q->amax) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
-    *amax = 0;
-    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
-    return MIXP_OK;
-}
-
-/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
- * blocks of one column. */
-typedef struct mixpi_quantise_units {
-    mixpi_unit row_amax, row, blocks, columns;
-} mixpi_quantise_units;
-
-static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      const mixpi_quantise_units *units) {
-    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
-    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
-    mixpi_quantising q;
-    uint32_t amax = 0;
-    mixp_result r = mixpi_quantise_wrong(k);
-    if (r != MIXP_OK) return r;
-    memset(&q, 0, sizeof q);
-    q.k = *k;
-    q.grid = mixpi_grid_of(k->element);
-    q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
-    if (r != MIXP_OK) return r;
-    q.tensor = mixpi_scale_of_array(k, amax);
-    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
-    mixpi_give_amax(k, amax);
-    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
-    if (k->own) *k->own = 1.0f / q.tensor;
-    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
-                                      mixpi_unit strip) {
-    mixp_result r = mixpi_hadamard_wrong(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
-}
-#endif
-
 /* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
 #if MIXPI_PASS == 0
 MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b) { return a > b ? a : b; }

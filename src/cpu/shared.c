@@ -22,6 +22,7 @@
 /* Work is measured in elements: the number that a simple pass over an array does in the same
  * time. */
 #define MIXPI_GRAIN      16384      /* the least work that is worth a separate task        */
+#define MIXPI_CHUNK      32768      /* a task's elements of gradients, or of a look        */
 #define MIXPI_LEAST_WORK 65536      /* the least work that is worth waking threads: 7 to 50 us */
 
 /* The number of workers that may share this work. */

@@ -355,3 +355,112 @@ static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_b
     m.q = k->delta;
     return mixpi_map_run(x, &m, units->map);
 }
+
+/* --- looks --- */
+
+#define MIXPI_LOOK_LANES 16
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
+
+/* The result for one piece of an array: how many magnitudes lie below each limit. */
+typedef struct mixpi_look_piece {
+    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
+    int32_t exponents[MIXPI_EXPONENTS];
+} mixpi_look_piece;
+
+typedef struct mixpi_look_job {
+    const mixp_look_args *k;
+    mixpi_look_limits     at;
+    mixpi_look_piece     *pieces;
+} mixpi_look_job;
+
+static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
+    float top = mixp_f32_of_bits((uint32_t)p->top);
+    if (top > to->largest) to->largest = top;
+    to->count += n;
+    to->nan |= p->nan;
+    to->nonfinite += p->nonfinite;
+    to->zeros += p->zeros;
+    to->flushed += p->flushed - p->zeros;
+    to->least += p->least - p->flushed;
+    to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
+}
+
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
+                                     mixp_task task) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, k->n, task, &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
+
+/* --- quantise and hadamard --- */
+
+typedef struct mixpi_quantising {
+    mixp_quantise_args k;
+    mixpi_grid         grid;
+    uint64_t           key;     /* of its random numbers                                   */
+    float              tensor;  /* scale of the whole array                                */
+    uint32_t          *amax;    /* of each row of the array: for the array's               */
+} mixpi_quantising;
+
+/* The largest magnitude of the array. row: finds that of one row. */
+static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
+                                uint32_t *amax) {
+    int64_t i;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+    if (!q->amax) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
+    *amax = 0;
+    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
+    return MIXP_OK;
+}
+
+/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
+ * blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      const mixpi_quantise_units *units) {
+    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
+    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (r != MIXP_OK) return r;
+    q.tensor = mixpi_scale_of_array(k, amax);
+    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
+    mixpi_give_amax(k, amax);
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
+    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
+                                      mixpi_unit strip) {
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
+}

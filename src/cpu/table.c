@@ -21,20 +21,20 @@
     MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
     MIXPI_P(recode), NULL                                                                 \
 }
-static const mixp_kernels MIXPI_P(kernels) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
 #if MIXPI_PAIRED
-static const mixp_kernels MIXPI_P(kernels_bf16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_bf16) =
     MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
 #endif
 #if MIXPI_PASS == 2 && MIXPI_AMX
-static const mixp_kernels MIXPI_P(kernels_amx) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
-static const mixp_kernels MIXPI_P(kernels_amx_f16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx_f16) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
-static const mixp_kernels MIXPI_P(kernels_f16) =
+MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
     MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
 #endif
 #undef MIXPI_TABLE

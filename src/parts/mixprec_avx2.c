@@ -1,0 +1,3 @@
+#define MIXPREC_IMPLEMENTATION
+#define MIXPREC_PART MIXPREC_AVX2
+#include "mixprec.h"

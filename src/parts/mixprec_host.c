@@ -1,0 +1,3 @@
+#define MIXPREC_IMPLEMENTATION
+#define MIXPREC_PART MIXPREC_HOST
+#include "mixprec.h"

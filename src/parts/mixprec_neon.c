@@ -1,0 +1,3 @@
+#define MIXPREC_IMPLEMENTATION
+#define MIXPREC_PART MIXPREC_NEON
+#include "mixprec.h"
