@@ -3378,6 +3378,8 @@ struct mixp_tensor {
         int          scaled;    /* 1: a scaler has multiplied this loss                    */
         int64_t      id;        /* key of this tensor's random numbers                     */
         int          from_tape; /* 1: result of a recorded operator: backward walks it     */
+        const char  *made;      /* name of the operator that made the values; a cast, a view and
+                                   detach pass it on; NULL = none                          */
         const char  *cut;       /* name of the operator without backward that blocks the gradient
                                    here */
         int          is_param;  /* 1: made by mixp_param                                   */
@@ -3640,7 +3642,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are seven:
+ * changes nothing and is no error. There are nine:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -3652,7 +3654,10 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
  *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
- *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
+ *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
+ *   target of mixp_kl_div that does not fit log_target.
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: mixp_scaler_verdict
+ *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
@@ -4821,7 +4826,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
  * (PyTorch's default is -100: MIXP_IGNORE). If no target counts, the loss is NaN and the gradients
- * are 0, as in PyTorch. */
+ * are 0, as in PyTorch; a warning says so. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -4865,7 +4870,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
  * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. */
+ * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not above 0. */
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
                                              float margin);
@@ -17706,6 +17711,13 @@ static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
         if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
 }
 
+/* Notes the name of the operator that made a result's values. */
+static void mixpi_note_maker(mixpi_tape_entry *e) {
+    const mixp_call *c = &e->call;
+    const int copies = e->alias || mixpi_is_cast(c->op);
+    c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
+}
+
 static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
@@ -17728,6 +17740,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }
+    mixpi_note_maker(e);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
         mixpi_record_call(e);
     else {
@@ -22015,9 +22028,28 @@ static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_arg
     return MIXP_OK;
 }
 
+/* Does a target count? */
+static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
+    int64_t i = 0;
+    while (i < n && targets[i] == ignore) i++;
+    return i < n;
+}
+
+static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
+    mixpi_warn(ctx, "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
+                    "and its gradients are 0; leave such batches out", loss);
+}
+
+/* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
+static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
+    if (c->ctx->device->download || *c->ctx->warning) return;
+    if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
+}
+
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
     mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
@@ -22159,6 +22191,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.loss = (float *)c->out->data;
     h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
+    mixpi_warn_unless_counts(c, &h->k, h->k.rows);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
@@ -22260,6 +22293,16 @@ static int mixpi_loss_is_even(mixp_loss_kind kind) {
            kind == MIXP_LOSS_SMOOTH_L1;
 }
 
+/* Warns of log-probabilities that are given as the probabilities of mixp_kl_div, or the reverse. */
+static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
+    const char *made = c->in[1]->own.made;
+    const int logs = kind == MIXP_LOSS_KL_LOG;
+    if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
+    if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
+    mixpi_warn(c->ctx, "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
+                       "log_target %d", made, logs, !logs);
+}
+
 static mixp_result mixpi_loss_infer(mixp_call *c) {
     const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
@@ -22269,6 +22312,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
         return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
+    mixpi_warn_of_target(c, k->kind);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
@@ -23692,6 +23736,9 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         return NULL;
     }
     mixpi_warn_of_maker(c);
+    if (!ctx->device->download &&
+        !mixpi_any_counts((const int32_t *)targets->data, targets->count, ignore))
+        mixpi_warn_of_nothing(ctx, "nll");
     memset(&p, 0, sizeof p);
     p.ignore = ignore;
     p.more[0] = targets;
@@ -23725,6 +23772,11 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
         !mixpi_alike(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
+        return NULL;
+    }
+    if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "triplet_margin: margin is %g; it must be above 0", (double)margin);
         return NULL;
     }
     memset(&p, 0, sizeof p);
@@ -24624,6 +24676,7 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
+    mixpi_warn_unless_counts(c, k, k->rows);
     k->loss = mixpi_saved(c, 2);
     a->at = mixpi_scale_now(a->scaler);
     a->k.scale = &a->scaler->state->scale;
@@ -27171,9 +27224,19 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;
-    if (!scaler || !scaler->desc.disabled || v.outcome == MIXP_STEP_NONE) return v;
-    if (mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
+    int before;
+    if (!scaler || v.outcome == MIXP_STEP_NONE) return v;
+    if (scaler->desc.disabled &&
+        mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
         v.loss_bad = bad != 0;
+    before = mixpi_enter(scaler->ctx);
+    if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
+        mixpi_warn(scaler->ctx,
+                   "step %.0f was applied although its loss is not finite: its gradients are "
+                   "finite. If no target counted, leave such batches out; otherwise look at the "
+                   "masks and the loss",
+                   (double)v.step);
+    mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
 
@@ -30620,6 +30683,8 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
+    /* Such a result may be NaN although the numbers stored inside are finite: a mean of nothing. */
+    if (site->inside) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
@@ -31717,8 +31782,9 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     return 0;
 }
 
-/* Returns a site that `number` reads and whose result is not finite; 0 if `number` reads no such
- * site. */
+/* Returns a site that `number`, whose result is not finite, reads and whose result is not finite; 0
+ * if `number` reads no such site. The last candidate is a site whose result is not looked at,
+ * because it is judged by what it stores inside its call. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;
@@ -31728,6 +31794,8 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
             bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        if (mixpi_site_at(ctx, site->from[i])->inside) bad = site->from[i];
     return bad;
 }
 
@@ -31831,8 +31899,9 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
 /* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if what it stored
  * inside its call overflowed, or if the result is low and the operator is not one, like a division
  * or a logarithm, whose f32 result would not be finite either. */
-static int mixpi_site_left_range(const mixpi_site *site) {
-    if (site->inside) return 1;
+static int mixpi_site_left_range(const mixpi_watch *w, int number) {
+    const mixpi_site *site = mixpi_site_number(w, number);
+    if (site->inside) return mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite != 0;
     return mixpi_is_low(site->dtype) && !mixpi_site_is(site, MIXPI_SHRINKS | MIXPI_MAY_MEAN);
 }
 
@@ -31841,7 +31910,7 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
         return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar && !mixpi_site_left_range(site) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+    return site->scalar && !mixpi_site_left_range(ctx->watch, number) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
 }
 
 /* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a

@@ -341,7 +341,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
  * (PyTorch's default is -100: MIXP_IGNORE). If no target counts, the loss is NaN and the gradients
- * are 0, as in PyTorch. */
+ * are 0, as in PyTorch; a warning says so. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -385,7 +385,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
  * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
- * Several operators run, in f32. */
+ * Several operators run, in f32. MIXP_ERR_ARGUMENT, as in PyTorch: margin is not above 0. */
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
                                              float margin);

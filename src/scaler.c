@@ -466,6 +466,7 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
+    mixpi_warn_unless_counts(c, k, k->rows);
     k->loss = mixpi_saved(c, 2);
     a->at = mixpi_scale_now(a->scaler);
     a->k.scale = &a->scaler->state->scale;

@@ -53,6 +53,8 @@ struct mixp_tensor {
         int          scaled;    /* 1: a scaler has multiplied this loss                    */
         int64_t      id;        /* key of this tensor's random numbers                     */
         int          from_tape; /* 1: result of a recorded operator: backward walks it     */
+        const char  *made;      /* name of the operator that made the values; a cast, a view and
+                                   detach pass it on; NULL = none                          */
         const char  *cut;       /* name of the operator without backward that blocks the gradient
                                    here */
         int          is_param;  /* 1: made by mixp_param                                   */
@@ -315,7 +317,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are seven:
+ * changes nothing and is no error. There are nine:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -327,7 +329,10 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
  *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
- *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
+ *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
+ *   target of mixp_kl_div that does not fit log_target.
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: mixp_scaler_verdict
+ *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */

@@ -232,6 +232,9 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         return NULL;
     }
     mixpi_warn_of_maker(c);
+    if (!ctx->device->download &&
+        !mixpi_any_counts((const int32_t *)targets->data, targets->count, ignore))
+        mixpi_warn_of_nothing(ctx, "nll");
     memset(&p, 0, sizeof p);
     p.ignore = ignore;
     p.more[0] = targets;
@@ -265,6 +268,11 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
         !mixpi_alike(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
+        return NULL;
+    }
+    if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "triplet_margin: margin is %g; it must be above 0", (double)margin);
         return NULL;
     }
     memset(&p, 0, sizeof p);

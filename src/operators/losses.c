@@ -40,9 +40,28 @@ static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_arg
     return MIXP_OK;
 }
 
+/* Does a target count? */
+static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
+    int64_t i = 0;
+    while (i < n && targets[i] == ignore) i++;
+    return i < n;
+}
+
+static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
+    mixpi_warn(ctx, "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
+                    "and its gradients are 0; leave such batches out", loss);
+}
+
+/* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
+static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
+    if (c->ctx->device->download || *c->ctx->warning) return;
+    if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
+}
+
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
     mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
@@ -184,6 +203,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.loss = (float *)c->out->data;
     h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
+    mixpi_warn_unless_counts(c, &h->k, h->k.rows);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
@@ -285,6 +305,16 @@ static int mixpi_loss_is_even(mixp_loss_kind kind) {
            kind == MIXP_LOSS_SMOOTH_L1;
 }
 
+/* Warns of log-probabilities that are given as the probabilities of mixp_kl_div, or the reverse. */
+static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
+    const char *made = c->in[1]->own.made;
+    const int logs = kind == MIXP_LOSS_KL_LOG;
+    if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
+    if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
+    mixpi_warn(c->ctx, "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
+                       "log_target %d", made, logs, !logs);
+}
+
 static mixp_result mixpi_loss_infer(mixp_call *c) {
     const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
@@ -294,6 +324,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
         return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
+    mixpi_warn_of_target(c, k->kind);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "

@@ -539,9 +539,19 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;
-    if (!scaler || !scaler->desc.disabled || v.outcome == MIXP_STEP_NONE) return v;
-    if (mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
+    int before;
+    if (!scaler || v.outcome == MIXP_STEP_NONE) return v;
+    if (scaler->desc.disabled &&
+        mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
         v.loss_bad = bad != 0;
+    before = mixpi_enter(scaler->ctx);
+    if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
+        mixpi_warn(scaler->ctx,
+                   "step %.0f was applied although its loss is not finite: its gradients are "
+                   "finite. If no target counted, leave such batches out; otherwise look at the "
+                   "masks and the loss",
+                   (double)v.step);
+    mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
 

@@ -200,6 +200,13 @@ static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
         if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
 }
 
+/* Notes the name of the operator that made a result's values. */
+static void mixpi_note_maker(mixpi_tape_entry *e) {
+    const mixp_call *c = &e->call;
+    const int copies = e->alias || mixpi_is_cast(c->op);
+    c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
+}
+
 static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
@@ -222,6 +229,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }
+    mixpi_note_maker(e);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
         mixpi_record_call(e);
     else {

@@ -72,6 +72,8 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
+    /* Such a result may be NaN although the numbers stored inside are finite: a mean of nothing. */
+    if (site->inside) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 

@@ -594,8 +594,9 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     return 0;
 }
 
-/* Returns a site that `number` reads and whose result is not finite; 0 if `number` reads no such
- * site. */
+/* Returns a site that `number`, whose result is not finite, reads and whose result is not finite; 0
+ * if `number` reads no such site. The last candidate is a site whose result is not looked at,
+ * because it is judged by what it stores inside its call. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;
@@ -605,6 +606,8 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
             bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        if (mixpi_site_at(ctx, site->from[i])->inside) bad = site->from[i];
     return bad;
 }
 
@@ -708,8 +711,9 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
 /* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if what it stored
  * inside its call overflowed, or if the result is low and the operator is not one, like a division
  * or a logarithm, whose f32 result would not be finite either. */
-static int mixpi_site_left_range(const mixpi_site *site) {
-    if (site->inside) return 1;
+static int mixpi_site_left_range(const mixpi_watch *w, int number) {
+    const mixpi_site *site = mixpi_site_number(w, number);
+    if (site->inside) return mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite != 0;
     return mixpi_is_low(site->dtype) && !mixpi_site_is(site, MIXPI_SHRINKS | MIXPI_MAY_MEAN);
 }
 
@@ -718,7 +722,7 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
         return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar && !mixpi_site_left_range(site) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+    return site->scalar && !mixpi_site_left_range(ctx->watch, number) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
 }
 
 /* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a

@@ -205,6 +205,159 @@ static void no_memory_after_the_first_step(void) {
     mixp_context_free(r.ctx);
 }
 
+/* --- losses of nothing -------------------------------------------------------------------------- */
+
+enum { BY_ENTROPY, BY_SMOOTH, BY_CHUNKS, BY_NLL, BY_SCALER, BY_LOSSES };
+
+typedef struct nothing {
+    mixp_context   *ctx;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor    *w;
+    int             told;
+    char            text[400];
+} nothing;
+
+static void hear_nothing(const char *message, void *user) {
+    nothing *n = user;
+    n->told++;
+    snprintf(n->text, sizeof n->text, "%s", message);
+}
+
+static void nothing_open(nothing *n, int guarded) {
+    static const int64_t shape[2] = { 4, 3 };
+    mixp_context_desc d;
+    mixp_guard_desc g;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    memset(n, 0, sizeof *n);
+    memset(&d, 0, sizeof d);
+    memset(&g, 0, sizeof g);
+    d.on_warning = hear_nothing;
+    d.user = n;
+    g.every = 1;
+    n->ctx = mixp_context_new(&d);
+    n->scaler = mixp_scaler_new(n->ctx, NULL);
+    n->w = mixp_param(n->ctx, "w", MIXP_F32, 2, shape);
+    mixp_init_normal(n->w, 0.0, 1.0);
+    n->opt = mixp_optimizer_new(n->ctx, &sgd);
+    mixp_optimizer_add(n->opt, n->w, NULL);
+    if (guarded) mixp_guard_start(n->ctx, &g);
+}
+
+/* A step whose targets are `target` and otherwise do not count; parts: micro-batches. */
+static float nothing_step(nothing *n, int loss_of, int32_t target, int parts) {
+    static const int64_t s[2] = { 2, 3 }, rows[1] = { 2 };
+    static const float input[6] = { 1, 2, 3, -1, 0.5f, 2 };
+    int32_t targets[2] = { MIXP_IGNORE, MIXP_IGNORE };
+    float value = 0.0f;
+    int i;
+    targets[1] = target;
+    mixp_zero_grad(n->opt);
+    for (i = 0; i < parts; i++) {
+        mixp_tensor *loss = NULL, *scaled = NULL, *logits, *in, *t;
+        mixp_step_begin(n->ctx);
+        MIXP_AUTOCAST(n->ctx, MIXP_F16) {
+            in = mixp_input(n->ctx, MIXP_F32, 2, s, input);
+            t = mixp_input(n->ctx, MIXP_I32, 1, rows, targets);
+            logits = loss_of == BY_CHUNKS ? NULL : mixp_linear(n->ctx, in, n->w, NULL);
+            if (loss_of == BY_ENTROPY) loss = mixp_cross_entropy(n->ctx, logits, t, MIXP_IGNORE);
+            if (loss_of == BY_SMOOTH) loss = mixp_cross_entropy_smooth(n->ctx, logits, t, MIXP_IGNORE, 0.1f);
+            if (loss_of == BY_CHUNKS) loss = mixp_linear_cross_entropy(n->ctx, in, n->w, t, MIXP_IGNORE, 1);
+            if (loss_of == BY_NLL) loss = mixp_nll(n->ctx, mixp_log_softmax(n->ctx, logits), t, MIXP_IGNORE);
+            if (loss_of == BY_SCALER) {
+                mixp_tensor_set_disposable(logits, 1);
+                scaled = mixp_scaler_cross_entropy(n->scaler, logits, t, MIXP_IGNORE, 1.0f, &loss);
+            }
+        }
+        CHECK_INT(mixp_backward(n->ctx, scaled ? scaled : mixp_scaler_scale(n->scaler, loss)), MIXP_OK);
+        value = (float)mixp_item(loss);
+    }
+    mixp_scaler_step(n->scaler, n->opt);
+    mixp_scaler_update(n->scaler);
+    return value;
+}
+
+/* The loss is NaN and the step is applied, as in PyTorch, and one warning says why. */
+static void warned_of_targets_that_do_not_count(void) {
+    int loss_of;
+    for (loss_of = 0; loss_of < BY_LOSSES; loss_of++) {
+        nothing n;
+        float loss;
+        nothing_open(&n, 0);
+        loss = nothing_step(&n, loss_of, 2, 1);
+        CHECK(loss == loss);
+        CHECK_INT(n.told, 0);
+        loss = nothing_step(&n, loss_of, MIXP_IGNORE, 1);
+        CHECK(loss != loss);
+        CHECK_INT(mixp_scaler_verdict(n.scaler).outcome, MIXP_STEP_APPLIED);
+        CHECK_INT(n.told, 1);
+        CHECK_TEXT(n.text, loss_of == BY_NLL ? "mixp_nll: no target counts" : "cross_entropy: no target counts");
+        nothing_step(&n, loss_of, MIXP_IGNORE, 1);
+        CHECK_INT(n.told, 1);
+        CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+        mixp_context_free(n.ctx);
+    }
+}
+
+/* A mean of nothing is no overflow: no site falls back, in one batch or in several. */
+static void a_guard_sees_no_overflow_in_nothing(void) {
+    int loss_of, parts, i;
+    for (loss_of = 0; loss_of < BY_LOSSES; loss_of++)
+        for (parts = 1; parts <= 2; parts++) {
+            mixp_event e;
+            nothing n;
+            nothing_open(&n, 1);
+            for (i = 0; i < 6; i++) nothing_step(&n, loss_of, i < 2 ? 2 : MIXP_IGNORE, parts);
+            CHECK_INT(mixp_scaler_verdict(n.scaler).applied, 6);
+            for (i = 0; mixp_guard_event(n.ctx, i, &e); i++) {
+                test_bad++;
+                TEST_SHOW("loss %d: %s: %s", loss_of, e.site, e.what);
+            }
+            CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+            mixp_context_free(n.ctx);
+        }
+}
+
+/* A step may be applied although its loss is NaN: here a row is masked whole, and its gradients are 0. */
+static void warned_of_a_loss_that_is_not_finite(void) {
+    static const int64_t s[2] = { 2, 3 };
+    static const uint8_t hidden[6] = { 1, 1, 1, 0, 0, 0 };
+    mixp_tensor *loss;
+    nothing n;
+    nothing_open(&n, 0);
+    mixp_step_begin(n.ctx);
+    loss = mixp_masked_fill(n.ctx, mixp_slice(n.ctx, n.w, 0, 0, 2), mixp_input(n.ctx, MIXP_U8, 2, s, hidden), -HUGE_VALF);
+    loss = mixp_mean(n.ctx, mixp_softmax(n.ctx, loss), MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(n.ctx, mixp_scaler_scale(n.scaler, loss)), MIXP_OK);
+    mixp_scaler_step(n.scaler, n.opt);
+    mixp_scaler_update(n.scaler);
+    CHECK_INT(n.told, 0);
+    CHECK_INT(mixp_scaler_verdict(n.scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(n.told, 1);
+    CHECK_TEXT(n.text, "step 1 was applied although its loss is not finite");
+    mixp_context_free(n.ctx);
+}
+
+/* Log-probabilities as the probabilities of kl_div, and the reverse; also through a cast and detach. */
+static void warned_of_a_target_of_the_wrong_kind(void) {
+    int logs, log_target, through;
+    for (logs = 0; logs < 2; logs++)
+        for (log_target = 0; log_target < 2; log_target++)
+            for (through = 0; through < 3; through++) {
+                mixp_tensor *t;
+                nothing n;
+                nothing_open(&n, 0);
+                mixp_step_begin(n.ctx);
+                t = logs ? mixp_log_softmax(n.ctx, n.w) : mixp_softmax(n.ctx, n.w);
+                if (through) t = mixp_detach(n.ctx, through == 2 ? mixp_cast(n.ctx, t, MIXP_F16) : t);
+                if (!through) MIXP_NO_GRAD(n.ctx) { t = logs ? mixp_log_softmax(n.ctx, n.w) : mixp_softmax(n.ctx, n.w); }
+                CHECK(mixp_kl_div(n.ctx, mixp_log_softmax(n.ctx, n.w), t, log_target) != NULL);
+                CHECK_INT(n.told, logs != log_target);
+                if (n.told) CHECK_TEXT(n.text, logs ? "log_target is 0: pass log_target 1" : "log_target is 1: pass log_target 0");
+                mixp_context_free(n.ctx);
+            }
+}
+
 int main(void) {
     RUN(warned_with_the_share);
     RUN(warned_of_a_disabled_scaler);
@@ -212,5 +365,9 @@ int main(void) {
     RUN(no_false_warning);
     RUN(none_of_a_comparison);
     RUN(no_memory_after_the_first_step);
+    RUN(warned_of_targets_that_do_not_count);
+    RUN(a_guard_sees_no_overflow_in_nothing);
+    RUN(warned_of_a_loss_that_is_not_finite);
+    RUN(warned_of_a_target_of_the_wrong_kind);
     return test_report();
 }
