@@ -2974,6 +2974,22 @@ typedef struct mixp_advance_args {
                                            backward pass; NULL = none was measured         */
 } mixp_advance_args;
 
+/* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
+ * to `to`. The parts do not overlap. flags: device memory. */
+#define MIXP_RESTORE_FLAGS 4
+#define MIXP_RESTORE_PARTS 16
+typedef struct mixp_restore_part {
+    void       *to;             /* device memory, like from                                */
+    const void *from;
+    size_t      bytes;
+} mixp_restore_part;
+
+typedef struct mixp_restore_args {
+    int               n_flags, n_parts;
+    const int32_t    *flags[MIXP_RESTORE_FLAGS];
+    mixp_restore_part parts[MIXP_RESTORE_PARTS];
+} mixp_restore_args;
+
 /* The result of one look at an array; counts are of elements. An array already stored in `low` does
  * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
  * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
@@ -3273,6 +3289,8 @@ typedef struct mixp_kernels {
     mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
     /* Products for mixp_context_desc.narrow_products. NULL: gemm does the work. */
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
+    /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
+    mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3394,6 +3412,8 @@ struct mixp_tensor {
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* of a parameter: number of its optimizers                */
+        struct mixpi_backup *backup;    /* of a buffer: its record; otherwise NULL         */
+        uint64_t     read_in;   /* of a frozen parameter: generation of its newest reader  */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
@@ -3759,6 +3779,70 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
+/* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
+ * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
+ * no gradient and no optimizer. Checkpoints and files of weights hold it under its name.
+ *
+ * "Skipped means untouched" holds for buffers: if the update that a step belongs to skips the step,
+ * every buffer has the bytes from before the step. Operators that follow a write in the step read
+ * the new values.
+ *
+ *     mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, shape);         before the loop
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(opt);
+ *         ...  next = cell(ctx, x, h);  loss = ...
+ *         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *         mixp_copy(h, next);                   after mixp_backward, which reads h
+ *         mixp_scaler_step(scaler, opt);
+ *         mixp_scaler_update(scaler);           skipped: h is what it was
+ *     } while (mixp_retry(scaler, 3));          so a repeat starts from the same h
+ *
+ * Running statistics need no care either: batch_norm of examples/conv.h writes its buffers in the
+ * forward pass, and a batch that is skipped, or tried three times, counts not at all, or once.
+ *
+ * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
+ * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
+ * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
+ * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
+ * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
+ * says MIXP_STEP_SKIPPED. It holds in captured steps and their replays.
+ *
+ * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
+ * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
+ * step wrote it again after the first update, from before that write. A write before the first
+ * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
+ * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
+ * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
+ * their window. Loading a file ends a window.
+ *
+ * RANKS. mixp_buffer_set_ranks says whose bytes count; all ranks write a shared buffer in the same
+ * steps. */
+typedef enum mixp_buffer_ranks {
+    MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
+                                   checkpoint holds one of each rank: see mixp_checkpoint_save */
+    MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
+                                   broadcast_buffers. Compared like weights                */
+    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean, summed in f32 (running
+                                   statistics). f32, f16, bf16. Compared like weights      */
+} mixp_buffer_ranks;
+
+/* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
+ * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
+ * MIXP_BUFFER_OWN. A constant table is better a frozen parameter, of which a checkpoint holds one.
+ * NULL on error. */
+MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape);
+/* Call it on all ranks, before the loop. MIXP_ERR_ARGUMENT: not a buffer, or a mean of integers. */
+MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_ranks ranks);
+/* Keeps the bytes of a buffer, as the first mixp_copy, mixp_write, mixp_fill or mixp_init_... of a
+ * window does by itself. Call it before your own code writes buffer->data, and mixp_tensor_touch
+ * afterwards. (mixp_recompute runs an operator's forward twice: do not write a buffer there.)
+ * MIXP_ERR_ARGUMENT: not a buffer. MIXP_ERR_MEMORY: nothing changes. */
+MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer);
+/* Buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last. mixp_context_find
+ * finds a buffer by its name; mixp_context_param and mixp_init_all know parameters only. */
+MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i);
+
 /* Makes a permanent tensor over your memory (device memory of the context's device). mixprec never
  * copies or frees the memory; it must live as long as the context. Call it once, not in every step.
  * Call mixp_tensor_touch after you write to the memory. NULL on error. */
@@ -3815,15 +3899,9 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
 /* Copies all elements of `from` to `to` on the device, without a gradient. The dtypes may differ;
- * the counts must be equal. Use mixp_copy to carry a state (an RNN's h) from one step to the next.
- * `to` is then a view or a frozen parameter, made before the loop:
- *
- *     mixp_tensor *h = mixp_param(ctx, "h", MIXP_F32, 2, shape);
- *     mixp_tensor_set_requires_grad(h, 0);
- *     in each step: next = cell(ctx, x, h);  ...  mixp_backward(...);  mixp_copy(h, next);
- *
- * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
- * order of the stream.
+ * the counts must be equal. Use mixp_copy to carry a state from one step to the next: `to` is then
+ * a buffer (see BUFFERS). Copy after mixp_backward if mixp_backward reads `to`. Returns at once;
+ * the copy runs in the order of the stream.
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
@@ -3872,8 +3950,8 @@ MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain);
 MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
 
 /* mixp_context_param returns parameter number i, from 0, in the order of mixp_param calls; NULL
- * past the last. mixp_context_find returns the parameter of this name, or NULL. NULL is not an
- * error here. Views are not included. The time of a call grows with the number of parameters. */
+ * past the last. mixp_context_find returns the parameter or buffer of this name, or NULL. NULL is
+ * not an error here. Views are not included. */
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i);
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name);
 /* Calls init(t, value) for each parameter whose name fits the pattern (* matches any characters, ?
@@ -5826,12 +5904,16 @@ typedef struct mixp_checkpoint {
     int                    n_optimizers;
     const mixp_checkpoint_value *values;
     int                    n_values;
+    int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
+                                              ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
 } mixp_checkpoint;
 
-/* Saves to path every parameter of the context and every view that an optimizer trains. Each must
- * have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits for the
- * device. If states are sharded over ranks, all ranks call it, and rank 0 writes the complete file,
- * which loads on any number of ranks, with or without sharding.
+/* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
+ * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
+ * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
+ * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
+ * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
+ * "mixprec.rank.2.NAME".
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
  * MIXP_ERR_IO, with the system's reason: the file at path is unchanged, except in one case that the
@@ -5850,8 +5932,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
- * Needs host memory for the file's data; with sharded states also for those of the largest
- * parameter.
+ * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
+ * MIXP_ERR_SHAPE, unless fresh_buffers is set. Needs host memory for the file's data; with sharded
+ * states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -5862,11 +5945,11 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
-/* Loads only the parameters of a context, and the views that its optimizers train, by name, for
- * inference and fine-tuning. The file may be a checkpoint of mixprec (its other state is ignored)
- * or any safetensors file. (To read tensors that no optimizer trains, use mixp_safetensors_find.)
- * Master weights follow the weights. desc NULL: every parameter and every tensor must match, with
- * its dtype. */
+/* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
+ * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
+ * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
+ * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
+ * weights. desc NULL: every parameter and every tensor must match, with its dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -8671,6 +8754,16 @@ static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k)
     (void)x;
     if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
     mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_restore(const mixp_exec *x, const mixp_restore_args *k) {
+    int32_t flag = k->n_flags == 0;
+    int i;
+    (void)x;
+    for (i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
+    for (i = 0; i < k->n_parts && flag; i++)
+        memcpy(k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
     return MIXP_OK;
 }
 
@@ -14158,7 +14251,7 @@ MIXPI_SMALL_END
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
-    MIXPI_P(recode), NULL                                                                 \
+    MIXPI_P(recode), NULL, mixpi_cpu_restore                                              \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -14692,9 +14785,9 @@ typedef struct mixpi_watcher mixpi_watcher;
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
-/* The parameters of a context. */
+/* The parameters of a context, or its buffers. */
 typedef struct mixpi_params {
-    mixp_tensor **made;         /* `count` parameters, oldest first                        */
+    mixp_tensor **made;         /* `count` tensors, oldest first                           */
     mixp_tensor **named;        /* hash table of those with a name: 2 * room places; NULL = free */
     int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
 } mixpi_params;
@@ -14706,6 +14799,24 @@ typedef struct mixpi_unscaled {
     int    counts;              /* 1: the current walk counts them                         */
     double values, flushed;     /* counted: values that are not 0; estimate of the values flushed */
 } mixpi_unscaled;
+
+/* A buffer's record: see backups.c. */
+typedef struct mixpi_backup {
+    mixp_tensor *buffer;
+    void        *data;          /* device memory: the buffer's bytes from before the window; NULL
+                                   until a step writes the buffer                          */
+    uint64_t     window;        /* the window whose first write filled data; 0 = none      */
+    uint64_t     kept_in;       /* generation of that write                                */
+    mixp_buffer_ranks ranks;
+} mixpi_backup;
+
+typedef struct mixpi_buffers {
+    mixpi_params all;
+    uint64_t window;            /* number of the current window                            */
+    uint64_t first;             /* first window whose backups are valid                    */
+    int      state;             /* MIXPI_OUTSIDE, ...                                      */
+    int      retries;           /* 1: the program has called mixp_retry                    */
+} mixpi_buffers;
 
 struct mixp_context {
     const mixp_device *device;
@@ -14734,6 +14845,7 @@ struct mixp_context {
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_params params;
+    mixpi_buffers buffers;
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
     const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
     mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
@@ -15171,6 +15283,23 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.src = src;
     k.dst = dst;
     return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
+}
+
+/* Bytes of t's data. */
+static size_t mixpi_bytes(const mixp_tensor *t)
+{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
@@ -15682,6 +15811,7 @@ struct mixpi_crew {
     mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
     mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
     void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    mixp_result (*share_buffers)(mixp_context *ctx);    /* an update: shared buffers travel */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);
     mixp_result (*collect)(const struct mixp_checkpoint *what);
@@ -15690,6 +15820,8 @@ struct mixpi_crew {
     void        (*give_back)(const struct mixp_checkpoint *what, void *memory);
     mixp_result (*load)(const struct mixpi_state_item *item);
     mixp_result (*saved)(const struct mixp_checkpoint *what, mixp_result r);
+    /* checkpoints: each rank's own buffers, one after another, rank by rank, from rank 1 on */
+    mixp_result (*collect_buffers)(mixp_context *ctx, char *memory);    /* NULL: not rank 0 */
 };
 
 /* The door; NULL: the context has no ranks. */
@@ -15864,6 +15996,161 @@ static int mixpi_watched(const mixp_context *ctx) {
 /* Must operators run one by one, because a guard or an observer sees each? */
 static int mixpi_is_seen(const mixp_context *ctx)
 { return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }
+/* --- backups of buffers -------------------------------------------------------------------- *
+ *
+ * A buffer's first write in a window of steps keeps the bytes from before the window. The update
+ * that ends the window queues a copy back, which the device makes if the step was skipped.
+ *
+ *     mixp_step_begin     first write     mixp_scaler_update        mixp_step_begin
+ *           |                  |                  |                       |
+ *           |<-------------- window n ----------->|<----- window n+1 ---->|<-- n+2 ...
+ *       first = n         backup of n         restore if skipped      first = n + 2
+ *
+ * Backups of all windows since `first` are valid, because two scalers may update in one step.
+ */
+enum {
+    MIXPI_OUTSIDE,              /* before the first step: writes stay                      */
+    MIXPI_IN_STEP,              /* the window has no update yet                            */
+    MIXPI_AFTER_UPDATE,
+    MIXPI_IN_EVALUATION
+};
+
+/* The backup of t, or of the tensor whose memory t shares; NULL: no buffer. */
+static mixpi_backup *mixpi_backup_of(const mixp_tensor *t)
+{ return t->own.origin ? t->own.origin->own.backup : t->own.backup; }
+
+/* The backup of buffer number i. */
+static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i)
+{ return ctx->buffers.all.made[i]->own.backup; }
+
+/* No backup made so far will be used again. */
+static void mixpi_window_new(mixp_context *ctx, int state) {
+    ctx->buffers.first = ++ctx->buffers.window;
+    ctx->buffers.state = state;
+}
+
+/* A step or an evaluation begins. Steps without an update between them share a window, as the
+ * micro-batches of one update do. An evaluation between such steps belongs to their window. */
+static void mixpi_window_begin(mixp_context *ctx) {
+    if (ctx->buffers.state == MIXPI_IN_STEP) return;
+    mixpi_window_new(ctx, ctx->evaluates ? MIXPI_IN_EVALUATION : MIXPI_IN_STEP);
+}
+
+/* An update ends the window. Its backups stay valid until a step begins: a second scaler may update
+ * in the same step. */
+static void mixpi_window_end(mixp_context *ctx) {
+    ctx->buffers.window++;
+    ctx->buffers.state = MIXPI_AFTER_UPDATE;
+}
+
+/* Was this backup filled since the step began? */
+static int mixpi_backup_is_valid(const mixpi_backup *b)
+{ return b->window >= b->buffer->ctx->buffers.first; }
+
+/* Memory for the bytes of a buffer. A captured step must not allocate. */
+static mixp_result mixpi_backup_room(mixpi_backup *b) {
+    mixp_tensor *t = b->buffer;
+    if (b->data) return MIXP_OK;
+    if (t->ctx->capturing)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "the first write of the buffer '%.60s' is in a capture, which "
+                                 "must not allocate: run an ordinary step before it",
+                                 t->name);
+    b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
+    return b->data ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* Before a buffer is written: keeps its bytes, once in a window. */
+static mixp_result mixpi_backup_keep(mixpi_backup *b) {
+    mixp_context *ctx = b->buffer->ctx;
+    mixp_result r;
+    if (ctx->buffers.state == MIXPI_OUTSIDE || b->window == ctx->buffers.window) return MIXP_OK;
+    r = mixpi_backup_room(b);
+    if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer));
+    if (r != MIXP_OK) return r;
+    b->window = ctx->buffers.window;
+    b->kept_in = ctx->generation;
+    return MIXP_OK;
+}
+
+/* Warns of a frozen parameter that serves as a buffer in a loop of mixp_retry: each retry would
+ * start from what the skipped step wrote. */
+static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
+    mixp_context *ctx = t->ctx;
+    if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
+    if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
+    mixpi_warn(ctx,
+               "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may "
+               "repeat the step: a repeat starts from what the skipped step wrote; make '%.60s' "
+               "with mixp_buffer",
+               who, t->name, t->name);
+}
+
+/* Every call that writes the whole of t begins here, before it changes t's memory. */
+static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
+    mixpi_backup *b = mixpi_backup_of(t);
+    const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
+    if (r != MIXP_OK) return r;
+    if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
+    mixpi_written(t, who);
+    return MIXP_OK;
+}
+
+/* --- restoring ------------------------------------------------------------------------------ */
+
+/* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
+static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
+    mixp_result r = MIXP_OK;
+    int32_t flag = k->n_flags == 0;
+    int i;
+    for (i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
+        r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
+    for (i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
+        r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
+    return r;
+}
+
+static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    const int n = k->n_parts;
+    mixp_result r;
+    if (!n) return MIXP_OK;
+    r = kernels->restore ? mixpi_noted(ctx, "restore", kernels->restore(&ctx->exec, k))
+                         : mixpi_restore_by_hand(ctx, k);
+    k->n_parts = 0;
+    return r;
+}
+
+/* Queues the restore of all buffers written since the step began. The device restores them if one
+ * of the flags in k is not 0, or if k has no flags. */
+static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        mixp_restore_part *part = &k->parts[k->n_parts];
+        if (!mixpi_backup_is_valid(b)) continue;
+        part->to = b->buffer->data;
+        part->from = b->data;
+        part->bytes = mixpi_bytes(b->buffer);
+        mixpi_written(b->buffer, "a skipped step");
+        if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
+    }
+    return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
+}
+
+/* An evaluation that is repeated starts from the buffers that it met. */
+static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
+        mixpi_written(b->buffer, "mixp_retry_loss");
+        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
+    }
+    return r;
+}
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -15999,6 +16286,8 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
+    /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
+    if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
     if (ctx->capturing && watcher) watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
@@ -16010,6 +16299,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
  * gradients. */
 static void mixpi_capture_undo(mixp_context *ctx) {
     ctx->capturing = 0;
+    mixpi_window_new(ctx, MIXPI_OUTSIDE);
     ctx->step = ctx->capture_step;
     ctx->replays += ctx->scale_moved != 0;
 }
@@ -16151,10 +16441,6 @@ static mixp_in mixpi_tensor_in(const mixp_tensor *t)
 static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
-}
-
-static size_t mixpi_bytes(const mixp_tensor *t) {
-    return (size_t)t->count * mixp_dtype_size(t->dtype);
 }
 
 /* "[2, 3, 4]" for messages. */
@@ -16369,6 +16655,11 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_requires_grad");
     if (r != MIXP_OK) return r;
+    if (on && mixpi_backup_of(t))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
+                                 "make what trains with mixp_param",
+                                 t->name);
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -16396,7 +16687,15 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    if (mixpi_tensor_live(t, "mixp_tensor_touch") == MIXP_OK) mixpi_written(t, "mixp_tensor_touch");
+    const mixpi_backup *b;
+    if (mixpi_tensor_live(t, "mixp_tensor_touch") != MIXP_OK) return;
+    b = mixpi_backup_of(t);
+    if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
+        mixpi_warn(t->ctx,
+                   "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
+                   "cannot restore it: call mixp_buffer_save before the write",
+                   b->buffer->name);
+    mixpi_written(t, "mixp_tensor_touch");
 }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
@@ -16440,8 +16739,8 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     mixp_in src = mixpi_in(host, dtype);
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_write");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_write");
     if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
@@ -16474,7 +16773,8 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    mixpi_written(to, "mixp_copy");
+    r = mixpi_write_begin(to, "mixp_copy");
+    if (r != MIXP_OK) return r;
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }
 
@@ -16521,7 +16821,8 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
                                  "%g; use a smaller number, or INFINITY",
                                  value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
-    mixpi_written(t, "mixp_fill");
+    r = mixpi_write_begin(t, "mixp_fill");
+    if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
@@ -16543,8 +16844,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
     mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_init");
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {
@@ -16616,7 +16917,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     return !*pattern;
 }
 
-/* The place of a name in the table: its parameter, or the first free place behind its hash, which
+/* The place of a name in the table: its tensor, or the first free place behind its hash, which
  * is FNV-1a. At least half of the places are free. */
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
@@ -16628,15 +16929,15 @@ static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     return &p->named[at];
 }
 
-/* The tensor becomes the context's newest parameter. There is room for it. */
+/* The tensor becomes the newest of these. There is room for it. */
 static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
     p->made[p->count++] = t;
     if (*t->name) *mixpi_name_place(p, t->name) = t;
 }
 
-/* Makes room for one more parameter. Both arrays are one piece of memory, which doubles. */
-static mixp_result mixpi_params_grow(mixp_context *ctx) {
-    mixpi_params old = ctx->params, grown = { NULL, NULL, 0, 0 };
+/* Makes room for one more tensor. Both arrays are one piece of memory, which doubles. */
+static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
+    mixpi_params old = *p, grown = { NULL, NULL, 0, 0 };
     int64_t i;
     if (old.count < old.room) return MIXP_OK;
     grown.room = old.room ? 2 * old.room : 16;
@@ -16644,15 +16945,18 @@ static mixp_result mixpi_params_grow(mixp_context *ctx) {
     if (!grown.made) return MIXP_ERR_MEMORY;
     grown.named = grown.made + grown.room;
     for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
-    ctx->params = grown;
+    *p = grown;
     if (old.made) mixpi_owned_free(ctx, old.made);
     return MIXP_OK;
 }
 
-/* Finds no parameter without a name. */
+static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name)
+{ return name && *name && p->room ? *mixpi_name_place(p, name) : NULL; }
+
+/* Finds no parameter or buffer without a name. */
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
-    if (!ctx || !name || !*name || !ctx->params.room) return NULL;
-    return *mixpi_name_place(&ctx->params, name);
+    mixp_tensor *t = ctx ? mixpi_params_find(&ctx->params, name) : NULL;
+    return t || !ctx ? t : mixpi_params_find(&ctx->buffers.all, name);
 }
 
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
@@ -16686,6 +16990,16 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                              "mixp_init_all: no parameter's name fits '%s'", pattern);
 }
 
+/* Reports a name that another parameter or buffer has. */
+static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *name) {
+    if (!mixp_context_find(ctx, name)) return 0;
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "%s '%s': this name is taken; create each parameter and buffer once, before "
+                      "the loop, with its own name",
+                      who, name);
+    return 1;
+}
+
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
     mixp_tensor *t;
@@ -16695,21 +17009,82 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
-    if (mixp_context_find(ctx, name)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_param '%s': this name is taken; create each parameter once, before "
-                          "the loop, with its own name",
-                          name);
-        return NULL;
-    }
-    if (!ctx || mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
-    if (mixpi_params_grow(ctx) != MIXP_OK) return NULL;
+    if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
+    if (mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
+    if (mixpi_params_grow(ctx, &ctx->params) != MIXP_OK) return NULL;
     t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (!t) return NULL;
     t->requires_grad = t->own.is_param = 1;
     mixpi_params_add(&ctx->params, t);
     return t;
 }
+/* --- buffers ------------------------------------------------------------------------------- */
+
+/* Can a buffer, and its entry in a file, have this dtype? */
+static int mixpi_buffer_dtype(mixp_dtype dtype) {
+    return mixpi_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
+           dtype == MIXP_U8;
+}
+
+MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape) {
+    mixpi_backup *b;
+    mixp_tensor *t;
+    if (!ctx) return NULL;
+    if (!mixpi_buffer_dtype(dtype)) {
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                          "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, "
+                          "not %s",
+                          name ? name : "", mixp_dtype_name(dtype));
+        return NULL;
+    }
+    if (mixpi_name_is_taken(ctx, "mixp_buffer", name)) return NULL;
+    if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
+    if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
+    b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
+    t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
+    if (!t) return NULL;
+    b->buffer = t;
+    t->own.backup = b;
+    mixpi_params_add(&ctx->buffers.all, t);
+    return t;
+}
+
+/* Returns t's backup; NULL, with the error set, if t is no buffer. */
+static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mixp_result *r) {
+    mixpi_backup *b = NULL;
+    *r = mixpi_tensor_live(t, who);
+    if (*r == MIXP_OK) b = mixpi_backup_of(t);
+    if (*r == MIXP_OK && !b)
+        *r = mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                               "%s: '%.60s' is not a buffer: make it with mixp_buffer", who,
+                               t->own.generation ? "" : t->name);
+    return b;
+}
+
+MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_ranks ranks) {
+    mixp_result r;
+    mixpi_backup *b = mixpi_need_buffer(buffer, "mixp_buffer_set_ranks", &r);
+    const char *wrong = NULL;
+    if (!b) return r;
+    if ((unsigned)ranks > MIXP_BUFFER_MEAN) wrong = "ranks is not a mixp_buffer_ranks";
+    else if (ranks == MIXP_BUFFER_MEAN && !mixpi_real(buffer->dtype))
+        wrong = "a mean needs f32, f16 or bf16: use MIXP_BUFFER_RANK_0 or MIXP_BUFFER_OWN";
+    if (wrong)
+        return mixp_context_fail(buffer->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_buffer_set_ranks '%.60s': %s", b->buffer->name, wrong);
+    b->ranks = ranks;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
+    mixp_result r;
+    mixpi_backup *b = mixpi_need_buffer(buffer, "mixp_buffer_save", &r);
+    return b ? mixpi_backup_keep(b) : r;
+}
+
+MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i)
+{ return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL; }
 MIXPI_SELDOM_BEGIN
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
@@ -17737,6 +18112,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (watcher && e->site) r = watcher->stored(e, in);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) {
+        if (in[i]) mixpi_origin(in[i])->own.read_in = ctx->generation;
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }
@@ -18598,6 +18974,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;
+    mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;
 }
@@ -25373,6 +25750,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_ORDER;
         wrong = "was added in the middle of a step: call mixp_scaler_update first";
     } else if (g && g->data == p->data) wrong = "is its own gradient";
+    else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
@@ -26687,6 +27065,60 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
 }
+/* --- buffers at an update ------------------------------------------------------------------- */
+
+/* Buffers that ranks share travel first, so that what a skipped step wrote leaves no rank. */
+static mixp_result mixpi_buffers_share(mixp_context *ctx) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->share_buffers(ctx) : MIXP_OK;
+}
+
+static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
+                                            const int32_t *flag) {
+    mixp_result r = MIXP_OK;
+    k->flags[k->n_flags++] = flag;
+    if (k->n_flags < MIXP_RESTORE_FLAGS) return MIXP_OK;
+    r = mixpi_backups_restore(ctx, k);
+    k->n_flags = 0;
+    return r;
+}
+
+/* The update of an optimizer without a scaler. */
+static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_restore_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    if (!ctx->buffers.all.count) return MIXP_OK;
+    r = mixpi_buffers_share(ctx);
+    if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
+    if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
+    mixpi_window_end(ctx);
+    return r;
+}
+
+/* Was opt unscaled or stepped before the scaler's last update, or since? */
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
+{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
+
+/* The update of a scaler, for all optimizers that were stepped since its last one. */
+static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
+    mixp_context *ctx = scaler->ctx;
+    mixp_optimizer *opt = scaler->checked;
+    mixp_restore_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    if (!ctx->buffers.all.count) return MIXP_OK;
+
+    r = mixpi_buffers_share(ctx);
+    if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
+    for (; mixpi_is_checked(scaler, opt); opt = opt->next_checked)
+        if (r == MIXP_OK && mixpi_stage(opt) == MIXPI_STEPPED)
+            r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
+    if (r == MIXP_OK && k.n_flags) r = mixpi_backups_restore(ctx, &k);
+    mixpi_window_end(ctx);
+    return r;
+}
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* A step with a spike rule for the loss needs a loss from this step. */
@@ -26863,6 +27295,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
     if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
     if (r != MIXP_OK || !watcher) return r;
     return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
@@ -27066,10 +27499,6 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     return v;
 }
 
-/* Was opt unscaled or stepped before the scaler's last update, or since? */
-static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
-{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
-
 /* The verdict of an optimizer skipped since the last update, or the newest if none was skipped. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
@@ -27126,6 +27555,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     watcher = mixpi_watcher_of(ctx);
     watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
+    if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
@@ -28622,6 +29052,7 @@ typedef struct mixpi_state_item {
     const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
     int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
+    int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 
 /* The list of all items. With items NULL, a walk only counts items and the bytes of their names. */
@@ -28633,6 +29064,8 @@ typedef struct mixpi_state {
     char             *names;
     size_t            names_used, names_size;
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
+    char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
+    int               fresh;    /* loading: 1: own buffers keep their bytes                */
 } mixpi_state;
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
@@ -28842,7 +29275,48 @@ static int mixpi_is_optional_name(const char *name) {
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
 static int mixpi_is_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+{ return t->own.is_param || t->own.backup || t->own.optimizers > 0; }
+
+static int mixpi_is_private(const mixp_tensor *t)
+{ return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN; }
+
+/* Have several ranks each their own bytes of t? */
+static int mixpi_is_of_rank(const mixp_tensor *t)
+{ return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
+
+/* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
+static size_t mixpi_own_bytes(const mixp_context *ctx) {
+    size_t bytes = 0;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count; i++) {
+        const mixp_tensor *t = ctx->buffers.all.made[i];
+        if (mixpi_is_of_rank(t)) bytes += mixpi_round_up(mixpi_bytes(t));
+    }
+    return bytes;
+}
+
+static const char mixpi_rank_prefix[] = "mixprec.rank.";
+
+static int mixpi_is_rank_name(const char *name)
+{ return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
+
+/* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
+static void mixpi_state_add_own(mixpi_state *s) {
+    char *at = s->own;
+    int64_t i;
+    int rank;
+    for (rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
+        for (i = 0; i < s->ctx->buffers.all.count; i++) {
+            mixp_tensor *t = s->ctx->buffers.all.made[i];
+            mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
+            if (!mixpi_is_of_rank(t)) continue;
+            item.on_device = !at;
+            item.elsewhere = rank != mixpi_place(s->ctx);
+            if (at) item.memory = at;
+            if (at) at += mixpi_round_up(mixpi_bytes(t));
+            mixpi_state_add(s, item, "%s%d.%s", mixpi_rank_prefix, rank, t->name);
+        }
+}
 
 static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
     return !some || !some->pattern ||
@@ -28861,10 +29335,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
+        if (what && s->fresh) item.elsewhere = mixpi_is_private(t);
+        else if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }
     if (!what) return;
+    if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
@@ -28891,11 +29368,15 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                              const mixp_checkpoint *what,
                              const mixp_weights_desc *some) {
+    const int fresh = s->fresh;
+    char *own = s->own;
     size_t i;
     memset(s, 0, sizeof *s);
     s->report = r;
     s->ctx = ctx;
     s->some = some;
+    s->own = own;
+    s->fresh = fresh;
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
@@ -29048,13 +29529,16 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
-/* Writes the file. Tells the other ranks that this may take a while. */
-static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
+/* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
+ * take a while. */
+static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { NULL, NULL } };
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     mixpi_state state;
     mixpi_plan plan;
+    memset(&state, 0, sizeof state);
+    state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     metadata[2][0] = mixpi_kinds_key;
@@ -29068,30 +29552,46 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r)
     mixpi_crew_busy(what->ctx, busy);
 }
 
+/* Collects the ranks' own buffers on rank 0, in memory that the caller releases. */
+static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
+    const uint64_t ranks = mixpi_world(ctx) - 1;
+    char *own = NULL;
+    if (mixpi_place(ctx) == 0)
+        own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
+    if (mixpi_crew_of(ctx)->collect_buffers(ctx, own) != MIXP_OK)
+        mixpi_report_fail(r, MIXP_ERR_RANKS, "ranks did not send their buffers");
+    return own;
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    const mixpi_crew *crew;
-    mixpi_report r;
-    void *borrowed = NULL;
-    int writes;
     if (result != MIXP_OK) return result;
-    crew = mixpi_states_crew(what);
-    r = mixpi_report_begin(path, error, sizeof error);
+    const mixpi_crew *crew = mixpi_states_crew(what);
+    const int owned = mixpi_own_bytes(what->ctx) > 0;
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    writes = !crew || mixpi_place(what->ctx) == 0;
+
+    /* Where each rank has a part of the state, all ranks are here, and rank 0 writes. */
+    const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
+    void *borrowed = NULL;
+    char *own = NULL;
     if (crew) result = crew->check(what->ctx);
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
-    if (writes) mixpi_checkpoint_write(what, &r);
+    if (owned && result == MIXP_OK) own = mixpi_own_collect(what->ctx, &r);
+
+    if (writes) mixpi_checkpoint_write(what, &r, own);
     if (crew) crew->give_back(what, borrowed);
+    mixpi_st_release(what->ctx, own);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
-    return crew ? crew->saved(what, r.result) : r.result;
+    if (!crew && !owned) return r.result;
+    return mixpi_crew_of(what->ctx)->saved(what, r.result);
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
@@ -29204,7 +29704,8 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
         else if (order < 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
-        else if (order > 0 && mixpi_is_optional_name(there->name))
+        else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                               (s->fresh && mixpi_is_rank_name(there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -29412,6 +29913,37 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     }
 }
 
+/* The number of ranks whose own buffers the file holds. */
+static int mixpi_file_ranks(const mixp_safetensors *file) {
+    const size_t n = sizeof mixpi_rank_prefix - 1;
+    int most = 0;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        const char *name = file->items[i].e.name;
+        const long rank = strncmp(name, mixpi_rank_prefix, n) == 0 ? strtol(name + n, NULL, 10) : 0;
+        if (rank > most && rank < INT32_MAX) most = (int)rank;
+    }
+    return most + 1;
+}
+
+/* Own buffers of another number of ranks belong to no rank of this run. */
+static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *file,
+                                        const mixp_checkpoint *what) {
+    const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
+    const mixp_tensor *t = NULL;
+    int64_t i;
+    for (i = 0; i < s->ctx->buffers.all.count && !t; i++)
+        if (mixpi_is_private(s->ctx->buffers.all.made[i])) t = s->ctx->buffers.all.made[i];
+    if (!t || there == here) return;
+    s->fresh = what->fresh_buffers != 0;
+    if (s->fresh) return;
+    mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
+                      "the file holds the own buffers of %d rank%s, '%.60s' among them, and this "
+                      "run has %d: run as many ranks, or set .fresh_buffers to go on with the "
+                      "buffers as they are",
+                      there, there > 1 ? "s" : "", t->name, here);
+}
+
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -29423,6 +29955,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
+        if (item->elsewhere) continue;
         if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
@@ -29432,6 +29965,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
@@ -29495,6 +30029,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
+    if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
@@ -29654,6 +30189,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
     size_t i;
+    mixpi_window_new(s->ctx, MIXPI_OUTSIDE);
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
@@ -29702,6 +30238,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 /* Lists the weights that desc selects. */
 static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                                const mixp_weights_desc *desc) {
+    memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'",
@@ -30639,10 +31176,11 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
-/* Is t the batch, that is, neither a parameter nor the result of a site? */
+/* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */
 static int mixpi_is_data(const mixp_tensor *t) {
     if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
-    return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
+    if (t->own.generation) return !t->own.watch.site && !t->own.from_tape;
+    return !t->own.is_param && !t->own.backup;
 }
 
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
@@ -31572,13 +32110,23 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
+/* t with the bytes that the step read: it may have written a buffer since, and the backup has the
+ * bytes from before. */
+static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
+    const mixpi_backup *b = t->own.backup;
+    mixp_tensor read = *t;
+    if (b && mixpi_backup_is_valid(b)) read.data = b->data;
+    return read;
+}
+
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
 static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 1;
+        const mixp_tensor read = mixpi_as_read(site->read[i]);
+        if (!mixpi_real(read.dtype)) continue;
+        if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
         if (found.zeros == found.count) return 1;
     }
     return 0;
@@ -31755,13 +32303,15 @@ static void mixpi_settle_operands(mixp_context *ctx, int number) {
     }
 }
 
-/* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
+/* Is a weight or a buffer that the site reads not finite? Looks at it at once: only after a
+ * failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
+        const mixp_tensor read = mixpi_as_read(site->read[i]);
+        if (!mixpi_real(read.dtype)) continue;
+        if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;
     }
     return 0;
@@ -32569,6 +33119,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
                           "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
+    scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->replays;
     if (!updated || scaler->desc.disabled || scaler->tries >= times ||
@@ -32591,6 +33142,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
             mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
             !mixpi_f64_is_finite(value);
+    if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
 }
@@ -33069,16 +33621,16 @@ static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_ranks_sum");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_ranks_sum");
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_ranks_max");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_ranks_max");
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
@@ -34386,19 +34938,6 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     }
 }
 
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
-}
-
 /* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
  * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
 static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
@@ -34924,8 +35463,13 @@ static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state
 
 /* --- weights of all ranks ------------------------------------------------------------------- */
 
-static int mixpi_is_compared(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+/* Must t be the same on all ranks? A shared buffer is, except between its first write in a step and
+ * the update. */
+static int mixpi_is_compared(const mixp_tensor *t) {
+    const mixpi_backup *b = t->own.backup;
+    if (!b) return t->own.is_param || t->own.optimizers > 0;
+    return b->ranks != MIXP_BUFFER_OWN && t->ctx->buffers.state != MIXPI_IN_STEP;
+}
 
 /* Returns the number of weights. If `all` is given, lists them there. */
 static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
@@ -35036,6 +35580,90 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     }
     return mixpi_crew_stop(ctx, r);
 }
+/* --- buffers of many ranks -------------------------------------------------------------------
+ *
+ * All ranks write a shared buffer in the same steps, so they exchange it in the same updates.
+ */
+
+/* The mean over the ranks, summed in f32. */
+static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
+    mixp_context *ctx = t->ctx;
+    const int low = mixpi_is_low(t->dtype);
+    void *sum = low ? mixpi_context_scratch(ctx, (size_t)t->count * sizeof(float)) : t->data;
+    const mixp_out wide = mixpi_out_to(sum, MIXP_F32, 0);
+    mixp_unary_args k;
+    mixp_result r = MIXP_OK;
+    if (!sum) return MIXP_ERR_MEMORY;
+    if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
+    if (r != MIXP_OK) return r;
+
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = 1.0f / (float)ctx->ranks.size;
+    k.n = t->count;
+    k.a = mixpi_in(sum, MIXP_F32);
+    k.y = mixpi_tensor_out(t, 0);
+    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->unary(&ctx->exec, &k));
+}
+
+/* Sends the shared buffers that this window has written. */
+MIXPI_SELDOM
+static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        mixp_tensor *t = b->buffer;
+        if (b->ranks == MIXP_BUFFER_OWN || b->window != ctx->buffers.window) continue;
+        mixpi_written(t, "the exchange of buffers");
+        if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
+        else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
+    }
+    return r;
+}
+
+#ifndef MIXPREC_NO_CHECKPOINT
+/* Sends a copy of this buffer of rank `from` to rank 0, which stores it at `to`. */
+static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
+    mixp_context *ctx = t->ctx;
+    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    mixp_result r = MIXP_OK;
+    size_t at, n;
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        char *part = (char *)mixpi_context_scratch(ctx, most);
+        n = bytes - at < most ? bytes - at : most;
+        if (!part) return MIXP_ERR_MEMORY;
+        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
+        if (r == MIXP_OK && from == ctx->ranks.rank)
+            r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the sum of buffers", ctx->ranks.sum,
+                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        /* A rank 0 without memory takes part all the same, because the other ranks wait. */
+        if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
+    }
+    return r;
+}
+
+/* Collects the own buffers of all other ranks on rank 0. memory: NULL on the other ranks. */
+MIXPI_SELDOM
+static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int rank;
+    for (rank = 1; rank < ctx->ranks.size; rank++)
+        for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+            const mixpi_backup *b = mixpi_backup_at(ctx, i);
+            if (b->ranks != MIXP_BUFFER_OWN) continue;
+            r = mixpi_buffer_collect(b->buffer, rank, memory);
+            if (memory) memory += mixpi_round_up(mixpi_bytes(b->buffer));
+        }
+    return mixpi_crew_stop(ctx, r);
+}
+#endif
 #ifndef MIXPREC_NO_CHECKPOINT
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
@@ -35254,12 +35882,13 @@ static const mixpi_crew mixpi_ranks_door = {
     /* step */
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
     mixpi_shards_send, mixpi_opt_gather, mixpi_averages_gather, mixpi_opt_in_pieces,
+    mixpi_buffers_exchange,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
-    mixpi_lent_load, mixpi_states_saved
+    mixpi_lent_load, mixpi_states_saved, mixpi_buffers_collect
 #else
-    NULL, NULL, NULL, NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 };
 

@@ -5476,6 +5476,24 @@ __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *s
     mirror_store(one);
 }
 
+/* Puts back the buffers of a skipped step. */
+__global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
+    int32_t flag = k.n_flags == 0;
+    for (int i = 0; i < k.n_flags; i++) flag |= *k.flags[i];
+    if (!flag) return;
+    const size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (int p = 0; p < k.n_parts; p++) {
+        const mixp_restore_part part = k.parts[p];
+        const uintptr_t ends = (uintptr_t)part.to | (uintptr_t)part.from;
+        const size_t wide = ends % sizeof(uint4) ? 0 : part.bytes / sizeof(uint4);
+        for (size_t i = first; i < wide; i += step)
+            static_cast<uint4 *>(part.to)[i] = static_cast<const uint4 *>(part.from)[i];
+        for (size_t i = wide * sizeof(uint4) + first; i < part.bytes; i += step)
+            static_cast<uint8_t *>(part.to)[i] = static_cast<const uint8_t *>(part.from)[i];
+    }
+}
+
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
 __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
                             const mixp_agree_args k, const int32_t *stop) {
@@ -6136,6 +6154,18 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
         *args->rule, args->scaler, args->largest, args->forgives, args->falls,
         &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+}
+
+static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    size_t most = 0;
+    for (int i = 0; i < args->n_parts; i++)
+        if (args->parts[i].bytes > most) most = args->parts[i].bytes;
+    const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
+    const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
+    return k.launched("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream,
+                                              *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -8755,7 +8785,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
                                     mixpi_cuda_recode,
-                                    mixpi_cuda_gemm_narrow };
+                                    mixpi_cuda_gemm_narrow,
+                                    mixpi_cuda_restore };
 
 const int most_devices = 16;
 

@@ -58,6 +58,8 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_turn_args *k), (x, k))                                      \
     X(ELEMENTWISE, recode, "codes of recipes",                                                    \
       (const mixp_exec *x, const mixp_recode_args *k), (x, k))                                    \
+    X(OPTIMIZER, restore, "buffers of skipped steps",                                             \
+      (const mixp_exec *x, const mixp_restore_args *k), (x, k))                                   \
     X(ELEMENTWISE, lose, "losses of recipes",                                                     \
       (const mixp_exec *x, const mixp_lose_args *k), (x, k))                                      \
     X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \

@@ -40,12 +40,16 @@ typedef struct mixp_checkpoint {
     int                    n_optimizers;
     const mixp_checkpoint_value *values;
     int                    n_values;
+    int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
+                                              ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
 } mixp_checkpoint;
 
-/* Saves to path every parameter of the context and every view that an optimizer trains. Each must
- * have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits for the
- * device. If states are sharded over ranks, all ranks call it, and rank 0 writes the complete file,
- * which loads on any number of ranks, with or without sharding.
+/* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
+ * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
+ * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
+ * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
+ * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
+ * "mixprec.rank.2.NAME".
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
  * MIXP_ERR_IO, with the system's reason: the file at path is unchanged, except in one case that the
@@ -64,8 +68,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
- * Needs host memory for the file's data; with sharded states also for those of the largest
- * parameter.
+ * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
+ * MIXP_ERR_SHAPE, unless fresh_buffers is set. Needs host memory for the file's data; with sharded
+ * states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -76,11 +81,11 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
-/* Loads only the parameters of a context, and the views that its optimizers train, by name, for
- * inference and fine-tuning. The file may be a checkpoint of mixprec (its other state is ignored)
- * or any safetensors file. (To read tensors that no optimizer trains, use mixp_safetensors_find.)
- * Master weights follow the weights. desc NULL: every parameter and every tensor must match, with
- * its dtype. */
+/* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
+ * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
+ * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
+ * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
+ * weights. desc NULL: every parameter and every tensor must match, with its dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,

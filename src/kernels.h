@@ -947,6 +947,22 @@ typedef struct mixp_advance_args {
                                            backward pass; NULL = none was measured         */
 } mixp_advance_args;
 
+/* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
+ * to `to`. The parts do not overlap. flags: device memory. */
+#define MIXP_RESTORE_FLAGS 4
+#define MIXP_RESTORE_PARTS 16
+typedef struct mixp_restore_part {
+    void       *to;             /* device memory, like from                                */
+    const void *from;
+    size_t      bytes;
+} mixp_restore_part;
+
+typedef struct mixp_restore_args {
+    int               n_flags, n_parts;
+    const int32_t    *flags[MIXP_RESTORE_FLAGS];
+    mixp_restore_part parts[MIXP_RESTORE_PARTS];
+} mixp_restore_args;
+
 /* The result of one look at an array; counts are of elements. An array already stored in `low` does
  * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
  * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
@@ -1246,6 +1262,8 @@ typedef struct mixp_kernels {
     mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
     /* Products for mixp_context_desc.narrow_products. NULL: gemm does the work. */
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
+    /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
+    mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

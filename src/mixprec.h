@@ -112,9 +112,11 @@ MIXPI_SELDOM_END
 #include "tensors/threads.c"
 #include "tensors/crew.c"
 #include "tensors/watcher.c"
+#include "tensors/backups.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
 #include "tensors/params.c"
+#include "tensors/buffers.c"
 MIXPI_SELDOM_BEGIN
 #include "recipe.c"
 MIXPI_SELDOM_END
@@ -167,6 +169,7 @@ MIXPI_SELDOM_END
 #include "step/muon.c"
 #include "step/gradients.c"
 #include "step/average.c"
+#include "step/buffers.c"
 #include "step/step.c"
 MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
@@ -200,6 +203,7 @@ MIXPI_SELDOM_BEGIN
 #include "ranks/settings.c"
 #include "ranks/agree.c"
 #include "ranks/check.c"
+#include "ranks/buffers.c"
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "ranks/states.c"
 #endif

@@ -611,6 +611,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_ORDER;
         wrong = "was added in the middle of a step: call mixp_scaler_update first";
     } else if (g && g->data == p->data) wrong = "is its own gradient";
+    else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))

@@ -69,6 +69,8 @@ struct mixp_tensor {
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* of a parameter: number of its optimizers                */
+        struct mixpi_backup *backup;    /* of a buffer: its record; otherwise NULL         */
+        uint64_t     read_in;   /* of a frozen parameter: generation of its newest reader  */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
@@ -434,6 +436,70 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
+/* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
+ * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
+ * no gradient and no optimizer. Checkpoints and files of weights hold it under its name.
+ *
+ * "Skipped means untouched" holds for buffers: if the update that a step belongs to skips the step,
+ * every buffer has the bytes from before the step. Operators that follow a write in the step read
+ * the new values.
+ *
+ *     mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, shape);         before the loop
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(opt);
+ *         ...  next = cell(ctx, x, h);  loss = ...
+ *         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *         mixp_copy(h, next);                   after mixp_backward, which reads h
+ *         mixp_scaler_step(scaler, opt);
+ *         mixp_scaler_update(scaler);           skipped: h is what it was
+ *     } while (mixp_retry(scaler, 3));          so a repeat starts from the same h
+ *
+ * Running statistics need no care either: batch_norm of examples/conv.h writes its buffers in the
+ * forward pass, and a batch that is skipped, or tried three times, counts not at all, or once.
+ *
+ * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
+ * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
+ * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
+ * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
+ * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
+ * says MIXP_STEP_SKIPPED. It holds in captured steps and their replays.
+ *
+ * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
+ * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
+ * step wrote it again after the first update, from before that write. A write before the first
+ * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
+ * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
+ * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
+ * their window. Loading a file ends a window.
+ *
+ * RANKS. mixp_buffer_set_ranks says whose bytes count; all ranks write a shared buffer in the same
+ * steps. */
+typedef enum mixp_buffer_ranks {
+    MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
+                                   checkpoint holds one of each rank: see mixp_checkpoint_save */
+    MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
+                                   broadcast_buffers. Compared like weights                */
+    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean, summed in f32 (running
+                                   statistics). f32, f16, bf16. Compared like weights      */
+} mixp_buffer_ranks;
+
+/* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
+ * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
+ * MIXP_BUFFER_OWN. A constant table is better a frozen parameter, of which a checkpoint holds one.
+ * NULL on error. */
+MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape);
+/* Call it on all ranks, before the loop. MIXP_ERR_ARGUMENT: not a buffer, or a mean of integers. */
+MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_ranks ranks);
+/* Keeps the bytes of a buffer, as the first mixp_copy, mixp_write, mixp_fill or mixp_init_... of a
+ * window does by itself. Call it before your own code writes buffer->data, and mixp_tensor_touch
+ * afterwards. (mixp_recompute runs an operator's forward twice: do not write a buffer there.)
+ * MIXP_ERR_ARGUMENT: not a buffer. MIXP_ERR_MEMORY: nothing changes. */
+MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer);
+/* Buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last. mixp_context_find
+ * finds a buffer by its name; mixp_context_param and mixp_init_all know parameters only. */
+MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i);
+
 /* Makes a permanent tensor over your memory (device memory of the context's device). mixprec never
  * copies or frees the memory; it must live as long as the context. Call it once, not in every step.
  * Call mixp_tensor_touch after you write to the memory. NULL on error. */
@@ -490,15 +556,9 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
 /* Copies all elements of `from` to `to` on the device, without a gradient. The dtypes may differ;
- * the counts must be equal. Use mixp_copy to carry a state (an RNN's h) from one step to the next.
- * `to` is then a view or a frozen parameter, made before the loop:
- *
- *     mixp_tensor *h = mixp_param(ctx, "h", MIXP_F32, 2, shape);
- *     mixp_tensor_set_requires_grad(h, 0);
- *     in each step: next = cell(ctx, x, h);  ...  mixp_backward(...);  mixp_copy(h, next);
- *
- * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
- * order of the stream.
+ * the counts must be equal. Use mixp_copy to carry a state from one step to the next: `to` is then
+ * a buffer (see BUFFERS). Copy after mixp_backward if mixp_backward reads `to`. Returns at once;
+ * the copy runs in the order of the stream.
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
@@ -547,8 +607,8 @@ MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain);
 MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
 
 /* mixp_context_param returns parameter number i, from 0, in the order of mixp_param calls; NULL
- * past the last. mixp_context_find returns the parameter of this name, or NULL. NULL is not an
- * error here. Views are not included. The time of a call grows with the number of parameters. */
+ * past the last. mixp_context_find returns the parameter or buffer of this name, or NULL. NULL is
+ * not an error here. Views are not included. */
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i);
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name);
 /* Calls init(t, value) for each parameter whose name fits the pattern (* matches any characters, ?

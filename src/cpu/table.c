@@ -19,7 +19,7 @@
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
-    MIXPI_P(recode), NULL                                                                 \
+    MIXPI_P(recode), NULL, mixpi_cpu_restore                                              \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));

@@ -243,6 +243,16 @@ static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k)
     return MIXP_OK;
 }
 
+static mixp_result mixpi_cpu_restore(const mixp_exec *x, const mixp_restore_args *k) {
+    int32_t flag = k->n_flags == 0;
+    int i;
+    (void)x;
+    for (i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
+    for (i = 0; i < k->n_parts && flag; i++)
+        memcpy(k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
     double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
     size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;

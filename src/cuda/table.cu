@@ -56,7 +56,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
                                     mixpi_cuda_recode,
-                                    mixpi_cuda_gemm_narrow };
+                                    mixpi_cuda_gemm_narrow,
+                                    mixpi_cuda_restore };
 
 const int most_devices = 16;
 

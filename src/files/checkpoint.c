@@ -135,13 +135,16 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
-/* Writes the file. Tells the other ranks that this may take a while. */
-static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
+/* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
+ * take a while. */
+static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { NULL, NULL } };
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     mixpi_state state;
     mixpi_plan plan;
+    memset(&state, 0, sizeof state);
+    state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     metadata[2][0] = mixpi_kinds_key;
@@ -155,30 +158,46 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r)
     mixpi_crew_busy(what->ctx, busy);
 }
 
+/* Collects the ranks' own buffers on rank 0, in memory that the caller releases. */
+static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
+    const uint64_t ranks = mixpi_world(ctx) - 1;
+    char *own = NULL;
+    if (mixpi_place(ctx) == 0)
+        own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
+    if (mixpi_crew_of(ctx)->collect_buffers(ctx, own) != MIXP_OK)
+        mixpi_report_fail(r, MIXP_ERR_RANKS, "ranks did not send their buffers");
+    return own;
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    const mixpi_crew *crew;
-    mixpi_report r;
-    void *borrowed = NULL;
-    int writes;
     if (result != MIXP_OK) return result;
-    crew = mixpi_states_crew(what);
-    r = mixpi_report_begin(path, error, sizeof error);
+    const mixpi_crew *crew = mixpi_states_crew(what);
+    const int owned = mixpi_own_bytes(what->ctx) > 0;
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    writes = !crew || mixpi_place(what->ctx) == 0;
+
+    /* Where each rank has a part of the state, all ranks are here, and rank 0 writes. */
+    const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
+    void *borrowed = NULL;
+    char *own = NULL;
     if (crew) result = crew->check(what->ctx);
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
-    if (writes) mixpi_checkpoint_write(what, &r);
+    if (owned && result == MIXP_OK) own = mixpi_own_collect(what->ctx, &r);
+
+    if (writes) mixpi_checkpoint_write(what, &r, own);
     if (crew) crew->give_back(what, borrowed);
+    mixpi_st_release(what->ctx, own);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
-    return crew ? crew->saved(what, r.result) : r.result;
+    if (!crew && !owned) return r.result;
+    return mixpi_crew_of(what->ctx)->saved(what, r.result);
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
@@ -291,7 +310,8 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
         else if (order < 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
-        else if (order > 0 && mixpi_is_optional_name(there->name))
+        else if (order > 0 && (mixpi_is_optional_name(there->name) ||
+                               (s->fresh && mixpi_is_rank_name(there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -499,6 +519,37 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     }
 }
 
+/* The number of ranks whose own buffers the file holds. */
+static int mixpi_file_ranks(const mixp_safetensors *file) {
+    const size_t n = sizeof mixpi_rank_prefix - 1;
+    int most = 0;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        const char *name = file->items[i].e.name;
+        const long rank = strncmp(name, mixpi_rank_prefix, n) == 0 ? strtol(name + n, NULL, 10) : 0;
+        if (rank > most && rank < INT32_MAX) most = (int)rank;
+    }
+    return most + 1;
+}
+
+/* Own buffers of another number of ranks belong to no rank of this run. */
+static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *file,
+                                        const mixp_checkpoint *what) {
+    const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
+    const mixp_tensor *t = NULL;
+    int64_t i;
+    for (i = 0; i < s->ctx->buffers.all.count && !t; i++)
+        if (mixpi_is_private(s->ctx->buffers.all.made[i])) t = s->ctx->buffers.all.made[i];
+    if (!t || there == here) return;
+    s->fresh = what->fresh_buffers != 0;
+    if (s->fresh) return;
+    mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
+                      "the file holds the own buffers of %d rank%s, '%.60s' among them, and this "
+                      "run has %d: run as many ranks, or set .fresh_buffers to go on with the "
+                      "buffers as they are",
+                      there, there > 1 ? "s" : "", t->name, here);
+}
+
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -510,6 +561,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
+        if (item->elsewhere) continue;
         if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
@@ -519,6 +571,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
@@ -582,6 +635,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
+    if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);

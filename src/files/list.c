@@ -116,6 +116,7 @@ typedef struct mixpi_state_item {
     const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
     int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
+    int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 
 /* The list of all items. With items NULL, a walk only counts items and the bytes of their names. */
@@ -127,6 +128,8 @@ typedef struct mixpi_state {
     char             *names;
     size_t            names_used, names_size;
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
+    char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
+    int               fresh;    /* loading: 1: own buffers keep their bytes                */
 } mixpi_state;
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
@@ -336,7 +339,48 @@ static int mixpi_is_optional_name(const char *name) {
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
 static int mixpi_is_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+{ return t->own.is_param || t->own.backup || t->own.optimizers > 0; }
+
+static int mixpi_is_private(const mixp_tensor *t)
+{ return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN; }
+
+/* Have several ranks each their own bytes of t? */
+static int mixpi_is_of_rank(const mixp_tensor *t)
+{ return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
+
+/* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
+static size_t mixpi_own_bytes(const mixp_context *ctx) {
+    size_t bytes = 0;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count; i++) {
+        const mixp_tensor *t = ctx->buffers.all.made[i];
+        if (mixpi_is_of_rank(t)) bytes += mixpi_round_up(mixpi_bytes(t));
+    }
+    return bytes;
+}
+
+static const char mixpi_rank_prefix[] = "mixprec.rank.";
+
+static int mixpi_is_rank_name(const char *name)
+{ return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
+
+/* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
+static void mixpi_state_add_own(mixpi_state *s) {
+    char *at = s->own;
+    int64_t i;
+    int rank;
+    for (rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
+        for (i = 0; i < s->ctx->buffers.all.count; i++) {
+            mixp_tensor *t = s->ctx->buffers.all.made[i];
+            mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
+            if (!mixpi_is_of_rank(t)) continue;
+            item.on_device = !at;
+            item.elsewhere = rank != mixpi_place(s->ctx);
+            if (at) item.memory = at;
+            if (at) at += mixpi_round_up(mixpi_bytes(t));
+            mixpi_state_add(s, item, "%s%d.%s", mixpi_rank_prefix, rank, t->name);
+        }
+}
 
 static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
     return !some || !some->pattern ||
@@ -355,10 +399,13 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
+        if (what && s->fresh) item.elsewhere = mixpi_is_private(t);
+        else if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }
     if (!what) return;
+    if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
@@ -385,11 +432,15 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                              const mixp_checkpoint *what,
                              const mixp_weights_desc *some) {
+    const int fresh = s->fresh;
+    char *own = s->own;
     size_t i;
     memset(s, 0, sizeof *s);
     s->report = r;
     s->ctx = ctx;
     s->some = some;
+    s->own = own;
+    s->fresh = fresh;
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);

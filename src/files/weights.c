@@ -114,6 +114,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
     size_t i;
+    mixpi_window_new(s->ctx, MIXPI_OUTSIDE);
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
@@ -162,6 +163,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 /* Lists the weights that desc selects. */
 static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                                const mixp_weights_desc *desc) {
+    memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'",

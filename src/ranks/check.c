@@ -2,8 +2,13 @@
 #include "agree.c"
 /* --- weights of all ranks ------------------------------------------------------------------- */
 
-static int mixpi_is_compared(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+/* Must t be the same on all ranks? A shared buffer is, except between its first write in a step and
+ * the update. */
+static int mixpi_is_compared(const mixp_tensor *t) {
+    const mixpi_backup *b = t->own.backup;
+    if (!b) return t->own.is_param || t->own.optimizers > 0;
+    return b->ranks != MIXP_BUFFER_OWN && t->ctx->buffers.state != MIXPI_IN_STEP;
+}
 
 /* Returns the number of weights. If `all` is given, lists them there. */
 static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {

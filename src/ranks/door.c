@@ -5,6 +5,7 @@
 #include "shards.c"
 #include "agree.c"
 #include "check.c"
+#include "buffers.c"
 #include "states.c"
 /* --- what the ranks' door opens to ---------------------------------------------------------- */
 
@@ -20,12 +21,13 @@ static const mixpi_crew mixpi_ranks_door = {
     /* step */
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
     mixpi_shards_send, mixpi_opt_gather, mixpi_averages_gather, mixpi_opt_in_pieces,
+    mixpi_buffers_exchange,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
-    mixpi_lent_load, mixpi_states_saved
+    mixpi_lent_load, mixpi_states_saved, mixpi_buffers_collect
 #else
-    NULL, NULL, NULL, NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif
 };
 

@@ -181,19 +181,6 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     }
 }
 
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
-}
-
 /* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
  * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
 static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,

@@ -2,6 +2,7 @@
 #include "muon.c"
 #include "gradients.c"
 #include "average.c"
+#include "buffers.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* A step with a spike rule for the loss needs a loss from this step. */
@@ -178,6 +179,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
     if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
     if (r != MIXP_OK || !watcher) return r;
     return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
@@ -381,10 +383,6 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     return v;
 }
 
-/* Was opt unscaled or stepped before the scaler's last update, or since? */
-static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
-{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
-
 /* The verdict of an optimizer skipped since the last update, or the newest if none was skipped. */
 static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
     const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
@@ -441,6 +439,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     watcher = mixpi_watcher_of(ctx);
     watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
+    if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;

@@ -226,6 +226,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (watcher && e->site) r = watcher->stored(e, in);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) {
+        if (in[i]) mixpi_origin(in[i])->own.read_in = ctx->generation;
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }

@@ -2,6 +2,7 @@
 #include "block.c"
 #include "crew.c"
 #include "watcher.c"
+#include "backups.c"
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -137,6 +138,8 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
+    /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
+    if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
     if (ctx->capturing && watcher) watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
@@ -148,6 +151,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
  * gradients. */
 static void mixpi_capture_undo(mixp_context *ctx) {
     ctx->capturing = 0;
+    mixpi_window_new(ctx, MIXPI_OUTSIDE);
     ctx->step = ctx->capture_step;
     ctx->replays += ctx->scale_moved != 0;
 }

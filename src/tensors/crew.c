@@ -46,6 +46,7 @@ struct mixpi_crew {
     mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
     mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
     void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    mixp_result (*share_buffers)(mixp_context *ctx);    /* an update: shared buffers travel */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);
     mixp_result (*collect)(const struct mixp_checkpoint *what);
@@ -54,6 +55,8 @@ struct mixpi_crew {
     void        (*give_back)(const struct mixp_checkpoint *what, void *memory);
     mixp_result (*load)(const struct mixpi_state_item *item);
     mixp_result (*saved)(const struct mixp_checkpoint *what, mixp_result r);
+    /* checkpoints: each rank's own buffers, one after another, rank by rank, from rank 1 on */
+    mixp_result (*collect_buffers)(mixp_context *ctx, char *memory);    /* NULL: not rank 0 */
 };
 
 /* The door; NULL: the context has no ranks. */

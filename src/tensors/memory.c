@@ -137,6 +137,23 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
+/* Bytes of t's data. */
+static size_t mixpi_bytes(const mixp_tensor *t)
+{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
+
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
+}
+
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
 { return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
 

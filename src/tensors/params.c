@@ -22,7 +22,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
     return !*pattern;
 }
 
-/* The place of a name in the table: its parameter, or the first free place behind its hash, which
+/* The place of a name in the table: its tensor, or the first free place behind its hash, which
  * is FNV-1a. At least half of the places are free. */
 static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     const uint64_t last = 2 * (uint64_t)p->room - 1;
@@ -34,15 +34,15 @@ static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
     return &p->named[at];
 }
 
-/* The tensor becomes the context's newest parameter. There is room for it. */
+/* The tensor becomes the newest of these. There is room for it. */
 static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
     p->made[p->count++] = t;
     if (*t->name) *mixpi_name_place(p, t->name) = t;
 }
 
-/* Makes room for one more parameter. Both arrays are one piece of memory, which doubles. */
-static mixp_result mixpi_params_grow(mixp_context *ctx) {
-    mixpi_params old = ctx->params, grown = { NULL, NULL, 0, 0 };
+/* Makes room for one more tensor. Both arrays are one piece of memory, which doubles. */
+static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
+    mixpi_params old = *p, grown = { NULL, NULL, 0, 0 };
     int64_t i;
     if (old.count < old.room) return MIXP_OK;
     grown.room = old.room ? 2 * old.room : 16;
@@ -50,15 +50,18 @@ static mixp_result mixpi_params_grow(mixp_context *ctx) {
     if (!grown.made) return MIXP_ERR_MEMORY;
     grown.named = grown.made + grown.room;
     for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
-    ctx->params = grown;
+    *p = grown;
     if (old.made) mixpi_owned_free(ctx, old.made);
     return MIXP_OK;
 }
 
-/* Finds no parameter without a name. */
+static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name)
+{ return name && *name && p->room ? *mixpi_name_place(p, name) : NULL; }
+
+/* Finds no parameter or buffer without a name. */
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
-    if (!ctx || !name || !*name || !ctx->params.room) return NULL;
-    return *mixpi_name_place(&ctx->params, name);
+    mixp_tensor *t = ctx ? mixpi_params_find(&ctx->params, name) : NULL;
+    return t || !ctx ? t : mixpi_params_find(&ctx->buffers.all, name);
 }
 
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
@@ -92,6 +95,16 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                              "mixp_init_all: no parameter's name fits '%s'", pattern);
 }
 
+/* Reports a name that another parameter or buffer has. */
+static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *name) {
+    if (!mixp_context_find(ctx, name)) return 0;
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "%s '%s': this name is taken; create each parameter and buffer once, before "
+                      "the loop, with its own name",
+                      who, name);
+    return 1;
+}
+
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape) {
     mixp_tensor *t;
@@ -101,15 +114,9 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
-    if (mixp_context_find(ctx, name)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_param '%s': this name is taken; create each parameter once, before "
-                          "the loop, with its own name",
-                          name);
-        return NULL;
-    }
-    if (!ctx || mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
-    if (mixpi_params_grow(ctx) != MIXP_OK) return NULL;
+    if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
+    if (mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
+    if (mixpi_params_grow(ctx, &ctx->params) != MIXP_OK) return NULL;
     t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (!t) return NULL;
     t->requires_grad = t->own.is_param = 1;

@@ -50,9 +50,9 @@ typedef struct mixpi_watcher mixpi_watcher;
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
-/* The parameters of a context. */
+/* The parameters of a context, or its buffers. */
 typedef struct mixpi_params {
-    mixp_tensor **made;         /* `count` parameters, oldest first                        */
+    mixp_tensor **made;         /* `count` tensors, oldest first                           */
     mixp_tensor **named;        /* hash table of those with a name: 2 * room places; NULL = free */
     int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
 } mixpi_params;
@@ -64,6 +64,24 @@ typedef struct mixpi_unscaled {
     int    counts;              /* 1: the current walk counts them                         */
     double values, flushed;     /* counted: values that are not 0; estimate of the values flushed */
 } mixpi_unscaled;
+
+/* A buffer's record: see backups.c. */
+typedef struct mixpi_backup {
+    mixp_tensor *buffer;
+    void        *data;          /* device memory: the buffer's bytes from before the window; NULL
+                                   until a step writes the buffer                          */
+    uint64_t     window;        /* the window whose first write filled data; 0 = none      */
+    uint64_t     kept_in;       /* generation of that write                                */
+    mixp_buffer_ranks ranks;
+} mixpi_backup;
+
+typedef struct mixpi_buffers {
+    mixpi_params all;
+    uint64_t window;            /* number of the current window                            */
+    uint64_t first;             /* first window whose backups are valid                    */
+    int      state;             /* MIXPI_OUTSIDE, ...                                      */
+    int      retries;           /* 1: the program has called mixp_retry                    */
+} mixpi_buffers;
 
 struct mixp_context {
     const mixp_device *device;
@@ -92,6 +110,7 @@ struct mixp_context {
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_params params;
+    mixpi_buffers buffers;
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
     const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
     mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */

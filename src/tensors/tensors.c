@@ -1,5 +1,5 @@
 #pragma once
-#include "crew.c"
+#include "backups.c"
 /* --- tensors --------------------------------------------------------------------------- */
 
 /* A tensor as an argument of kernels. NULL gives an argument without data. */
@@ -8,10 +8,6 @@ static mixp_in mixpi_tensor_in(const mixp_tensor *t)
 static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
     return t ? mixpi_out_to(t->data, t->dtype, accumulate)
              : mixpi_out_to(NULL, MIXP_F32, 0);
-}
-
-static size_t mixpi_bytes(const mixp_tensor *t) {
-    return (size_t)t->count * mixp_dtype_size(t->dtype);
 }
 
 /* "[2, 3, 4]" for messages. */
@@ -226,6 +222,11 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_requires_grad");
     if (r != MIXP_OK) return r;
+    if (on && mixpi_backup_of(t))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
+                                 "make what trains with mixp_param",
+                                 t->name);
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -253,7 +254,15 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    if (mixpi_tensor_live(t, "mixp_tensor_touch") == MIXP_OK) mixpi_written(t, "mixp_tensor_touch");
+    const mixpi_backup *b;
+    if (mixpi_tensor_live(t, "mixp_tensor_touch") != MIXP_OK) return;
+    b = mixpi_backup_of(t);
+    if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
+        mixpi_warn(t->ctx,
+                   "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
+                   "cannot restore it: call mixp_buffer_save before the write",
+                   b->buffer->name);
+    mixpi_written(t, "mixp_tensor_touch");
 }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
@@ -297,8 +306,8 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     mixp_in src = mixpi_in(host, dtype);
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_write");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_write");
     if (dtype == t->dtype) return mixpi_feed(t->ctx, t->data, host, bytes);
     if (t->ctx->device->upload) {
         void *stage = mixpi_context_scratch(t->ctx, bytes);
@@ -331,7 +340,8 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    mixpi_written(to, "mixp_copy");
+    r = mixpi_write_begin(to, "mixp_copy");
+    if (r != MIXP_OK) return r;
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }
 
@@ -378,7 +388,8 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
                                  "%g; use a smaller number, or INFINITY",
                                  value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
-    mixpi_written(t, "mixp_fill");
+    r = mixpi_write_begin(t, "mixp_fill");
+    if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
 
@@ -400,8 +411,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
     mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
     if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_init");
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
         for (j = 0; j < n; j++) {

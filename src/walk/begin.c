@@ -26,6 +26,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;
+    mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;
 }

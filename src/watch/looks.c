@@ -28,10 +28,11 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
-/* Is t the batch, that is, neither a parameter nor the result of a site? */
+/* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */
 static int mixpi_is_data(const mixp_tensor *t) {
     if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
-    return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
+    if (t->own.generation) return !t->own.watch.site && !t->own.from_tape;
+    return !t->own.is_param && !t->own.backup;
 }
 
 /* In a sampled step looks at t, an input of a site, if t is the batch. */

@@ -384,13 +384,23 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
+/* t with the bytes that the step read: it may have written a buffer since, and the backup has the
+ * bytes from before. */
+static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
+    const mixpi_backup *b = t->own.backup;
+    mixp_tensor read = *t;
+    if (b && mixpi_backup_is_valid(b)) read.data = b->data;
+    return read;
+}
+
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
 static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 1;
+        const mixp_tensor read = mixpi_as_read(site->read[i]);
+        if (!mixpi_real(read.dtype)) continue;
+        if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
         if (found.zeros == found.count) return 1;
     }
     return 0;
@@ -567,13 +577,15 @@ static void mixpi_settle_operands(mixp_context *ctx, int number) {
     }
 }
 
-/* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
+/* Is a weight or a buffer that the site reads not finite? Looks at it at once: only after a
+ * failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
+        const mixp_tensor read = mixpi_as_read(site->read[i]);
+        if (!mixpi_real(read.dtype)) continue;
+        if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;
     }
     return 0;
@@ -1381,6 +1393,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
                           "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
+    scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->replays;
     if (!updated || scaler->desc.disabled || scaler->tries >= times ||
@@ -1403,6 +1416,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
             mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
             !mixpi_f64_is_finite(value);
+    if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
 }

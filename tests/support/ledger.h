@@ -637,6 +637,10 @@ LEDGER_KERNEL(recode) {
     (void)x;
     return ledger_moves("recode", 1, scales + (k->decodes ? codes : 2 * n), k->decodes ? 2 * n : codes, 0.7);
 }
+LEDGER_KERNEL(restore) {      /* a step that is applied reads the flags only */
+    (void)x;
+    return ledger_moves("restore", 1, 4.0 * k->n_flags, 0, 0.1);
+}
 LEDGER_KERNEL(turn) {
     double n = (double)k->n * (double)k->length;
     (void)x;
@@ -710,6 +714,7 @@ static const mixp_device *ledger_device(void) {
     kernels.recode = ledger_recode;
     kernels.gemm_narrow = ledger_gemm_narrow;
     kernels.lose = ledger_lose;
+    kernels.restore = ledger_restore;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
     device.name = "ledger";

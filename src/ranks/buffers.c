@@ -1,0 +1,86 @@
+#pragma once
+#include "check.c"
+/* --- buffers of many ranks -------------------------------------------------------------------
+ *
+ * All ranks write a shared buffer in the same steps, so they exchange it in the same updates.
+ */
+
+/* The mean over the ranks, summed in f32. */
+static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
+    mixp_context *ctx = t->ctx;
+    const int low = mixpi_is_low(t->dtype);
+    void *sum = low ? mixpi_context_scratch(ctx, (size_t)t->count * sizeof(float)) : t->data;
+    const mixp_out wide = mixpi_out_to(sum, MIXP_F32, 0);
+    mixp_unary_args k;
+    mixp_result r = MIXP_OK;
+    if (!sum) return MIXP_ERR_MEMORY;
+    if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
+    if (r != MIXP_OK) return r;
+
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = 1.0f / (float)ctx->ranks.size;
+    k.n = t->count;
+    k.a = mixpi_in(sum, MIXP_F32);
+    k.y = mixpi_tensor_out(t, 0);
+    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->unary(&ctx->exec, &k));
+}
+
+/* Sends the shared buffers that this window has written. */
+MIXPI_SELDOM
+static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        mixp_tensor *t = b->buffer;
+        if (b->ranks == MIXP_BUFFER_OWN || b->window != ctx->buffers.window) continue;
+        mixpi_written(t, "the exchange of buffers");
+        if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
+        else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
+    }
+    return r;
+}
+
+#ifndef MIXPREC_NO_CHECKPOINT
+/* Sends a copy of this buffer of rank `from` to rank 0, which stores it at `to`. */
+static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
+    mixp_context *ctx = t->ctx;
+    const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    mixp_result r = MIXP_OK;
+    size_t at, n;
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        char *part = (char *)mixpi_context_scratch(ctx, most);
+        n = bytes - at < most ? bytes - at : most;
+        if (!part) return MIXP_ERR_MEMORY;
+        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
+        if (r == MIXP_OK && from == ctx->ranks.rank)
+            r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the sum of buffers", ctx->ranks.sum,
+                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        /* A rank 0 without memory takes part all the same, because the other ranks wait. */
+        if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
+    }
+    return r;
+}
+
+/* Collects the own buffers of all other ranks on rank 0. memory: NULL on the other ranks. */
+MIXPI_SELDOM
+static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int rank;
+    for (rank = 1; rank < ctx->ranks.size; rank++)
+        for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+            const mixpi_backup *b = mixpi_backup_at(ctx, i);
+            if (b->ranks != MIXP_BUFFER_OWN) continue;
+            r = mixpi_buffer_collect(b->buffer, rank, memory);
+            if (memory) memory += mixpi_round_up(mixpi_bytes(b->buffer));
+        }
+    return mixpi_crew_stop(ctx, r);
+}
+#endif

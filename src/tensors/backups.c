@@ -1,0 +1,158 @@
+#pragma once
+#include "memory.c"
+#include "crew.c"
+/* --- backups of buffers -------------------------------------------------------------------- *
+ *
+ * A buffer's first write in a window of steps keeps the bytes from before the window. The update
+ * that ends the window queues a copy back, which the device makes if the step was skipped.
+ *
+ *     mixp_step_begin     first write     mixp_scaler_update        mixp_step_begin
+ *           |                  |                  |                       |
+ *           |<-------------- window n ----------->|<----- window n+1 ---->|<-- n+2 ...
+ *       first = n         backup of n         restore if skipped      first = n + 2
+ *
+ * Backups of all windows since `first` are valid, because two scalers may update in one step.
+ */
+enum {
+    MIXPI_OUTSIDE,              /* before the first step: writes stay                      */
+    MIXPI_IN_STEP,              /* the window has no update yet                            */
+    MIXPI_AFTER_UPDATE,
+    MIXPI_IN_EVALUATION
+};
+
+/* The backup of t, or of the tensor whose memory t shares; NULL: no buffer. */
+static mixpi_backup *mixpi_backup_of(const mixp_tensor *t)
+{ return t->own.origin ? t->own.origin->own.backup : t->own.backup; }
+
+/* The backup of buffer number i. */
+static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i)
+{ return ctx->buffers.all.made[i]->own.backup; }
+
+/* No backup made so far will be used again. */
+static void mixpi_window_new(mixp_context *ctx, int state) {
+    ctx->buffers.first = ++ctx->buffers.window;
+    ctx->buffers.state = state;
+}
+
+/* A step or an evaluation begins. Steps without an update between them share a window, as the
+ * micro-batches of one update do. An evaluation between such steps belongs to their window. */
+static void mixpi_window_begin(mixp_context *ctx) {
+    if (ctx->buffers.state == MIXPI_IN_STEP) return;
+    mixpi_window_new(ctx, ctx->evaluates ? MIXPI_IN_EVALUATION : MIXPI_IN_STEP);
+}
+
+/* An update ends the window. Its backups stay valid until a step begins: a second scaler may update
+ * in the same step. */
+static void mixpi_window_end(mixp_context *ctx) {
+    ctx->buffers.window++;
+    ctx->buffers.state = MIXPI_AFTER_UPDATE;
+}
+
+/* Was this backup filled since the step began? */
+static int mixpi_backup_is_valid(const mixpi_backup *b)
+{ return b->window >= b->buffer->ctx->buffers.first; }
+
+/* Memory for the bytes of a buffer. A captured step must not allocate. */
+static mixp_result mixpi_backup_room(mixpi_backup *b) {
+    mixp_tensor *t = b->buffer;
+    if (b->data) return MIXP_OK;
+    if (t->ctx->capturing)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "the first write of the buffer '%.60s' is in a capture, which "
+                                 "must not allocate: run an ordinary step before it",
+                                 t->name);
+    b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
+    return b->data ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* Before a buffer is written: keeps its bytes, once in a window. */
+static mixp_result mixpi_backup_keep(mixpi_backup *b) {
+    mixp_context *ctx = b->buffer->ctx;
+    mixp_result r;
+    if (ctx->buffers.state == MIXPI_OUTSIDE || b->window == ctx->buffers.window) return MIXP_OK;
+    r = mixpi_backup_room(b);
+    if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer));
+    if (r != MIXP_OK) return r;
+    b->window = ctx->buffers.window;
+    b->kept_in = ctx->generation;
+    return MIXP_OK;
+}
+
+/* Warns of a frozen parameter that serves as a buffer in a loop of mixp_retry: each retry would
+ * start from what the skipped step wrote. */
+static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
+    mixp_context *ctx = t->ctx;
+    if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
+    if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
+    mixpi_warn(ctx,
+               "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may "
+               "repeat the step: a repeat starts from what the skipped step wrote; make '%.60s' "
+               "with mixp_buffer",
+               who, t->name, t->name);
+}
+
+/* Every call that writes the whole of t begins here, before it changes t's memory. */
+static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
+    mixpi_backup *b = mixpi_backup_of(t);
+    const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
+    if (r != MIXP_OK) return r;
+    if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
+    mixpi_written(t, who);
+    return MIXP_OK;
+}
+
+/* --- restoring ------------------------------------------------------------------------------ */
+
+/* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
+static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
+    mixp_result r = MIXP_OK;
+    int32_t flag = k->n_flags == 0;
+    int i;
+    for (i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
+        r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
+    for (i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
+        r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
+    return r;
+}
+
+static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    const int n = k->n_parts;
+    mixp_result r;
+    if (!n) return MIXP_OK;
+    r = kernels->restore ? mixpi_noted(ctx, "restore", kernels->restore(&ctx->exec, k))
+                         : mixpi_restore_by_hand(ctx, k);
+    k->n_parts = 0;
+    return r;
+}
+
+/* Queues the restore of all buffers written since the step began. The device restores them if one
+ * of the flags in k is not 0, or if k has no flags. */
+static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        mixp_restore_part *part = &k->parts[k->n_parts];
+        if (!mixpi_backup_is_valid(b)) continue;
+        part->to = b->buffer->data;
+        part->from = b->data;
+        part->bytes = mixpi_bytes(b->buffer);
+        mixpi_written(b->buffer, "a skipped step");
+        if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
+    }
+    return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
+}
+
+/* An evaluation that is repeated starts from the buffers that it met. */
+static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
+        mixpi_written(b->buffer, "mixp_retry_loss");
+        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
+    }
+    return r;
+}

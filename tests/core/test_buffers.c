@@ -1,0 +1,758 @@
+/* test_buffers.c - what a step writes beside its weights: a skipped step leaves every byte of every
+ * buffer, a repeated one counts once, and a write outside of steps stays.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * The expected bytes are those that the test itself wrote, or plain C's arithmetic on them.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include <stdint.h>
+
+enum { N = 6 };
+static const int64_t six[1] = { N };
+
+/* One parameter of 1 for each optimizer. A step's gradient is `grad`, times the scale: Inf skips. */
+typedef struct rig {
+    mixp_context   *ctx;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt[2];
+    mixp_tensor    *w[2], *buffer;
+    int             warnings;
+    char            warning[400];
+} rig;
+
+static void hear(const char *message, void *user) {
+    rig *r = (rig *)user;
+    r->warnings++;
+    snprintf(r->warning, sizeof r->warning, "%s", message);
+}
+
+static void rig_open_with(rig *r, mixp_context_desc *d, const mixp_optimizer_desc *of, mixp_dtype dtype) {
+    static const int64_t one[1] = { 1 };
+    int i;
+    memset(r, 0, sizeof *r);
+    d->on_warning = hear;
+    d->user = r;
+    r->ctx = mixp_context_new(d);
+    r->scaler = mixp_scaler_new(r->ctx, NULL);
+    for (i = 0; i < 2; i++) {
+        r->w[i] = mixp_param(r->ctx, i ? "b" : "a", MIXP_F32, 1, one);
+        r->opt[i] = mixp_optimizer_new(r->ctx, of);
+        mixp_fill(r->w[i], 1.0);
+        mixp_optimizer_add(r->opt[i], r->w[i], NULL);
+    }
+    r->buffer = mixp_buffer(r->ctx, "state", dtype, 1, six);
+    CHECK(r->buffer != NULL);
+}
+
+static void rig_open(rig *r, mixp_dtype dtype) {
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    memset(&d, 0, sizeof d);
+    sgd.lr = 0.25;
+    rig_open_with(r, &d, &sgd, dtype);
+}
+
+static void rig_close(rig *r, int warnings) {
+    const char *why = "";
+    CHECK_INT(mixp_context_error(r->ctx, &why), MIXP_OK);
+    if (*why) printf("  %s\n", why);
+    CHECK_INT(r->warnings, warnings);
+    if (r->warnings != warnings) printf("  %s\n", r->warning);
+    mixp_context_free(r->ctx);
+}
+
+/* Writes the scaled gradient of parameter i. grad Inf: the step will be skipped. */
+static void walk(rig *r, int i, float grad) {
+    mixp_tensor *x = mixp_input(r->ctx, MIXP_F32, 1, (const int64_t[1]) { 1 }, &grad);
+    mixp_tensor *loss = mixp_sum(r->ctx, mixp_mul(r->ctx, r->w[i], x), MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(r->ctx, mixp_scaler_scale(r->scaler, loss)), MIXP_OK);
+}
+
+static void begin(rig *r) {
+    CHECK_INT(mixp_step_begin(r->ctx), MIXP_OK);
+    mixp_zero_grad(r->opt[0]);
+    mixp_zero_grad(r->opt[1]);
+}
+
+static void end(rig *r) {
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+}
+
+/* A whole step without a write. */
+static void plain_step(rig *r, float grad) {
+    begin(r);
+    walk(r, 0, grad);
+    end(r);
+}
+
+static void set(rig *r, const double *x) { CHECK_INT(mixp_write(r->buffer, x, MIXP_F64, N), MIXP_OK); }
+
+static void is(const mixp_tensor *t, const double *want) {
+    double got[N];
+    int i;
+    CHECK_INT(mixp_read(t, got, MIXP_F64, N), MIXP_OK);
+    for (i = 0; i < N; i++) CHECK_NEAR(got[i], want[i], 0);
+}
+
+static const double first[N] = { 1, 2, 3, 4, 5, 6 }, second[N] = { 9, 8, 7, 6, 5, 4 };
+static const double third[N] = { 0, 1, 0, 1, 0, 1 };
+
+/* --- each way to write, each dtype --------------------------------------------------------------- */
+
+enum { BY_WRITE, BY_COPY, BY_FILL, BY_INIT, BY_RESHAPE, BY_HAND, WAYS };
+
+static void write_by(rig *r, int way) {
+    const int64_t two[2] = { 2, N / 2 };
+    mixp_tensor *t = r->buffer;
+    int i;
+    switch (way) {
+    case BY_WRITE: set(r, second); break;
+    case BY_COPY: {
+        float x[N];
+        for (i = 0; i < N; i++) x[i] = (float)second[i];
+        CHECK_INT(mixp_copy(t, mixp_input(r->ctx, MIXP_F32, 1, six, x)), MIXP_OK);
+        break;
+    }
+    case BY_FILL: CHECK_INT(mixp_fill(t, 3), MIXP_OK); break;
+    case BY_INIT: CHECK_INT(mixp_init_uniform(t, 10, 100), MIXP_OK); break;
+    case BY_RESHAPE:
+        CHECK_INT(mixp_fill(mixp_reshape(r->ctx, t, 2, two), 2), MIXP_OK);
+        break;
+    default:
+        CHECK_INT(mixp_buffer_save(t), MIXP_OK);
+        memset(t->data, 0x7F, N * mixp_dtype_size(t->dtype));
+        mixp_tensor_touch(t);
+    }
+}
+
+static void test_ways(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16, MIXP_I32, MIXP_I64,
+                                         MIXP_U8 };
+    size_t d;
+    int way;
+    for (d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
+        for (way = 0; way < WAYS; way++) {
+            unsigned char before[N * 8], after[N * 8];
+            const size_t bytes = N * mixp_dtype_size(dtypes[d]);
+            const int reshapes = dtypes[d] == MIXP_F32 || dtypes[d] == MIXP_F16;
+            rig r;
+            if (way == BY_RESHAPE && !reshapes) continue;   /* operators take floats of 16 and 32 bits */
+            rig_open(&r, dtypes[d]);
+            set(&r, first);
+            memcpy(before, r.buffer->data, bytes);
+
+            begin(&r);
+            walk(&r, 0, INFINITY);
+            write_by(&r, way);
+            memcpy(after, r.buffer->data, bytes);
+            CHECK(memcmp(before, after, bytes) != 0);       /* visible at once */
+            end(&r);
+            CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_SKIPPED);
+            CHECK(memcmp(before, r.buffer->data, bytes) == 0);
+
+            begin(&r);
+            walk(&r, 0, 1);
+            write_by(&r, way);
+            memcpy(after, r.buffer->data, bytes);
+            end(&r);
+            CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_APPLIED);
+            CHECK(memcmp(after, r.buffer->data, bytes) == 0);
+            rig_close(&r, 0);
+        }
+}
+
+/* What follows in the step reads the new values, and a second write of the step is undone too. */
+static void test_two_writes(void) {
+    const int64_t at[1] = { N };
+    double want[N];
+    rig r;
+    int i;
+    rig_open(&r, MIXP_F32);
+    set(&r, first);
+    begin(&r);
+    set(&r, second);
+    MIXP_NO_GRAD(r.ctx) {
+        mixp_tensor *sum = mixp_add(r.ctx, r.buffer, mixp_full(r.ctx, MIXP_F32, 1, at, 0));
+        for (i = 0; i < N; i++) want[i] = second[i];
+        is(sum, want);
+        CHECK_INT(mixp_copy(r.buffer, mixp_scale(r.ctx, sum, 2)), MIXP_OK);
+    }
+    for (i = 0; i < N; i++) want[i] = 2 * second[i];
+    is(r.buffer, want);
+    walk(&r, 0, NAN);
+    end(&r);
+    is(r.buffer, first);
+    rig_close(&r, 0);
+}
+
+/* --- where a window begins and ends ---------------------------------------------------------------- */
+
+/* Micro-batches are one window: a skip undoes what all of them wrote. */
+static void test_accumulation(void) {
+    rig r;
+    int bad;
+    for (bad = 0; bad < 3; bad++) {
+        int batch;
+        rig_open(&r, MIXP_F32);
+        set(&r, first);
+        for (batch = 0; batch < 3; batch++) {
+            CHECK_INT(mixp_step_begin(r.ctx), MIXP_OK);
+            if (!batch) mixp_zero_grad(r.opt[0]);
+            walk(&r, 0, batch == bad ? INFINITY : 1.0f);
+            set(&r, batch == 1 ? third : second);
+            is(r.buffer, batch == 1 ? third : second);
+        }
+        end(&r);
+        is(r.buffer, first);
+        plain_step(&r, 1);
+        plain_step(&r, INFINITY);       /* without a write: nothing to restore */
+        is(r.buffer, first);
+        rig_close(&r, 0);
+    }
+}
+
+/* Writes before the first step, between steps and in evaluations stay. */
+static void test_outside(void) {
+    rig r;
+    rig_open(&r, MIXP_F32);
+    set(&r, first);
+    plain_step(&r, INFINITY);
+    is(r.buffer, first);
+    set(&r, second);                    /* after an update, as a teacher is written */
+    plain_step(&r, INFINITY);
+    is(r.buffer, second);
+    mixp_eval_begin(r.ctx);
+    set(&r, third);
+    plain_step(&r, INFINITY);
+    is(r.buffer, third);
+    rig_close(&r, 0);
+}
+
+/* One scaler of two optimizers: a skip of either is a skip of the step. */
+static void test_two_optimizers(void) {
+    int bad;
+    for (bad = 0; bad < 3; bad++) {     /* 2: neither */
+        rig r;
+        rig_open(&r, MIXP_F32);
+        set(&r, first);
+        begin(&r);
+        walk(&r, 0, bad == 0 ? INFINITY : 1.0f);
+        walk(&r, 1, bad == 1 ? INFINITY : 1.0f);
+        set(&r, second);
+        CHECK_INT(mixp_scaler_step(r.scaler, r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.scaler, r.opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
+        is(r.buffer, bad < 2 ? first : second);
+        rig_close(&r, 0);
+    }
+}
+
+/* More optimizers than one launch of the kernel has flags. */
+static void test_many_optimizers(void) {
+    enum { MANY = 11 };
+    int bad;
+    for (bad = 0; bad < MANY; bad++) {
+        const int64_t one[1] = { 1 };
+        mixp_optimizer *opt[MANY];
+        mixp_tensor *w[MANY];
+        rig r;
+        int i;
+        rig_open(&r, MIXP_F32);
+        set(&r, first);
+        for (i = 0; i < MANY; i++) {
+            w[i] = mixp_param(r.ctx, "", MIXP_F32, 1, one);
+            opt[i] = mixp_optimizer_new(r.ctx, NULL);
+            mixp_optimizer_add(opt[i], w[i], NULL);
+        }
+        begin(&r);
+        for (i = 0; i < MANY; i++) {
+            float g = i == bad ? INFINITY : 1.0f;
+            mixp_tensor *x = mixp_input(r.ctx, MIXP_F32, 1, one, &g);
+            mixp_tensor *loss = mixp_sum(r.ctx, mixp_mul(r.ctx, w[i], x), MIXP_ALL, 0);
+            CHECK_INT(mixp_backward(r.ctx, mixp_scaler_scale(r.scaler, loss)), MIXP_OK);
+            CHECK_INT(mixp_scaler_step(r.scaler, opt[i]), MIXP_OK);
+        }
+        set(&r, second);
+        CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
+        is(r.buffer, first);
+        rig_close(&r, 0);
+    }
+}
+
+/* Two scalers update in one step. The buffer is written before the first update, and perhaps again
+ * between the two. */
+static void test_two_scalers(void) {
+    int bad, again;
+    for (bad = 0; bad < 3; bad++)
+        for (again = 0; again < 2; again++) {
+            mixp_scaler *s[2];
+            rig r;
+            int i;
+            rig_open(&r, MIXP_F32);
+            set(&r, first);
+            s[0] = r.scaler;
+            s[1] = mixp_scaler_new(r.ctx, NULL);
+            begin(&r);
+            set(&r, second);
+            for (i = 0; i < 2; i++) {
+                r.scaler = s[i];
+                walk(&r, i, bad == i ? INFINITY : 1.0f);
+                CHECK_INT(mixp_scaler_step(s[i], r.opt[i]), MIXP_OK);
+                CHECK_INT(mixp_scaler_update(s[i]), MIXP_OK);
+                if (!i) is(r.buffer, bad == 0 ? first : second);
+                if (!i && again) set(&r, third);
+            }
+            if (!again) is(r.buffer, bad < 2 ? first : second);
+            else if (bad == 1) is(r.buffer, second);
+            else is(r.buffer, third);
+            rig_close(&r, 0);
+        }
+}
+
+/* Without a scaler only a spike skips a step. */
+static void test_spikes(void) {
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    rig r;
+    int step;
+    memset(&d, 0, sizeof d);
+    sgd.spike.of = MIXP_SPIKE_NORM;
+    sgd.spike.window = 4;
+    sgd.spike.z = 3;
+    rig_open_with(&r, &d, &sgd, MIXP_F32);
+    for (step = 0; step < 9; step++) {
+        const float grad = step == 8 ? 1000.0f : 1.0f + 0.01f * (float)(step % 3);
+        const float one = 1.0f;
+        const int64_t shape[1] = { 1 };
+        mixp_tensor *x, *loss;
+        begin(&r);
+        x = mixp_input(r.ctx, MIXP_F32, 1, shape, step == 8 ? &grad : &one);
+        x = mixp_scale(r.ctx, x, step == 8 ? 1.0f : grad);
+        loss = mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0], x), MIXP_ALL, 0);
+        CHECK_INT(mixp_backward(r.ctx, loss), MIXP_OK);
+        set(&r, step == 8 ? second : first);
+        CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
+    }
+    CHECK_INT(mixp_optimizer_verdict(r.opt[0]).reason, MIXP_SKIP_SPIKE_NORM);
+    is(r.buffer, first);
+    rig_close(&r, 0);
+}
+
+/* A disabled scaler and a step without a scaler apply Inf, as PyTorch does: the write stays. */
+static void test_unscaled(void) {
+    rig r;
+    float inf = INFINITY;
+    const int64_t one[1] = { 1 };
+    rig_open(&r, MIXP_F32);
+    set(&r, first);
+    begin(&r);
+    CHECK_INT(mixp_backward(r.ctx, mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0],
+              mixp_input(r.ctx, MIXP_F32, 1, one, &inf)), MIXP_ALL, 0)), MIXP_OK);
+    set(&r, second);
+    CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
+    is(r.buffer, second);
+    rig_close(&r, 0);
+}
+
+/* --- retries ----------------------------------------------------------------------------------------- */
+
+#ifndef MIXPREC_NO_WATCH
+/* A counter in a buffer counts batches, not tries. */
+static void test_retry_counts_once(void) {
+    double count[N];
+    float ones[N] = { 1, 1, 1, 1, 1, 1 };
+    int step, tries = 0;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    mixp_scaler_update_to(r.scaler, 8.50705917e37f);    /* the first tries overflow */
+    for (step = 0; step < 20; step++)
+        do {
+            begin(&r);
+            walk(&r, 0, 1000);
+            MIXP_NO_GRAD(r.ctx)
+                mixp_copy(r.buffer, mixp_add(r.ctx, r.buffer,
+                                             mixp_input(r.ctx, MIXP_F32, 1, six, ones)));
+            end(&r);
+            tries++;
+        } while (mixp_retry(r.scaler, 100));
+    CHECK(tries > 20);
+    mixp_read(r.buffer, count, MIXP_F64, N);
+    CHECK_NEAR(count[0], 20, 0);
+    CHECK_NEAR(count[N - 1], 20, 0);
+    rig_close(&r, 0);
+}
+
+/* A relu cell whose state is carried, on a batch that overflows f16 once: fp16 with a guard ends where
+ * f32 ends, and the state never holds Inf. */
+static double carried(int f16, int *applied) {
+    enum { B = 4, H = 8 };
+    const int64_t square[2] = { H, H }, state[2] = { B, H };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *wx = mixp_param(ctx, "wx", MIXP_F32, 2, square);
+    mixp_tensor *wh = mixp_param(ctx, "wh", MIXP_F32, 2, square), *loss = NULL;
+    mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    unsigned random = 1;
+    double last = 0;
+    int step, i;
+    mixp_init_normal(wx, 0, 0.3);
+    mixp_init_normal(wh, 0, 0.1);
+    mixp_optimizer_add_all(opt, "w*");
+    mixp_guard_start(ctx, NULL);
+    for (step = 0; step < 60; step++) {
+        float x[B * H], held[B * H];
+        for (i = 0; i < B * H; i++) {
+            random = random * 1664525u + 1013904223u;
+            x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? 90000.0f : 1.0f);
+        }
+        do {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) {
+                mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, state, x);
+                mixp_tensor *next = mixp_relu(ctx, mixp_add(ctx, mixp_linear(ctx, in, wx, NULL),
+                                                            mixp_linear(ctx, h, wh, NULL)));
+                loss = mixp_mean(ctx, mixp_tanh(ctx, mixp_rms_norm(ctx, next, NULL, 1e-5f)), MIXP_ALL, 0);
+                mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+                mixp_copy(h, next);
+            }
+            mixp_scaler_step(scaler, opt);
+            mixp_scaler_update(scaler);
+        } while (mixp_retry(scaler, 5));
+        *applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
+        mixp_read(h, held, MIXP_F32, B * H);
+        for (i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
+        last = mixp_item(loss);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    return last;
+}
+
+static void test_carried_state(void) {
+    int applied = 0, of_f32 = 0;
+    const double f32 = carried(0, &of_f32), f16 = carried(1, &applied);
+    CHECK_INT(of_f32, 60);
+    CHECK_INT(applied, 60);
+    CHECK_NEAR(f16, f32, 0.001);
+}
+
+/* An evaluation that mixp_retry_loss repeats starts from the state that it met. */
+static void test_retry_loss(void) {
+    float big[N] = { 6e4f, 6e4f, 6e4f, 6e4f, 6e4f, 6e4f };
+    double count[N];
+    mixp_tensor *loss = NULL, *one;
+    int tries = 0;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    CHECK_INT(mixp_guard_start(r.ctx, NULL), MIXP_OK);
+    plain_step(&r, 1);
+    do {
+        mixp_eval_begin(r.ctx);
+        MIXP_NO_GRAD(r.ctx) MIXP_AUTOCAST(r.ctx, MIXP_F16) {
+            mixp_tensor *x = mixp_cast(r.ctx, mixp_input(r.ctx, MIXP_F32, 1, six, big), MIXP_F16);
+            loss = mixp_mean(r.ctx, mixp_add(r.ctx, x, x), MIXP_ALL, 0);
+            one = mixp_full(r.ctx, MIXP_F32, 1, six, 1);
+            mixp_copy(r.buffer, mixp_add(r.ctx, r.buffer, one));
+        }
+        tries++;
+    } while (mixp_retry_loss(r.ctx, loss));
+    CHECK_INT(tries, 2);
+    mixp_read(r.buffer, count, MIXP_F64, N);
+    CHECK_NEAR(count[0], 1, 0);
+    rig_close(&r, 0);
+}
+
+/* --- mistakes ------------------------------------------------------------------------------------------ */
+
+/* A frozen parameter that a repeated step reads and writes gets a warning; one that is only written
+ * (a loss kept for later), or written after the update, does not. */
+static void test_frozen_parameter(void) {
+    int kind;
+    for (kind = 0; kind < 3; kind++) {
+        mixp_tensor *h, *copy;
+        int step;
+        rig r;
+        rig_open(&r, MIXP_F32);
+        h = mixp_param(r.ctx, "h", MIXP_F32, 1, six);
+        mixp_tensor_set_requires_grad(h, 0);
+        for (step = 0; step < 3; step++)
+            do {
+                begin(&r);
+                walk(&r, 0, 1);
+                copy = kind == 1 ? mixp_full(r.ctx, MIXP_F32, 1, six, 1) : mixp_scale(r.ctx, h, 2);
+                if (kind < 2) mixp_copy(h, copy);
+                end(&r);
+                if (kind == 2) mixp_copy(h, copy);
+            } while (mixp_retry(r.scaler, 3));
+        if (!kind) CHECK_TEXT(r.warning, "make 'h' with mixp_buffer");
+        rig_close(&r, kind == 0);
+    }
+}
+#endif
+
+static void refused(mixp_context *ctx, int got_it, mixp_result code, const char *part) {
+    const char *why = "";
+    CHECK(!got_it);
+    CHECK_INT(mixp_context_error(ctx, &why), code);
+    CHECK_TEXT(why, part);
+    mixp_context_clear_error(ctx);
+}
+
+static void test_mistakes(void) {
+    const int64_t bad[1] = { 0 };
+    mixp_tensor *w;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    refused(r.ctx, mixp_buffer(r.ctx, "state", MIXP_F32, 1, six) != NULL, MIXP_ERR_ARGUMENT, "taken");
+    refused(r.ctx, mixp_param(r.ctx, "state", MIXP_F32, 1, six) != NULL, MIXP_ERR_ARGUMENT, "taken");
+    refused(r.ctx, mixp_buffer(r.ctx, "a", MIXP_F32, 1, six) != NULL, MIXP_ERR_ARGUMENT, "taken");
+    refused(r.ctx, mixp_buffer(r.ctx, "x", MIXP_F8_E4M3, 1, six) != NULL, MIXP_ERR_DTYPE, "f8_e4m3");
+    refused(r.ctx, mixp_buffer(r.ctx, "x", MIXP_F32, 1, bad) != NULL, MIXP_ERR_SHAPE, "at least 1");
+    refused(r.ctx, mixp_optimizer_add(r.opt[0], r.buffer, NULL) == MIXP_OK, MIXP_ERR_ARGUMENT, "buffer");
+    refused(r.ctx, mixp_tensor_set_requires_grad(r.buffer, 1) == MIXP_OK, MIXP_ERR_ARGUMENT, "buffer");
+    refused(r.ctx, mixp_buffer_save(r.w[0]) == MIXP_OK, MIXP_ERR_ARGUMENT, "not a buffer");
+    refused(r.ctx, mixp_buffer_set_ranks(r.w[0], MIXP_BUFFER_OWN) == MIXP_OK, MIXP_ERR_ARGUMENT,
+            "not a buffer");
+    refused(r.ctx, mixp_buffer_set_ranks(r.buffer, (mixp_buffer_ranks)7) == MIXP_OK,
+            MIXP_ERR_ARGUMENT, "mixp_buffer_ranks");
+    w = mixp_buffer(r.ctx, "counts", MIXP_I64, 1, six);
+    refused(r.ctx, mixp_buffer_set_ranks(w, MIXP_BUFFER_MEAN) == MIXP_OK, MIXP_ERR_ARGUMENT, "mean");
+    CHECK_INT(mixp_buffer_set_ranks(w, MIXP_BUFFER_RANK_0), MIXP_OK);
+    CHECK(mixp_buffer(NULL, "x", MIXP_F32, 1, six) == NULL);
+    CHECK_INT(mixp_buffer_save(NULL), MIXP_ERR_ARGUMENT);
+
+    /* Lists: parameters and buffers apart, one set of names. */
+    CHECK(mixp_context_find(r.ctx, "state") == r.buffer && mixp_context_find(r.ctx, "a") == r.w[0]);
+    CHECK(mixp_context_buffer(r.ctx, 0) == r.buffer && mixp_context_buffer(r.ctx, 1) == w);
+    CHECK(!mixp_context_buffer(r.ctx, 2) && !mixp_context_buffer(r.ctx, -1));
+    CHECK(!mixp_context_buffer(NULL, 0) && !mixp_context_param(r.ctx, 2));
+    set(&r, first);
+    CHECK_INT(mixp_init_all(r.ctx, "*", mixp_fill, 5), MIXP_OK);
+    is(r.buffer, first);
+    rig_close(&r, 0);
+}
+
+/* The program's own code writes the buffer, and says so too late. */
+static void test_touched_late(void) {
+    rig r;
+    rig_open(&r, MIXP_F32);
+    mixp_tensor_touch(r.buffer);        /* before the first step: no window */
+    plain_step(&r, 1);
+    mixp_tensor_touch(r.buffer);
+    CHECK_INT(r.warnings, 0);
+    begin(&r);
+    mixp_tensor_touch(r.buffer);
+    CHECK_TEXT(mixp_context_warning(r.ctx), "mixp_buffer_save");
+    mixp_context_free(r.ctx);
+}
+
+/* --- memory, devices, files -------------------------------------------------------------------------------- */
+
+static int refuse;
+static void *allocate(size_t bytes, void *user) { (void)user; return refuse ? NULL : malloc(bytes); }
+static void release(void *p, void *user) { (void)user; free(p); }
+
+/* No memory for the old bytes: the write fails, and changes nothing. */
+static void test_memory_refused(void) {
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    rig r;
+    int way;
+    for (way = 0; way < 3; way++) {
+        float zeros[N] = { 0, 0, 0, 0, 0, 0 };
+        mixp_tensor *x;
+        uint64_t version;
+        mixp_result got;
+        memset(&d, 0, sizeof d);
+        d.allocate = allocate;
+        d.release = release;
+        rig_open_with(&r, &d, &sgd, MIXP_F32);
+        set(&r, first);
+        begin(&r);
+        x = mixp_input(r.ctx, MIXP_F32, 1, six, zeros);
+        version = r.buffer->version;
+        refuse = 1;
+        got = way == 0 ? mixp_copy(r.buffer, x) : way == 1 ? mixp_fill(r.buffer, 0)
+                                                         : mixp_write(r.buffer, zeros, MIXP_F32, N);
+        refuse = 0;
+        CHECK_INT(got, MIXP_ERR_MEMORY);
+        CHECK(r.buffer->version == version);
+        is(r.buffer, first);
+        mixp_context_clear_error(r.ctx);
+        walk(&r, 0, INFINITY);
+        CHECK_INT(mixp_copy(r.buffer, x), MIXP_OK);
+        end(&r);
+        is(r.buffer, first);
+        mixp_context_free(r.ctx);
+    }
+}
+
+/* After the first step with a write, none allocates. */
+static void test_allocations(void) {
+    int64_t made = 0;
+    int step;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    for (step = 0; step < 10; step++) {
+        begin(&r);
+        walk(&r, 0, step % 3 ? 1.0f : INFINITY);
+        set(&r, step % 2 ? first : second);
+        end(&r);
+        if (step == 1) made = mixp_context_memory(r.ctx).allocations;
+    }
+    CHECK_INT(mixp_context_memory(r.ctx).allocations, made);
+    rig_close(&r, 0);
+}
+
+/* A device whose table lacks the kernel. */
+static void test_without_kernel(void) {
+    static mixp_kernels kernels;
+    static mixp_device device;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    rig r;
+    memset(&d, 0, sizeof d);
+    device = *mixp_cpu();
+    kernels = *device.kernels;
+    kernels.restore = NULL;
+    device.kernels = &kernels;
+    d.device = &device;
+    rig_open_with(&r, &d, &sgd, MIXP_F32);
+    set(&r, first);
+    begin(&r);
+    walk(&r, 0, INFINITY);
+    set(&r, second);
+    end(&r);
+    is(r.buffer, first);
+    begin(&r);
+    walk(&r, 0, 1);
+    set(&r, second);
+    end(&r);
+    is(r.buffer, second);
+    rig_close(&r, 0);
+}
+
+/* More buffers than one launch has parts. */
+static void test_many_buffers(void) {
+    enum { MANY = 40 };
+    mixp_tensor *all[MANY];
+    int i;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    for (i = 0; i < MANY; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "s%d", i);
+        all[i] = mixp_buffer(r.ctx, name, MIXP_F32, 1, six);
+        mixp_write(all[i], first, MIXP_F64, N);
+    }
+    begin(&r);
+    walk(&r, 0, INFINITY);
+    for (i = 0; i < MANY; i += 1 + i % 2) mixp_write(all[i], second, MIXP_F64, N);
+    end(&r);
+    for (i = 0; i < MANY; i++) is(all[i], first);
+    rig_close(&r, 0);
+}
+
+#ifndef MIXPREC_NO_CHECKPOINT
+static const char *path = "build/test_buffers.safetensors";
+
+static void test_checkpoint(void) {
+    mixp_checkpoint what;
+    mixp_optimizer *opts[1];
+    mixp_weights_desc weights;
+    const char *why;
+    rig a, b;
+    rig_open(&a, MIXP_I32);
+    set(&a, first);
+    plain_step(&a, 1);
+    memset(&what, 0, sizeof what);
+    what.ctx = a.ctx;
+    what.scaler = a.scaler;
+    opts[0] = a.opt[0];
+    what.optimizers = opts;
+    what.n_optimizers = 1;
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+
+    /* A load gives the bytes back, and no window of before undoes it. */
+    begin(&a);
+    walk(&a, 0, INFINITY);
+    set(&a, second);
+    CHECK_INT(mixp_scaler_step(a.scaler, a.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(a.scaler), MIXP_OK);
+    set(&a, third);
+    CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
+    is(a.buffer, first);
+    plain_step(&a, INFINITY);
+    is(a.buffer, first);
+
+    /* By its name among the weights, and left out by a pattern. */
+    set(&a, third);
+    memset(&weights, 0, sizeof weights);
+    weights.pattern = "state";
+    CHECK_INT(mixp_checkpoint_load_weights(path, a.ctx, &weights), MIXP_OK);
+    is(a.buffer, first);
+    set(&a, third);
+    weights.pattern = "a";
+    CHECK_INT(mixp_checkpoint_load_weights(path, a.ctx, &weights), MIXP_OK);
+    is(a.buffer, third);
+
+    /* Another dtype is another model. */
+    rig_open(&b, MIXP_F32);
+    set(&b, second);
+    what.ctx = b.ctx;
+    what.scaler = b.scaler;
+    opts[0] = b.opt[0];
+    CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_ERR_DTYPE);
+    mixp_context_error(b.ctx, &why);
+    CHECK_TEXT(why, "'state' is i32 [6], not f32 [6]");
+    mixp_context_clear_error(b.ctx);
+    is(b.buffer, second);
+
+    /* A buffer that the file lacks. */
+    mixp_context_free(b.ctx);
+    rig_open(&b, MIXP_I32);
+    CHECK(mixp_buffer(b.ctx, "more", MIXP_F32, 1, six) != NULL);
+    what.ctx = b.ctx;
+    what.scaler = b.scaler;
+    opts[0] = b.opt[0];
+    CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_ERR_SHAPE);
+    mixp_context_error(b.ctx, &why);
+    CHECK_TEXT(why, "'more' is missing");
+    mixp_context_free(b.ctx);
+    remove(path);
+    mixp_context_free(a.ctx);
+}
+#endif
+
+int main(void) {
+    RUN(test_ways);
+    RUN(test_two_writes);
+    RUN(test_accumulation);
+    RUN(test_outside);
+    RUN(test_two_optimizers);
+    RUN(test_many_optimizers);
+    RUN(test_two_scalers);
+    RUN(test_spikes);
+    RUN(test_unscaled);
+#ifndef MIXPREC_NO_WATCH
+    RUN(test_retry_counts_once);
+    RUN(test_carried_state);
+    RUN(test_retry_loss);
+    RUN(test_frozen_parameter);
+#endif
+    RUN(test_mistakes);
+    RUN(test_touched_late);
+    RUN(test_memory_refused);
+    RUN(test_allocations);
+    RUN(test_without_kernel);
+    RUN(test_many_buffers);
+#ifndef MIXPREC_NO_CHECKPOINT
+    RUN(test_checkpoint);
+#endif
+    return test_report();
+}
