@@ -31,7 +31,7 @@ static mixp_tensor *model_loss(model *m)
 { return model_loss_of(m, mixp_linear(m->ctx, model_top(m), m->wte, NULL)); }
 
 static void model_scaled(model *m, shape is) {
-    model_open(m, is);
+    model_open(m, is, NULL, 0.0);
     m->scaler = mixp_scaler_new(m->ctx, NULL);
 }
 

@@ -97,7 +97,7 @@ static double bytes_of(shape is, mixp_recipe_kind kind, int codes, int level) {
     static model m;
     double bytes;
     is.steps = 2;
-    model_open(&m, is);
+    model_open(&m, is, NULL, 0.0);
     mixp_autocast_set_level(m.ctx, level);
     run(&m, kind, codes);
     bytes = (double)mixp_context_memory(m.ctx).peak;
@@ -204,7 +204,7 @@ int main(int argc, char **argv) {
         else memory(is);
         return 0;
     }
-    model_open(&m, is);
+    model_open(&m, is, NULL, 0.0);
     for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) compare(&m, (mixp_recipe_kind)kind, codes, rounds);
     if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
     mixp_context_free(m.ctx);

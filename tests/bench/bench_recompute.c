@@ -77,7 +77,7 @@ static void measure(shape is, mixp_dtype dtype, int level, int rounds) {
     double wall[MOST_ROUNDS], processor[MOST_ROUNDS], freed, kept;
     const char *why;
     int i;
-    model_open(&m, is);
+    model_open(&m, is, NULL, 0.0);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     mixp_autocast_set_level(m.ctx, level);
     freed = activations(&m, dtype, 1);

@@ -1,4 +1,5 @@
-/* gpt.h - the GPT of bench_guard.c, bench_recipes.c and bench_recompute.c: one text of the model, so that their steps are alike.
+/* gpt.h - the GPT of bench_guard.c, bench_measures.c, bench_recipes.c and bench_recompute.c: one text of the
+ * model, so that their steps are alike.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include it after mixprec.h. nano: nanoGPT's CPU configuration, 4 layers of width 128, 4 heads, 64 tokens by 12,
@@ -40,14 +41,16 @@ static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
     return t;
 }
 
-static void model_open(model *m, shape is) {
+/* machine: NULL = the default device and number of threads. max_norm: of the optimizer; 0 = none. */
+static void model_open(model *m, shape is, const mixp_context_desc *machine, double max_norm) {
     static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
     static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
     mixp_optimizer_desc adam = mixp_adamw_defaults();
     int l, k;
     memset(m, 0, sizeof *m);
+    adam.max_norm = max_norm;
     m->is = is;
-    m->ctx = mixp_context_new(NULL);
+    m->ctx = mixp_context_new(machine);
     m->opt = mixp_optimizer_new(m->ctx, &adam);
     m->wte = weight(m, "wte", is.vocab, is.width);
     m->wpe = weight(m, "wpe", is.time, is.width);

@@ -1,0 +1,195 @@
+#!/bin/sh
+# test_docs.sh - the README, the pages of docs/ and the manual of mixprec.h do what they say:
+#   - a program in C compiles without a warning, runs, and prints the output that is quoted below it;
+#   - a fragment in C does so inside fragment.c;
+#   - a block of shell runs, as a reader pastes it, in a folder like a fresh clone.
+# A line of shell whose comment says `needs` or `minutes` is counted as skipped, and make only looks its
+# targets up. Under MIXPREC_TEST_QUICK the compiler links the library that make built; in make test-long it
+# compiles the commands word for word.
+# Links lead somewhere, no example is left out, and the Chinese pages have the English programs and figures.
+# SPDX-License-Identifier: MIT OR Unlicense
+cd "$(dirname "$0")/../.." || exit 1
+. tests/support/check.sh
+
+here=$PWD
+build=${BUILD:-build}
+case $build in /*) ;; *) build=$here/$build ;; esac
+library=$build/libmixprec.a
+# By hand, without make's word for it: as the library was built.
+[ -n "${OPENMP+set}" ] || ! grep -q -s -e -fopenmp "$build/flags" || OPENMP=-fopenmp
+linked="-DMIXPREC_IMPLEMENTATION_DONE $library ${OPENMP-}"
+[ -f "$library" ] || linked=
+pages="README.md $(ls README.zh.md docs/*.md examples/README.md 2>/dev/null)"
+
+# ---- the blocks of a page: NAME-n.c, NAME-n.sh; NAME-n.out is a block without a language that follows on
+# "prints": what block n prints.
+blocks() { # PAGE NAME
+    awk -v base="$tmp/$2-" '
+        /^```/ && open { open = 0; close(file); next }
+        /^```/ { open = 1; lang = substr($0, 4); sub(/ .*/, "", lang); file = "/dev/null"
+                 if (lang == "c" || lang == "sh") { file = base (++n) "." lang; said = 0 }
+                 else if (lang == "" && said) { file = base n ".out"; said = 0 }
+                 next }
+        open { print >file; next }
+        /prints|打印|输出/ { said = 1 }' "$1"
+}
+name_of() { echo "$1" | sed 's#docs/##; s#/#_#g; s#\.md$##'; }
+
+compiles() { # PROGRAM FLAGS...: into $tmp/a.out
+    program=$1; shift
+    ${CC:-cc} -std=c99 -O0 -Wall -Wextra -Werror -I. -Iexamples "$@" "$program" $linked -o "$tmp/a.out" -lm
+}
+prints() { # BLOCK: what it prints is quoted, if the page quotes something
+    (cd "$tmp" && ./a.out >"$tmp/got") && { [ ! -f "$1.out" ] || diff "$1.out" "$tmp/got"; }
+}
+program()  { compiles "$1.c" && prints "$1"; }
+fragment() { compiles tests/programs/fragment.c -Wno-unused -DFRAGMENT="\"$1.c\"" && prints "$1"; }
+at_file_scope() { { echo '#include "mixprec.h"'; cat "$1.c"; } >"$tmp/scope.c" && compiles "$tmp/scope.c" -Wno-unused -c; }
+
+# ---- a folder like a fresh clone, with programs that replace make, and in quick tests cc
+clone=$tmp/clone
+mkdir -p "$clone" "$tmp/bin"
+for f in "$here"/*; do [ "$f" = "$here/build" ] || ln -s "$f" "$clone/"; done
+ln -s "$build" "$clone/build"
+cat >"$tmp/bin/make" <<END
+#!/bin/sh
+for target; do case \$target in build/*) [ -x "\$target" ] || exit 1 ;; esac; done
+exec $(command -v ${MAKE:-make}) --no-print-directory -s -n OPENMP='${OPENMP-}' "\$@" >/dev/null
+END
+if [ -n "${MIXPREC_TEST_QUICK-}" ] && [ -n "$linked" ]; then quick="-O0 $linked -lm"; else quick=; fi
+compiler=$(command -v ${CC:-cc} | head -n 1)     # not the cc below
+printf '#!/bin/sh\nexec %s "$@" %s\n' "$compiler" "$quick" >"$tmp/bin/cc"
+chmod +x "$tmp/bin/make" "$tmp/bin/cc"
+
+# Lines that a test cannot run are left out, and counted.
+cannot_run='#.*(needs |minutes|hours)'
+shell() { # BLOCK
+    awk -v no="$cannot_run" '$0 ~ no && !/^make / { next } { print }' "$1.sh" >"$tmp/run.sh"
+    (cd "$clone" && PATH=$tmp/bin:$PATH sh -e "$tmp/run.sh") >"$tmp/got" 2>&1 || { cat "$tmp/got"; return 1; }
+    [ ! -f "$1.out" ] || diff "$1.out" "$tmp/got"
+}
+
+for page in $pages; do
+    name=$(name_of "$page")
+    blocks "$page" "$name"
+    for f in "$tmp/$name"-*.c; do
+        [ -f "$f" ] || continue
+        block=${f%.c} what="$page, block ${f#"$tmp/$name"-}"
+        if grep -q 'int main(' "$f"; then check "$what" program "$block"
+        elif grep -Eq '^(static|#include|#define|typedef)' "$f"; then check "$what" at_file_scope "$block"
+        else check "$what" fragment "$block"; fi
+    done
+    for f in "$tmp/$name"-*.sh; do
+        [ -f "$f" ] || continue
+        needed=$(grep -o '^build/[a-z_0-9/]*' "$f" | head -n 1)
+        if [ -n "$needed" ] && [ ! -x "$clone/$needed" ]; then skip "$page: $needed is not built"; continue; fi
+        check "$page, block ${f#"$tmp/$name"-}" shell "${f%.sh}"
+        grep -E "$cannot_run" "$f" | grep -v '^make ' >"$tmp/left"
+        while read -r line; do skip "$page: $line"; done <"$tmp/left"
+    done
+done
+
+# ---- the manual of mixprec.h
+manual_program() {
+    awk '/A complete program/ { on = 1; next } /^ \* CONTENTS/ { exit }
+         on { sub(/^ \*( {1,5})?/, ""); print }' mixprec.h >"$tmp/manual.c"
+    compiles "$tmp/manual.c" && (cd "$tmp" && ./a.out) | grep -Eq '^w = (2\.9|3\.0)'
+}
+check 'the manual of mixprec.h' manual_program
+# The loop of the page on recipes, with a model around it.
+recipe_program() {
+    {
+        cat <<'END'
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include <stdio.h>
+static mixp_context *ctx;
+static mixp_tensor *w[2];
+static mixp_tensor *batch(int step) {
+    const int64_t shape[2] = { 32, 32 };
+    static float x[32 * 32];
+    for (int i = 0; i < 32 * 32; i++) x[i] = (float)((i * 37 + step) % 17 - 8) / 8.0f;
+    return mixp_input(ctx, MIXP_F32, 2, shape, x);
+}
+static mixp_tensor *model(mixp_context *c, mixp_tensor *x)
+{ return mixp_mse(c, mixp_linear(c, mixp_relu(c, mixp_linear(c, x, w[0], NULL)), w[1], NULL), x); }
+int main(void) {
+    const int64_t shape[2] = { 32, 32 };
+    mixp_optimizer *opt;
+    mixp_tensor *loss = NULL;
+    int step;
+    ctx = mixp_context_new(NULL);
+    opt = mixp_optimizer_new(ctx, NULL);
+    for (step = 0; step < 2; step++) {
+        w[step] = mixp_param(ctx, step ? "w1" : "w0", MIXP_F32, 2, shape);
+        mixp_init_normal(w[step], 0, 0.1);
+        mixp_optimizer_add(opt, w[step], NULL);
+    }
+    {
+END
+        awk '/A training loop in NVFP4/ { on = 1; next } /Begin with FP8_CURRENT/ { exit }
+             on { sub(/^ \*( {1,5})?/, ""); print }' mixprec.h
+        cat <<'END'
+    }
+    {
+        const mixp_recipe_counts n = mixp_autocast_recipe_counts(ctx);
+        printf("%d quantised, %d kept, loss below 1: %d\n", (int)n.quantised, (int)n.kept, mixp_item(loss) < 1);
+    }
+    mixp_context_free(ctx);
+    return 0;
+}
+END
+    } >"$tmp/recipe.c"
+    compiles "$tmp/recipe.c" && (cd "$tmp" && ./a.out) | grep -Eq '^[1-9][0-9]* quantised, [1-9][0-9]* kept, loss below 1: 1$'
+}
+check 'the page on recipes of mixprec.h' recipe_program
+
+# ---- what pages say of other files
+check 'README.md has at most 250 lines' [ "$(wc -l <README.md)" -le 250 ]
+
+# Links to files of this project and to headings, which GitHub makes from their words.
+anchors() { sed -n 's/^##* //p' "$1" | tr 'A-Z' 'a-z' | sed 's/[][`*_,.:;?!()/"'\''#]//g; s/ /-/g'; }
+links_lead_somewhere() {
+    for page in $pages CONTRIBUTING.md src/README.md tests/README.md examples/amp/README.md; do
+        awk '/^```/ { on = !on } !on' "$page" | grep -o '](\([^)]*\))' | sed 's/^](//; s/)$//' | grep -v '^https*:' |
+        while read -r link; do
+            file=$(dirname "$page")/${link%%#*}
+            case $link in '#'*) file=$page ;; esac
+            [ -e "$file" ] || { echo "$page: $link"; continue; }
+            case $link in *'#'*) anchors "$file" | grep -Fqx "${link#*#}" || echo "$page: $link: no such heading" ;; esac
+        done
+    done >"$tmp/broken"
+    cat "$tmp/broken"
+    [ ! -s "$tmp/broken" ]
+}
+check 'every link leads somewhere' links_lead_somewhere
+
+every_example() {
+    for f in examples/*; do
+        f=${f#examples/}
+        grep -q "[(\`]$f" examples/README.md || grep -q "]([./a-z]*$f" examples/README.md || echo "examples/README.md does not name $f"
+    done | grep -v 'name README.md' >"$tmp/left"
+    cat "$tmp/left"
+    [ ! -s "$tmp/left" ]
+}
+check 'examples/README.md names every example' every_example
+
+names_table() {
+    awk -F ' *[|] *' '!/^#/ && NF { print tolower($1) "\t| `" $1 "` | " ($2 == "-" ? "not here" : "`" $2 "`") " | " $3 " |" }' \
+        src/pytorch_names.txt | LC_ALL=C sort | cut -f 2- | sed 's/ *|$/ |/' >"$tmp/names"
+    awk '/^<!-- made from/ { on = 1; next } /^<!-- end of/ { exit } on' docs/pytorch.md | sed 1,2d | sed 's/ *|$/ |/' >"$tmp/named"
+    diff "$tmp/names" "$tmp/named"
+}
+check 'docs/pytorch.md has the names of src/pytorch_names.txt' names_table
+
+# The Chinese pages: the same programs but for comments, the same figures in tables.
+code_of()    { for f in "$tmp/$1"-*.c; do [ -f "$f" ] && sed 's#/\*.*\*/##; s/ *$//' "$f"; done; }
+figures_of() { grep '^|' "$1" | grep -o '[0-9][0-9.,]*[0-9]' | sort | uniq -c; }
+twin() { # ENGLISH CHINESE
+    code_of "$(name_of "$1")" >"$tmp/en" && code_of "$(name_of "$2")" >"$tmp/zh" && diff "$tmp/en" "$tmp/zh" &&
+        figures_of "$1" >"$tmp/en" && figures_of "$2" >"$tmp/zh" && diff "$tmp/en" "$tmp/zh"
+}
+for page in README docs/guide; do
+    [ ! -f $page.zh.md ] || check "$page.zh.md has the programs and figures of $page.md" twin $page.md $page.zh.md
+done
+report
