@@ -196,6 +196,8 @@
  *       multiply your own gradients by it            scale
  *     the losses of n micro-batches are not        grad_norm is n times as large as with one batch
  *       divided by n
+ *     micro-batches (or ranks) with unequal        the mean of their means is not the mean of the
+ *       numbers of targets have equal weights        batch: a target of a short one counts more
  *     the memory of mixp_input_view changes        gradients belong to the new values
  *       before mixp_backward
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
@@ -774,11 +776,10 @@ typedef struct mixp_rounding {
  */
 #define MIXP_MAX_GROUPS 16
 
-/* The learning rate as a function of the number of applied steps (skipped ones do not
- * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
- * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
-/* How the learning rate changes after the warm-up; t: steps since the warm-up. All kinds but
- * ONE_CYCLE warm up linearly, and never fall below min_factor * lr. */
+/* The learning rate as a function of the number of applied steps; skipped steps do not count. All
+ * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
+ * The kinds say what follows; t: steps since the warm-up. The rate never falls below
+ * min_factor * lr. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
@@ -3662,13 +3663,16 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are nine:
+ * changes nothing and is no error. There are ten:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
  *   values that were not 0 were flushed, in gradients whose largest value is below 2^-10, by the
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
+ * - A training step's regions of f16 or bf16 stored nothing in that dtype, because their operators
+ *   keep the dtype of their f32 inputs. The next mixp_step_begin or mixp_eval_begin gives this
+ *   warning.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
  * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
@@ -3736,8 +3740,9 @@ typedef struct mixp_memory {
     int64_t allocations;
     size_t  allocated;
     size_t  block;              /* of mixp_context_desc.memory: bytes ever used, from the start of
-                                   the block. A block of this size is enough for the same run; 0 =
-                                   no block */
+                                   the block. A block of this size is enough for the same run, at
+                                   an address that is a multiple of 64 (elsewhere: up to 63 bytes
+                                   more); 0 = no block */
 } mixp_memory;
 /* All zeros if ctx is NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
@@ -3778,6 +3783,14 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
  * freeze it with mixp_tensor_set_requires_grad(t, 0). NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
+/* Like mixp_param, with a name made as by printf: mixp_param_named(ctx, MIXP_F32, 2, shape,
+ * "h.%d.w", i). MIXP_ERR_ARGUMENT: format is NULL, or the name has more than 255 bytes. */
+MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                          const int64_t *shape, const char *format, ...)
+#if MIXPI_GNU
+    __attribute__((__format__(__printf__, 5, 6)))
+#endif
+    ;
 
 /* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
@@ -3951,7 +3964,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
 
 /* mixp_context_param returns parameter number i, from 0, in the order of mixp_param calls; NULL
  * past the last. mixp_context_find returns the parameter or buffer of this name, or NULL. NULL is
- * not an error here. Views are not included. */
+ * not an error here. Views are not included. The time of a call does not depend on their number. */
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i);
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name);
 /* Calls init(t, value) for each parameter whose name fits the pattern (* matches any characters, ?
@@ -3960,6 +3973,10 @@ MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *
  * MIXP_ERR_ARGUMENT: the pattern fits no parameter. */
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                                       mixp_result (*init)(mixp_tensor *, double), double value);
+/* on 1: freezes each parameter whose name fits the pattern; on 0: they train again. The same as
+ * mixp_tensor_set_requires_grad(t, !on) for each: mixp_freeze_all(ctx, "encoder.*", 1).
+ * MIXP_ERR_ARGUMENT: the pattern fits no parameter. */
+MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, int on);
 
 /* --- recipes: products below 16 bits -------------------------------------------------------- *
  *
@@ -4197,6 +4214,10 @@ typedef enum mixp_op_class {
  *     3  like 2, for low parameters (Apex O3, "pure"): make the parameters with dtype f16 or
  *        bf16. Set the optimizer's no_master to keep no f32 copy. A product of an f32 parameter
  *        is MIXP_ERR_DTYPE, because it would need a low copy, as at level 2
+ *
+ * A gradient has its parameter's dtype. At level 3 a sum over many micro-batches or uses therefore
+ * stands still once it is 256 (bf16) or 2048 (f16) times as large as what is added: 256 + 1 is 256.
+ * The sum within one product is f32. For more micro-batches use level 2, whose gradients are f32.
  */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
@@ -4783,12 +4804,13 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). One value with correction 1 gives NaN. Several operators run, in f32, and
- * the result is rounded once. */
+ * (PyTorch's default: 1). One value with correction 1 gives NaN. An offset that all values share
+ * costs no digits. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
- * gradients are 0, as in PyTorch. */
+ * gradients are 0, as in PyTorch. Their squares are f32: the results of values beyond 1e19 are Inf,
+ * those of values below 1e-22 lose digits, and of values below 1e-23 they are 0. */
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
@@ -5132,7 +5154,9 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
 /* Returns mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets,
  * ignore), share)), bit for bit. Sets *loss to the value before the scaler's scale, for you to read
- * (pass NULL if you do not need it). share: 1, or 1/n for n micro-batches.
+ * (pass NULL if you do not need it). share: 1, or 1/n for n micro-batches in which equally many
+ * targets count. Otherwise share is this micro-batch's part of all targets that count; with ranks
+ * that have unequal numbers of targets, also times the number of ranks.
  *
  * Loss and gradient are computed in one pass over the logits, and the gradient overwrites the
  * logits, if these conditions hold: the logits are disposable (mixp_tensor_set_disposable), a
@@ -5317,7 +5341,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
  * each step does so itself, and clears a view in the pass that reads it. Use zero_grad in programs
  * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
  * would stay in the next sum; it changes nothing else. No other parameter of any optimizer may
- * share a cleared view. */
+ * share a cleared view. With ranks, call mixp_zero_grad after a mixp_backward that failed, also if
+ * the description has zero_grad: the ranks may have summed a part of the gradients already. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Sets the true loss of the coming step, which MIXP_SPIKE_LOSS checks: one f32 element; for several
@@ -5438,8 +5463,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Does not change the gradients if
  * any is non-finite. With ranks, the first call that reads gradients in your views replaces them by
  * their mean over the ranks; later calls do not, until the step, mixp_zero_grad or mixp_step_begin.
+ * max_norm INFINITY measures the norm, for the verdict, and changes no gradient.
  *
- * MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite. MIXP_ERR_ORDER: no parameter has a
+ * MIXP_ERR_ARGUMENT: max_norm is below 0 or NaN. MIXP_ERR_ORDER: no parameter has a
  * gradient, or the loss was scaled and mixp_scaler_unscale was not called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
@@ -5874,11 +5900,11 @@ MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *obs
  * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
  * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
  * writes, either the old file or the new file exists complete. Drives that offer no flush (some
- * network and shared drives) save without it; there a power cut may cost the newest file. A symbolic link to a file stays a
- * link (a dangling link is replaced). An existing file keeps its mode where
- * the drive allows it. Another hard link to the
- * file keeps the old content. A process that is killed while saving leaves its temporary file,
- * which you must remove. On big-endian machines: MIXP_ERR_DEVICE.
+ * network and shared drives) save without it; there a power cut may cost the newest file. A
+ * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
+ * mode where the drive allows it. Another hard link to the file keeps the old content. A process
+ * that is killed while saving leaves its temporary file, which you must remove. On big-endian
+ * machines: MIXP_ERR_DEVICE.
  *
  * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
  * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
@@ -9256,9 +9282,14 @@ MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
 MIXPI_V mixpi_vbits mixpi_rbits(mixpi_vreg a)                { return mixp_bits_of_f32(a); }
 MIXPI_V mixpi_vreg  mixpi_rof(mixpi_vbits a)                 { return mixp_f32_of_bits(a); }
 MIXPI_V mixpi_vreg  mixpi_rset(float x)                      { return x; }
-MIXPI_V mixpi_vreg  mixpi_rload(const float *p)              { return *p; }
-MIXPI_V void        mixpi_rstore(float *p, mixpi_vreg a)     { *p = a; }
-MIXPI_V void        mixpi_rstream(float *p, mixpi_vreg a)    { *p = a; }
+/* p may be at any address, as for the loads and stores of SIMD. */
+MIXPI_V mixpi_vreg  mixpi_rload(const float *p) {
+    float a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+MIXPI_V void        mixpi_rstore(float *p, mixpi_vreg a)     { memcpy(p, &a, sizeof a); }
+MIXPI_V void        mixpi_rstream(float *p, mixpi_vreg a)    { memcpy(p, &a, sizeof a); }
 MIXPI_V mixpi_vreg  mixpi_rmax(mixpi_vreg a, mixpi_vreg b)   { return a > b ? a : b; }
 MIXPI_V mixpi_vreg  mixpi_rmin(mixpi_vreg a, mixpi_vreg b)   { return a < b ? a : b; }
 MIXPI_V mixpi_vreg  mixpi_rsqrt(mixpi_vreg a)                { return sqrtf(a); }
@@ -16781,6 +16812,13 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
+        mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                          "mixp_item: the tensor is of an earlier step, and %s has recycled it: "
+                          "call mixp_item before %s",
+                          mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
+        t = NULL;
+    }
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
@@ -16971,6 +17009,17 @@ static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *patter
     return NULL;
 }
 
+/* Fails because no parameter's name fits: shows a name, which tells how the names look. */
+static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const char *pattern) {
+    const mixp_tensor *first = mixp_context_param(ctx, 0);
+    if (!first)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: the context has no parameters", who);
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                             "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
+                             "the first is '%s'",
+                             who, pattern, (double)ctx->params.count, first->name);
+}
+
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                                       mixp_result (*init)(mixp_tensor *, double),
                                       double value) {
@@ -16985,9 +17034,19 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
         r = init(t, value);
         found = 1;
     }
-    if (found) return r;
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_all: no parameter's name fits '%s'", pattern);
+    return found ? r : mixpi_fits_none(ctx, "mixp_init_all", pattern);
+}
+
+MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, int on) {
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!ctx || !pattern)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_freeze_all: the context or the pattern is NULL");
+    for (; (t = mixpi_param_next(ctx, pattern, &i)) != NULL; found = 1)
+        mixp_tensor_set_requires_grad(t, !on);
+    return found ? MIXP_OK : mixpi_fits_none(ctx, "mixp_freeze_all", pattern);
 }
 
 /* Reports a name that another parameter or buffer has. */
@@ -17017,6 +17076,23 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     t->requires_grad = t->own.is_param = 1;
     mixpi_params_add(&ctx->params, t);
     return t;
+}
+
+MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                          const int64_t *shape, const char *format, ...) {
+    char name[256];
+    va_list args;
+    int n = -1;
+    if (format) {
+        va_start(args, format);
+        n = vsnprintf(name, sizeof name, format, args);
+        va_end(args);
+    }
+    if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "mixp_param_named: %s", format ? "the name has more than 255 bytes"
+                                                     : "the format is NULL");
+    return NULL;
 }
 /* --- buffers ------------------------------------------------------------------------------- */
 
@@ -17154,6 +17230,10 @@ struct mixpi_casting {
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* of the block form                               */
     mixp_recipe_counts recipes;
+    int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
+    int             lowered;    /* of those: results in f16 or bf16, or raised by the guard */
+    mixp_dtype      low;        /* dtype of the newest of those regions                    */
+    const char     *kept;       /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
@@ -17177,17 +17257,26 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     return ctx->casting;
 }
 
-/* Ends a step: warns if it trained under a recipe with codes, but no linear kept codes. */
+/* Ends a step: warns if it trained in regions of f16 or bf16 that stored nothing low, or under a
+ * recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
+    const int trained = ctx->walked_in == ctx->generation;
     if (!c) return;
-    if (c->uncoded && !c->coded && ctx->walked_in == ctx->generation)
+    if (c->lowerable && !c->lowered && trained)
+        mixpi_warn(ctx,
+                   "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
+                   "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
+                   "%s), or leave out the region",
+                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->kept,
+                   c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
+    if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
                    "the recipe's codes free no memory: none of %d linears kept its input x as "
                    "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
                    "codes to 0",
                    c->uncoded, c->uncoded_name, c->uncoded_why);
-    c->linears = c->coded = c->uncoded = 0;
+    c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -17367,7 +17456,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
-    else if (c->n_regions >= most) wrong = "too many nested regions";
+    else if (c->n_regions >= most)
+        wrong = "too many nested regions and scopes: 64 are open; a pop may be missing";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -17669,10 +17759,20 @@ static int mixpi_is_low(mixp_dtype dtype)
 
 /* --- counts ---------------------------------------------------------------------------- */
 
+/* Counts a result in a region, for the warning of mixpi_casting_turn. */
+static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mixp_op *op,
+                                const mixp_tensor *out) {
+    if (!mixpi_is_low(region.dtype)) return;
+    c->lowerable++;
+    c->low = region.dtype;
+    if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
+    else c->kept = op->name;
+}
+
+/* mixpi_apply has made the table. */
 static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixpi_casting *c = ctx->casting;
     int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
-    if (!c) return;
     while (i < c->n_tallies && c->tallies[i].op != op) i++;
     if (i == most) return;      /* table full: operators beyond it are not counted */
     if (i == c->n_tallies) {
@@ -17683,7 +17783,7 @@ static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dt
 }
 
 static void mixpi_count_activation_cast(mixp_context *ctx) {
-    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+    ctx->casting->casts.activation_casts++;
 }
 
 static void mixpi_count_weight(mixp_context *ctx, int fresh) {
@@ -18025,7 +18125,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
-    if (mixpi_real(c->out->dtype)) mixpi_count_call(ctx, c->op, c->out->dtype);
+    if (!mixpi_real(c->out->dtype)) return r;
+    mixpi_count_call(ctx, c->op, c->out->dtype);
+    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
     return r;
 }
 
@@ -18102,6 +18204,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
+    if (!mixpi_casting_of(ctx)) return NULL;
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;
@@ -21098,11 +21201,18 @@ static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t
 static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *x = c->in[MIXPI_ATTENTION_Q];
     int64_t all = k->heads + 2 * k->kv_heads;
+    char rule[128];
+    if (k->heads == k->kv_heads || k->heads < 1)
+        snprintf(rule, sizeof rule,
+                 "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)",
+                 (double)k->heads);
+    else
+        snprintf(rule, sizeof rule,
+                 "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are "
+                 "%.0f and %.0f)",
+                 (double)k->heads, (double)k->kv_heads);
     if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
-        return mixpi_bad_shapes(c, k->heads == k->kv_heads || k->heads < 1
-                                       ? "qkv[b, t, 3*c] with c a multiple of heads >= 1"
-                                       : "qkv[b, t, (heads + 2*kv_heads)*d] with heads a "
-                                         "multiple of kv_heads");
+        return mixpi_bad_shapes(c, rule);
     k->b = x->shape[0];
     k->t = k->keys = x->shape[1];
     k->d = x->shape[2] / all;
@@ -22049,12 +22159,15 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                                    int64_t ignore) {
     const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
+    char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
+    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted))
+        snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s", c->op->name,
-                             what, (int)ids[i], (double)i, (double)limit,
+                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name,
+                             what, (int)ids[i], (double)i, (double)limit, of,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
                                  ? "; to leave out a row, set its target to the value of `ignore`, "
                                    "usually MIXP_IGNORE (-100)" : "");
@@ -22293,11 +22406,19 @@ MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
     return mixpi_apply_op(ctx, MIXP_OP_MASKED_FILL, 2, x, mask, NULL, &p);
 }
 
+static mixp_result mixpi_bad_head_dim(mixp_call *c, int64_t d) {
+    char rule[96];
+    snprintf(rule, sizeof rule,
+             "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)",
+             (double)d);
+    return mixpi_bad_shapes(c, rule);
+}
+
 static mixp_result mixpi_rope_infer(mixp_call *c) {
     mixp_rope_args *k = (mixp_rope_args *)c->attrs;
     const mixp_tensor *x = c->in[0];
     if (x->rank < 2 || k->d < 2 || k->d % 2 || x->shape[x->rank - 1] % k->d)
-        return mixpi_bad_shapes(c, "x[..., t, c] with c a multiple of head_dim, which is even");
+        return mixpi_bad_head_dim(c, k->d);
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "rope: base is %g and first is %.0f; base must be above 0, first "
@@ -23986,7 +24107,31 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
  * squares of deviations has no share of it, because deviations sum to 0. mixp_jvp counts it. */
 typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
 
-static mixp_result mixpi_deviation_forward(mixp_call *c) { return mixpi_binary_forward(c); }
+/* The mean was rounded: where values lie near a large offset, by as much as they differ. The mean
+ * of the deviations is what the rounding took, and is subtracted in place. */
+static mixp_result mixpi_deviation_forward(mixp_call *c) {
+    mixpi_deviation *p = (mixpi_deviation *)c->attrs;
+    const mixp_tensor *mean = c->in[1];
+    mixp_binary_args again;
+    mixp_reduce_args k;
+    mixpi_reduced to;
+    mixp_result r = mixpi_binary_forward(c);
+    if (r == MIXP_OK) r = mixpi_reduce_shape(c, p->dim, 1, &to);
+    if (r != MIXP_OK) return r;
+    if (!mixp_call_save(c, 0, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.outer = to.outer;
+    k.n = to.n;
+    k.inner = to.inner;
+    k.factor = (float)(1.0 / (double)to.n);
+    k.a = mixpi_tensor_in(c->out);
+    k.y = mixpi_tensor_out(c->saved[0], 0);
+    r = MIXPI_RUN(c, reduce, &k);
+    again = p->k;
+    again.a = mixpi_tensor_in(c->out);
+    again.b = mixpi_tensor_in(c->saved[0]);
+    return r == MIXP_OK ? MIXPI_RUN(c, binary, &again) : r;
+}
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
     static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
@@ -24002,7 +24147,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     return mixp_apply(ctx, &deviation, 2, in, 2, &p);
 }
 
-/* Two passes. */
+/* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     double left;
@@ -26022,6 +26167,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         found = 1;
     }
     if (found) return r;
+    i = 0;
+    if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
+        return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_add_all: no trainable parameter without an optimizer "
                              "has a name that matches '%s'", pattern ? pattern : "NULL");
@@ -27256,10 +27404,10 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     mixp_result r;
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_at_least_0(max_norm))
+    if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_clip_grad_norm: max_norm %g must be "
-                                 "finite and at least 0",
+                                 "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
+                                 "only measures",
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
@@ -31436,11 +31584,11 @@ enum {
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
  * (unknown) or 1 + low + 32 dtype. */
 enum {
-    MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_VERDICT = (int)MIXPI_LOOKS * (int)MIXPI_LOOK_WORDS,
     MIXPI_SITE_LOST,
     MIXPI_SITE_STORES,
     MIXPI_SITE_OPERANDS,                    /* of each: 1 if measured, error, clipped, excess */
-    MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * MIXPI_ROLES
+    MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * (int)MIXPI_ROLES
 };
 
 static void mixpi_operands_to_words(const mixpi_site *site, double *words) {

@@ -6,7 +6,7 @@
  *
  *     desc.device = profile_device(mixp_cpu());       before mixp_context_new
  *     profile_begin(); ...one step...; profile_end();
- *     profile_print(print);                           print: works as printf does
+ *     profile_print(printf);
  *
  * A GPU works asynchronously, so the profile waits for each kernel: the kernel's time is right, but
  * the step is slower than without a profile. To measure how long ranks wait for each other, give the
@@ -217,7 +217,7 @@ static void profile_end(void) {
     profile.on = 0;
 }
 
-typedef void (*profile_printer)(const char *format, ...);
+typedef int (*profile_printer)(const char *format, ...);     /* as printf */
 
 static void profile_line(profile_printer print, const char *indent, const char *what,
                          double seconds, double calls) {

@@ -9,11 +9,10 @@
  */
 #define MIXP_MAX_GROUPS 16
 
-/* The learning rate as a function of the number of applied steps (skipped ones do not
- * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
- * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
-/* How the learning rate changes after the warm-up; t: steps since the warm-up. All kinds but
- * ONE_CYCLE warm up linearly, and never fall below min_factor * lr. */
+/* The learning rate as a function of the number of applied steps; skipped steps do not count. All
+ * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
+ * The kinds say what follows; t: steps since the warm-up. The rate never falls below
+ * min_factor * lr. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */

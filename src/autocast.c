@@ -40,6 +40,10 @@ struct mixpi_casting {
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* of the block form                               */
     mixp_recipe_counts recipes;
+    int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
+    int             lowered;    /* of those: results in f16 or bf16, or raised by the guard */
+    mixp_dtype      low;        /* dtype of the newest of those regions                    */
+    const char     *kept;       /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
@@ -63,17 +67,26 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     return ctx->casting;
 }
 
-/* Ends a step: warns if it trained under a recipe with codes, but no linear kept codes. */
+/* Ends a step: warns if it trained in regions of f16 or bf16 that stored nothing low, or under a
+ * recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
+    const int trained = ctx->walked_in == ctx->generation;
     if (!c) return;
-    if (c->uncoded && !c->coded && ctx->walked_in == ctx->generation)
+    if (c->lowerable && !c->lowered && trained)
+        mixpi_warn(ctx,
+                   "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
+                   "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
+                   "%s), or leave out the region",
+                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->kept,
+                   c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
+    if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
                    "the recipe's codes free no memory: none of %d linears kept its input x as "
                    "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
                    "codes to 0",
                    c->uncoded, c->uncoded_name, c->uncoded_why);
-    c->linears = c->coded = c->uncoded = 0;
+    c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -253,7 +266,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
-    else if (c->n_regions >= most) wrong = "too many nested regions";
+    else if (c->n_regions >= most)
+        wrong = "too many nested regions and scopes: 64 are open; a pop may be missing";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -555,10 +569,20 @@ static int mixpi_is_low(mixp_dtype dtype)
 
 /* --- counts ---------------------------------------------------------------------------- */
 
+/* Counts a result in a region, for the warning of mixpi_casting_turn. */
+static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mixp_op *op,
+                                const mixp_tensor *out) {
+    if (!mixpi_is_low(region.dtype)) return;
+    c->lowerable++;
+    c->low = region.dtype;
+    if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
+    else c->kept = op->name;
+}
+
+/* mixpi_apply has made the table. */
 static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
-    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixpi_casting *c = ctx->casting;
     int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
-    if (!c) return;
     while (i < c->n_tallies && c->tallies[i].op != op) i++;
     if (i == most) return;      /* table full: operators beyond it are not counted */
     if (i == c->n_tallies) {
@@ -569,7 +593,7 @@ static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dt
 }
 
 static void mixpi_count_activation_cast(mixp_context *ctx) {
-    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+    ctx->casting->casts.activation_casts++;
 }
 
 static void mixpi_count_weight(mixp_context *ctx, int fresh) {

@@ -220,12 +220,13 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1). One value with correction 1 gives NaN. Several operators run, in f32, and
- * the result is rounded once. */
+ * (PyTorch's default: 1). One value with correction 1 gives NaN. An offset that all values share
+ * costs no digits. Several operators run, in f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
- * gradients are 0, as in PyTorch. */
+ * gradients are 0, as in PyTorch. Their squares are f32: the results of values beyond 1e19 are Inf,
+ * those of values below 1e-22 lose digits, and of values below 1e-23 they are 0. */
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,

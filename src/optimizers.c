@@ -883,6 +883,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         found = 1;
     }
     if (found) return r;
+    i = 0;
+    if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
+        return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_add_all: no trainable parameter without an optimizer "
                              "has a name that matches '%s'", pattern ? pattern : "NULL");

@@ -106,7 +106,9 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
 /* Returns mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets,
  * ignore), share)), bit for bit. Sets *loss to the value before the scaler's scale, for you to read
- * (pass NULL if you do not need it). share: 1, or 1/n for n micro-batches.
+ * (pass NULL if you do not need it). share: 1, or 1/n for n micro-batches in which equally many
+ * targets count. Otherwise share is this micro-batch's part of all targets that count; with ranks
+ * that have unequal numbers of targets, also times the number of ranks.
  *
  * Loss and gradient are computed in one pass over the logits, and the gradient overwrites the
  * logits, if these conditions hold: the logits are disposable (mixp_tensor_set_disposable), a

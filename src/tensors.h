@@ -319,13 +319,16 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are nine:
+ * changes nothing and is no error. There are ten:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
  *   values that were not 0 were flushed, in gradients whose largest value is below 2^-10, by the
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
+ * - A training step's regions of f16 or bf16 stored nothing in that dtype, because their operators
+ *   keep the dtype of their f32 inputs. The next mixp_step_begin or mixp_eval_begin gives this
+ *   warning.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
  * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
@@ -393,8 +396,9 @@ typedef struct mixp_memory {
     int64_t allocations;
     size_t  allocated;
     size_t  block;              /* of mixp_context_desc.memory: bytes ever used, from the start of
-                                   the block. A block of this size is enough for the same run; 0 =
-                                   no block */
+                                   the block. A block of this size is enough for the same run, at
+                                   an address that is a multiple of 64 (elsewhere: up to 63 bytes
+                                   more); 0 = no block */
 } mixp_memory;
 /* All zeros if ctx is NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
@@ -435,6 +439,14 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
  * freeze it with mixp_tensor_set_requires_grad(t, 0). NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
+/* Like mixp_param, with a name made as by printf: mixp_param_named(ctx, MIXP_F32, 2, shape,
+ * "h.%d.w", i). MIXP_ERR_ARGUMENT: format is NULL, or the name has more than 255 bytes. */
+MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                          const int64_t *shape, const char *format, ...)
+#if MIXPI_GNU
+    __attribute__((__format__(__printf__, 5, 6)))
+#endif
+    ;
 
 /* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
@@ -608,7 +620,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
 
 /* mixp_context_param returns parameter number i, from 0, in the order of mixp_param calls; NULL
  * past the last. mixp_context_find returns the parameter or buffer of this name, or NULL. NULL is
- * not an error here. Views are not included. */
+ * not an error here. Views are not included. The time of a call does not depend on their number. */
 MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i);
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name);
 /* Calls init(t, value) for each parameter whose name fits the pattern (* matches any characters, ?
@@ -617,4 +629,8 @@ MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *
  * MIXP_ERR_ARGUMENT: the pattern fits no parameter. */
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                                       mixp_result (*init)(mixp_tensor *, double), double value);
+/* on 1: freezes each parameter whose name fits the pattern; on 0: they train again. The same as
+ * mixp_tensor_set_requires_grad(t, !on) for each: mixp_freeze_all(ctx, "encoder.*", 1).
+ * MIXP_ERR_ARGUMENT: the pattern fits no parameter. */
+MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, int on);
 

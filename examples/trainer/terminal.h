@@ -79,17 +79,19 @@ static void tell(const char *format, ...) {
     va_end(args);
 }
 
-/* Prints to stdout, at most 4095 bytes. */
-static void say(const char *format, ...) {
+/* Prints to stdout, at most 4095 bytes. Returns what printf returns. */
+static int say(const char *format, ...) {
     char    text[4096];
     va_list args;
+    int     n;
     hide_bar();
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    n = vsnprintf(text, sizeof text, format, args);
     va_end(args);
     tame(text, "\n\t");
     fputs(text, stdout);
     if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
+    return n;
 }
 
 /* Prints a line that begins with a word; breaks a longer line after a comma. */

@@ -384,9 +384,14 @@ MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
 MIXPI_V mixpi_vbits mixpi_rbits(mixpi_vreg a)                { return mixp_bits_of_f32(a); }
 MIXPI_V mixpi_vreg  mixpi_rof(mixpi_vbits a)                 { return mixp_f32_of_bits(a); }
 MIXPI_V mixpi_vreg  mixpi_rset(float x)                      { return x; }
-MIXPI_V mixpi_vreg  mixpi_rload(const float *p)              { return *p; }
-MIXPI_V void        mixpi_rstore(float *p, mixpi_vreg a)     { *p = a; }
-MIXPI_V void        mixpi_rstream(float *p, mixpi_vreg a)    { *p = a; }
+/* p may be at any address, as for the loads and stores of SIMD. */
+MIXPI_V mixpi_vreg  mixpi_rload(const float *p) {
+    float a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+MIXPI_V void        mixpi_rstore(float *p, mixpi_vreg a)     { memcpy(p, &a, sizeof a); }
+MIXPI_V void        mixpi_rstream(float *p, mixpi_vreg a)    { memcpy(p, &a, sizeof a); }
 MIXPI_V mixpi_vreg  mixpi_rmax(mixpi_vreg a, mixpi_vreg b)   { return a > b ? a : b; }
 MIXPI_V mixpi_vreg  mixpi_rmin(mixpi_vreg a, mixpi_vreg b)   { return a < b ? a : b; }
 MIXPI_V mixpi_vreg  mixpi_rsqrt(mixpi_vreg a)                { return sqrtf(a); }

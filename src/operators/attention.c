@@ -66,11 +66,18 @@ static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t
 static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *x = c->in[MIXPI_ATTENTION_Q];
     int64_t all = k->heads + 2 * k->kv_heads;
+    char rule[128];
+    if (k->heads == k->kv_heads || k->heads < 1)
+        snprintf(rule, sizeof rule,
+                 "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)",
+                 (double)k->heads);
+    else
+        snprintf(rule, sizeof rule,
+                 "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are "
+                 "%.0f and %.0f)",
+                 (double)k->heads, (double)k->kv_heads);
     if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
-        return mixpi_bad_shapes(c, k->heads == k->kv_heads || k->heads < 1
-                                       ? "qkv[b, t, 3*c] with c a multiple of heads >= 1"
-                                       : "qkv[b, t, (heads + 2*kv_heads)*d] with heads a "
-                                         "multiple of kv_heads");
+        return mixpi_bad_shapes(c, rule);
     k->b = x->shape[0];
     k->t = k->keys = x->shape[1];
     k->d = x->shape[2] / all;

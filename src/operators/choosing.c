@@ -7,12 +7,15 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                                    int64_t ignore) {
     const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
+    char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
+    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted))
+        snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s", c->op->name,
-                             what, (int)ids[i], (double)i, (double)limit,
+                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name,
+                             what, (int)ids[i], (double)i, (double)limit, of,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
                                  ? "; to leave out a row, set its target to the value of `ignore`, "
                                    "usually MIXP_IGNORE (-100)" : "");
@@ -251,11 +254,19 @@ MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
     return mixpi_apply_op(ctx, MIXP_OP_MASKED_FILL, 2, x, mask, NULL, &p);
 }
 
+static mixp_result mixpi_bad_head_dim(mixp_call *c, int64_t d) {
+    char rule[96];
+    snprintf(rule, sizeof rule,
+             "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)",
+             (double)d);
+    return mixpi_bad_shapes(c, rule);
+}
+
 static mixp_result mixpi_rope_infer(mixp_call *c) {
     mixp_rope_args *k = (mixp_rope_args *)c->attrs;
     const mixp_tensor *x = c->in[0];
     if (x->rank < 2 || k->d < 2 || k->d % 2 || x->shape[x->rank - 1] % k->d)
-        return mixpi_bad_shapes(c, "x[..., t, c] with c a multiple of head_dim, which is even");
+        return mixpi_bad_head_dim(c, k->d);
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "rope: base is %g and first is %.0f; base must be above 0, first "

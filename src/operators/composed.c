@@ -105,7 +105,31 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
  * squares of deviations has no share of it, because deviations sum to 0. mixp_jvp counts it. */
 typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
 
-static mixp_result mixpi_deviation_forward(mixp_call *c) { return mixpi_binary_forward(c); }
+/* The mean was rounded: where values lie near a large offset, by as much as they differ. The mean
+ * of the deviations is what the rounding took, and is subtracted in place. */
+static mixp_result mixpi_deviation_forward(mixp_call *c) {
+    mixpi_deviation *p = (mixpi_deviation *)c->attrs;
+    const mixp_tensor *mean = c->in[1];
+    mixp_binary_args again;
+    mixp_reduce_args k;
+    mixpi_reduced to;
+    mixp_result r = mixpi_binary_forward(c);
+    if (r == MIXP_OK) r = mixpi_reduce_shape(c, p->dim, 1, &to);
+    if (r != MIXP_OK) return r;
+    if (!mixp_call_save(c, 0, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.outer = to.outer;
+    k.n = to.n;
+    k.inner = to.inner;
+    k.factor = (float)(1.0 / (double)to.n);
+    k.a = mixpi_tensor_in(c->out);
+    k.y = mixpi_tensor_out(c->saved[0], 0);
+    r = MIXPI_RUN(c, reduce, &k);
+    again = p->k;
+    again.a = mixpi_tensor_in(c->out);
+    again.b = mixpi_tensor_in(c->saved[0]);
+    return r == MIXP_OK ? MIXPI_RUN(c, binary, &again) : r;
+}
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
     static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
@@ -121,7 +145,7 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
     return mixp_apply(ctx, &deviation, 2, in, 2, &p);
 }
 
-/* Two passes. */
+/* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     double left;

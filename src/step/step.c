@@ -140,10 +140,10 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     mixp_result r;
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_at_least_0(max_norm))
+    if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_clip_grad_norm: max_norm %g must be "
-                                 "finite and at least 0",
+                                 "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
+                                 "only measures",
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");

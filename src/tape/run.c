@@ -139,7 +139,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
-    if (mixpi_real(c->out->dtype)) mixpi_count_call(ctx, c->op, c->out->dtype);
+    if (!mixpi_real(c->out->dtype)) return r;
+    mixpi_count_call(ctx, c->op, c->out->dtype);
+    if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
     return r;
 }
 
@@ -216,6 +218,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
+    if (!mixpi_casting_of(ctx)) return NULL;
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;

@@ -76,6 +76,17 @@ static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *patter
     return NULL;
 }
 
+/* Fails because no parameter's name fits: shows a name, which tells how the names look. */
+static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const char *pattern) {
+    const mixp_tensor *first = mixp_context_param(ctx, 0);
+    if (!first)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: the context has no parameters", who);
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                             "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
+                             "the first is '%s'",
+                             who, pattern, (double)ctx->params.count, first->name);
+}
+
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                                       mixp_result (*init)(mixp_tensor *, double),
                                       double value) {
@@ -90,9 +101,19 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
         r = init(t, value);
         found = 1;
     }
-    if (found) return r;
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_all: no parameter's name fits '%s'", pattern);
+    return found ? r : mixpi_fits_none(ctx, "mixp_init_all", pattern);
+}
+
+MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, int on) {
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!ctx || !pattern)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_freeze_all: the context or the pattern is NULL");
+    for (; (t = mixpi_param_next(ctx, pattern, &i)) != NULL; found = 1)
+        mixp_tensor_set_requires_grad(t, !on);
+    return found ? MIXP_OK : mixpi_fits_none(ctx, "mixp_freeze_all", pattern);
 }
 
 /* Reports a name that another parameter or buffer has. */
@@ -122,4 +143,21 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     t->requires_grad = t->own.is_param = 1;
     mixpi_params_add(&ctx->params, t);
     return t;
+}
+
+MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                          const int64_t *shape, const char *format, ...) {
+    char name[256];
+    va_list args;
+    int n = -1;
+    if (format) {
+        va_start(args, format);
+        n = vsnprintf(name, sizeof name, format, args);
+        va_end(args);
+    }
+    if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "mixp_param_named: %s", format ? "the name has more than 255 bytes"
+                                                     : "the format is NULL");
+    return NULL;
 }

@@ -348,6 +348,13 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
+        mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                          "mixp_item: the tensor is of an earlier step, and %s has recycled it: "
+                          "call mixp_item before %s",
+                          mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
+        t = NULL;
+    }
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,

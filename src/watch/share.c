@@ -58,11 +58,11 @@ enum {
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
  * (unknown) or 1 + low + 32 dtype. */
 enum {
-    MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_VERDICT = (int)MIXPI_LOOKS * (int)MIXPI_LOOK_WORDS,
     MIXPI_SITE_LOST,
     MIXPI_SITE_STORES,
     MIXPI_SITE_OPERANDS,                    /* of each: 1 if measured, error, clipped, excess */
-    MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * MIXPI_ROLES
+    MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * (int)MIXPI_ROLES
 };
 
 static void mixpi_operands_to_words(const mixpi_site *site, double *words) {

@@ -504,6 +504,24 @@ static void nll_without_memory(void) {
     CHECK(at > 1);
 }
 
+/* The first operator takes memory for the table of counts. Without it the operator has no result: a
+ * result and an error at once would stop a program that is well. */
+static void first_operator_without_memory(void) {
+    static const int64_t shape[1] = { 4 };
+    mixp_tensor *y = NULL;
+    int at;
+    for (at = 0; !y && at < 20; at++) {
+        mixp_context *ctx = context_of(NULL);
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+        requests_left = at;
+        y = mixp_scale(ctx, w, 2.0f);
+        requests_left = -1;
+        CHECK_INT(mixp_context_error(ctx, NULL), y ? MIXP_OK : MIXP_ERR_MEMORY);
+        context_close(ctx);
+    }
+    CHECK(y && at > 2);
+}
+
 int main(void) {
     RUN(sharded_and_late);
     RUN(sharded_and_failed);
@@ -514,6 +532,7 @@ int main(void) {
     RUN(muon_without_eps);
     RUN(slice_of_any_number);
     RUN(nll_without_memory);
+    RUN(first_operator_without_memory);
     RUN(message_of_many_operators);
     RUN(cast_of_another_class);
     RUN(compare_of_a_bad_function);

@@ -184,9 +184,80 @@ static void chosen(void) {
     mixp_context_free(to.ctx);
 }
 
+/* Names by a format, as printf's. */
+static void named(void) {
+    static const int64_t shape[1] = { 2 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    const char *why;
+    char longest[256];
+    int i;
+    memset(longest, 'x', 255);
+    longest[255] = 0;
+    for (i = 0; i < 3; i++) {
+        mixp_tensor *t = mixp_param_named(ctx, MIXP_F32, 1, shape, "h.%d.%s", i, "w");
+        CHECK(t && t->requires_grad && t == mixp_context_param(ctx, i));
+    }
+    CHECK(mixp_context_find(ctx, "h.2.w") == mixp_context_param(ctx, 2));
+    CHECK(mixp_param_named(ctx, MIXP_F32, 1, shape, "%s", longest) != NULL);
+    CHECK(mixp_context_find(ctx, longest) == mixp_context_param(ctx, 3));
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    CHECK(mixp_param_named(ctx, MIXP_F32, 1, shape, "%s.", longest) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, "more than 255 bytes");
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_param_named(ctx, MIXP_F32, 1, shape, "h.%d.w", 1) == NULL);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "'h.1.w': this name is taken");
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_param_named(ctx, MIXP_F32, 1, shape, NULL) == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
+    CHECK(mixp_param_named(NULL, MIXP_F32, 1, shape, "h.%d", 1) == NULL);
+    mixp_context_free(ctx);
+}
+
+/* Frozen by a pattern: no gradient, no place in an optimizer; trained again, both. */
+static void frozen(void) {
+    mixp_optimizer *opt;
+    const char *why;
+    model m;
+    int i;
+    model_open(&m);
+    CHECK_INT(mixp_freeze_all(m.ctx, "enc.*", 1), MIXP_OK);
+    for (i = 0; i < 6; i++) CHECK_INT(m.t[i]->requires_grad, i >= 4);
+    opt = mixp_optimizer_new(m.ctx, NULL);
+    CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
+    CHECK(m.t[0]->own.optimizers == 0 && m.t[4]->own.optimizers == 1);
+    CHECK_INT(mixp_optimizer_add_all(opt, "enc.*"), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "no trainable parameter");
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_freeze_all(m.ctx, "enc.0.*", 0), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add_all(opt, "enc.*"), MIXP_OK);
+    CHECK(m.t[0]->own.optimizers == 1 && m.t[2]->own.optimizers == 0);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    CHECK_INT(mixp_freeze_all(m.ctx, "decoder.*", 1), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "'decoder.*'; the context has 6 parameters, the first is 'enc.0.weight'");
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_optimizer_add_all(opt, "enc.weight"), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "the first is 'enc.0.weight'");
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_freeze_all(m.ctx, NULL, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_freeze_all(NULL, "*", 1), MIXP_ERR_ARGUMENT);
+    mixp_context_free(m.ctx);
+    m.ctx = mixp_context_new(NULL);
+    CHECK_INT(mixp_init_all(m.ctx, "*", mixp_fill, 0), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "the context has no parameters");
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     snprintf(path, sizeof path, "/tmp/mixprec-params-%ld.safetensors", (long)getpid());
     RUN(listed);
+    RUN(named);
+    RUN(frozen);
     RUN(initialised);
     RUN(grouped);
     RUN(rates);

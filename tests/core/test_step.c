@@ -418,6 +418,42 @@ static void test_refused_memory(void) {
     CHECK(at > 0);
 }
 
+/* An infinite limit measures the norm and leaves the gradients as they are, also subnormal and huge
+ * ones. NaN and negative limits are refused. */
+static void test_clip_that_only_measures(void) {
+    static const float before[4] = { 3.0f, -4.0e19f, 1e-42f, 0.0f };
+    static const int64_t four[1] = { 4 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_scaler_desc d;
+    mixp_scaler *s;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, four);
+    const char *why;
+    float after[4];
+    memset(&d, 0, sizeof d);
+    d.rule = MIXP_RULE_STATIC;
+    d.init_scale = 1.0f;
+    s = mixp_scaler_new(ctx, &d);
+    mixp_optimizer_add(opt, w, NULL);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(s, mixp_sum(ctx, mixp_mul(
+                  ctx, w, mixp_input(ctx, MIXP_F32, 1, four, before)), MIXP_ALL, 0))), MIXP_OK);
+    CHECK_INT(mixp_scaler_unscale(s, opt), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(opt, (double)INFINITY), MIXP_OK);
+    mixp_read(w->grad, after, MIXP_F32, 4);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    CHECK_INT(mixp_scaler_step(s, opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(s), MIXP_OK);
+    CHECK_NEAR(mixp_scaler_verdict(s).grad_norm, sqrt(9.0 + (double)before[1] * (double)before[1]), 4e13);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    CHECK_INT(mixp_clip_grad_norm(opt, (double)-INFINITY), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "INFINITY only measures");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_clip_grad_norm(opt, (double)NAN), MIXP_ERR_ARGUMENT);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     RUN(test_refused_memory);
     RUN(test_anothers_zero_grad);
@@ -438,5 +474,6 @@ int main(void) {
     RUN(test_backward_after_clipping);
     RUN(test_views);
     RUN(test_sequences);
+    RUN(test_clip_that_only_measures);
     return test_report();
 }

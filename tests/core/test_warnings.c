@@ -358,6 +358,91 @@ static void warned_of_a_target_of_the_wrong_kind(void) {
             }
 }
 
+/* --- a region that lowers nothing --------------------------------------------------------------- */
+
+typedef enum shape_of_work { FACTORS, FACTORS_AND_CAST, PRODUCT, OUTSIDE, EVALUATED, NO_STEPS } shape_of_work;
+
+/* A recommender's work: rows of a table times each other; all of these operators keep f32. */
+static const char *region_warning(shape_of_work what, mixp_dtype dtype, int level, char text[320]) {
+    static const int64_t table_shape[2] = { 4, 4 };
+    static const int32_t ids[2] = { 1, 3 };
+    static const int64_t two[1] = { 2 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *table = mixp_param(ctx, "table", MIXP_F32, 2, table_shape), *a, *b, *out;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    int step;
+    mixp_init_normal(table, 0, 1);
+    mixp_optimizer_add(opt, table, NULL);
+    for (step = 0; step < 3; step++) {
+        mixp_autocast region = { MIXP_F32, 0, NULL };
+        region.dtype = dtype;
+        region.level = level;
+        if (what == EVALUATED) mixp_eval_begin(ctx);
+        else mixp_step_begin(ctx);
+        if (what != OUTSIDE) mixp_autocast_push(ctx, &region);
+        a = mixp_embedding(ctx, table, mixp_input(ctx, MIXP_I32, 1, two, ids));
+        b = what == FACTORS_AND_CAST ? mixp_cast(ctx, a, dtype) : a;
+        out = what == PRODUCT ? mixp_linear(ctx, a, table, NULL) : mixp_mul(ctx, a, b);
+        out = mixp_mean(ctx, mixp_square(ctx, out), MIXP_ALL, 0);
+        if (what != OUTSIDE) mixp_autocast_pop(ctx);
+        if (what == OUTSIDE || what == EVALUATED) continue;
+        mixp_zero_grad(opt);
+        CHECK_INT(mixp_backward(ctx, out), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    }
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    snprintf(text, 320, "%s", mixp_context_warning(ctx));
+    mixp_context_free(ctx);
+    return text;
+}
+
+static void region_that_lowers_nothing(void) {
+    char text[320];
+    int what, level;
+    CHECK_TEXT(region_warning(FACTORS, MIXP_F16, 1, text), "autocast to f16 stored nothing in f16: the 4 operators");
+    CHECK_TEXT(text, "the last is 'mean'");
+    CHECK_TEXT(text, "mixp_cast(ctx, t, MIXP_F16)");
+    CHECK_TEXT(region_warning(FACTORS, MIXP_BF16, 1, text), "mixp_cast(ctx, t, MIXP_BF16)");
+    for (what = FACTORS_AND_CAST; what < NO_STEPS; what++)
+        CHECK(*region_warning((shape_of_work)what, MIXP_F16, 1, text) == 0);
+    for (level = 2; level < 4; level++) CHECK(*region_warning(FACTORS, MIXP_F16, level, text) == 0);
+    CHECK(*region_warning(FACTORS, MIXP_F32, 1, text) == 0);
+}
+
+/* A guard that raises all results to f32 is no region that lowers nothing. */
+static void region_that_a_guard_raised(void) {
+    static const int64_t shape[2] = { 4, 4 };
+    static const float big[16] = { 3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f,
+                                   3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f, 3e4f };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *out = NULL;
+    mixp_optimizer_desc d = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    int step;
+    d.lr = 0.0;
+    opt = mixp_optimizer_new(ctx, &d);
+    mixp_fill(w, 3.0);
+    mixp_optimizer_add(opt, w, NULL);
+    mixp_guard_start(ctx, NULL);
+    for (step = 0; step < 6; step++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        mixp_autocast_enter(ctx, MIXP_F16);
+        out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, big), w, NULL);
+        mixp_autocast_leave(ctx);
+        mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mean(ctx, out, MIXP_ALL, 0)));
+        mixp_scaler_step(scaler, opt);
+        mixp_scaler_update(scaler);
+    }
+    CHECK(out && out->dtype == MIXP_F32);       /* raised */
+    mixp_step_begin(ctx);
+    CHECK(*mixp_context_warning(ctx) == 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     RUN(warned_with_the_share);
     RUN(warned_of_a_disabled_scaler);
@@ -369,5 +454,7 @@ int main(void) {
     RUN(a_guard_sees_no_overflow_in_nothing);
     RUN(warned_of_a_loss_that_is_not_finite);
     RUN(warned_of_a_target_of_the_wrong_kind);
+    RUN(region_that_lowers_nothing);
+    RUN(region_that_a_guard_raised);
     return test_report();
 }

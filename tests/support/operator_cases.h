@@ -526,6 +526,40 @@ static void test_reductions_of_few(void) {
     mixp_context_free(case_c);
 }
 
+/* Values that differ by little beside a large offset, whose mean f32 rounds. The sums in double are
+ * exact to 1e-12. Rows in both layouts. */
+static void test_variance_near_an_offset(void) {
+    enum { ROWS = 4, N = 64 };
+    static const double offsets[5] = { 0.0, 1e3, 1e6, -3e6, 1.5e7 };
+    float x[ROWS * N], turned[ROWS * N];
+    double want[ROWS], slope[ROWS * N];
+    int o, i, kind, dim;
+    for (o = 0; o < 5; o++) {
+        const int64_t across[2] = { ROWS, N }, down[2] = { N, ROWS };
+        for (i = 0; i < ROWS * N; i++) {
+            x[i] = (float)(offsets[o] + 4.0 * (double)case_number(i) + (double)(i / N));
+            turned[i % N * ROWS + i / N] = x[i];
+        }
+        for (kind = REDUCE_VAR; kind <= REDUCE_STD; kind++)
+            for (dim = 0; dim < 2; dim++) {
+                mixp_tensor *t, *y;
+                for (i = 0; i < ROWS; i++)
+                    want[i] = reduce_value(kind, x + i * N, N, 1, slope + i * N);
+                case_c = case_context();
+                t = dim ? case_param(MIXP_F32, 2, across, x) : case_param(MIXP_F32, 2, down, turned);
+                mixp_step_begin(case_c);
+                y = reduce_apply(kind, t, dim, 0);
+                case_walk(mixp_sum(case_c, y, MIXP_ALL, 0));
+                for (i = 0; i < ROWS; i++) CHECK_NEAR(case_read(y, ROWS)[i], want[i], 2e-6 * want[i]);
+                for (i = 0; i < ROWS * N; i++) {
+                    const int at = dim ? i : i % N * ROWS + i / N;
+                    CHECK_NEAR(case_read(t->grad, ROWS * N)[at], slope[i], 2e-6 * (1.0 + fabs(slope[i])));
+                }
+                mixp_context_free(case_c);
+            }
+    }
+}
+
 /* Where all values are equal, or 0: a result of 0 with a gradient of 0. */
 static void test_reductions_to_0(void) {
     const int64_t shape[2] = { 3, 4 };
@@ -595,6 +629,7 @@ static void operator_run_cases(void) {
     RUN(test_shapes_refused);
     RUN(test_reductions);
     RUN(test_reductions_of_few);
+    RUN(test_variance_near_an_offset);
     RUN(test_reductions_to_0);
     RUN(test_reductions_in_regions);
     picking_run_cases();
