@@ -45,8 +45,13 @@
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
  * than `imprecise` of the variation of its values over the batch, with the means subtracted.
- * Example: 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not
- * judged.
+ * Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32 weights
+ * too, and the mean of its error counts; if it falls back for its precision, it reads f32 weights and
+ * inputs from then on. Batches of fewer than 8 rows are not judged.
+ *
+ * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
+ * bf16 run ends as its f32 run lose at most 0.042 at a site. A set of raw columns 40 times as large as
+ * their variation loses 0.05 to 0.12, and its loss without a guard is 40 % above that of f32.
  *
  * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
  *
@@ -89,7 +94,7 @@ typedef struct mixp_guard_desc {
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
-    float   imprecise;          /* 0 = 0.1 of the variation over the batch; at most 1; negative =
+    float   imprecise;          /* 0 = 0.05 of the variation over the batch; at most 1; negative =
                                    precision is not watched, and keeps no site in f32 */
     int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
                                    that arose in the forward pass, when no site is left to fall

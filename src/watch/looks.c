@@ -78,13 +78,10 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
-/* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
- * computed a second time. */
+/* Measures what a call loses in low precision. A cast still has its unrounded input. */
 static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *given) {
-    mixp_tensor *out = e->call.out;
-    if (mixpi_is_cast(e->call.op)) return mixpi_inspect(e->call.ctx, e->site, given[0], out);
-    if (out->dtype == MIXP_F32) return mixpi_inspect(e->call.ctx, e->site, out, NULL);
-    return mixpi_inspect_again(e, mixpi_run_inside);
+    if (!mixpi_is_cast(e->call.op)) return mixpi_inspect_again(e, given, mixpi_run_inside);
+    return mixpi_inspect(e->call.ctx, e->site, given[0], e->call.out, 0);
 }
 
 /* Does the result count as its input when sites are identified? True for casts, which a fallback
@@ -162,7 +159,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
-    if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, NULL);
+    if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, t, 0);
     return 1;
 }
 

@@ -7,9 +7,16 @@
  * step a few sites, in turn, are computed a second time with an f32 result. From this result, and
  * from its difference to the stored result, the mean over the batch is subtracted column by column.
  * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
+ *
+ * A product is computed with f32 weights as well. Where the inputs vary little beside their mean, a
+ * rounded weight moves all rows alike, and each update moves them anew: the mean of that difference
+ * counts too. A product that loses too much then reads f32 weights.
  */
 
-enum { MIXPI_BATCH = 8 };       /* fewest rows whose variation is trusted */
+enum {
+    MIXPI_BATCH = 8,            /* fewest rows whose variation is trusted */
+    MIXPI_WEIGHED = 4           /* inputs of a call that may be weights: a call has so many slots */
+};
 
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
 static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b,
@@ -42,6 +49,13 @@ static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t 
     return ctx->device->kernels->reduce(&ctx->exec, &k);
 }
 
+/* to = the mean square of x[n]. work: as large as x, may be x. */
+static mixp_result mixpi_mean_square(mixp_context *ctx, mixp_in x, int64_t n, float *work,
+                                     float *to) {
+    mixp_result r = mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work);
+    return r == MIXP_OK ? mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to) : r;
+}
+
 /* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
  * may be x; means: cols elements. */
 static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
@@ -49,39 +63,46 @@ static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, i
     const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
     mixp_result r = mixpi_means(ctx, x, rows, cols, means);
     if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_MUL, rest, rest, rows, cols, 0, work);
-    return r == MIXP_OK ? mixpi_means(ctx, rest, rows * cols, 1, to) : r;
+    return r == MIXP_OK ? mixpi_mean_square(ctx, rest, rows * cols, work, to) : r;
 }
 
-/* Writes the loss of rounding full (f32) to low into a site's row: the mean squares of the rounding
- * error and of the variation. */
-static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, mixp_in full, mixp_in low,
-                                      int64_t rows, int64_t cols) {
-    const size_t all = (size_t)(rows * cols) * sizeof(float), one = (size_t)cols * sizeof(float);
+/* What a result is in f32, and what it is in low precision. */
+typedef struct mixpi_inspection {
+    mixp_in full, low;          /* full: f32; low: low, or f32 that is still to be rounded */
+    int64_t rows, cols;
+    int     shifts;             /* 1: an error that all rows share counts as well */
+} mixpi_inspection;
+
+/* Writes the mean squares of the error, and of the variation, into a site's row. */
+static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi_inspection *p) {
+    const int64_t rows = p->rows, cols = p->cols, n = rows * cols;
+    const size_t all = (size_t)n * sizeof(float), one = (size_t)cols * sizeof(float);
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
                                        MIXPI_LOOK_LOSS];
     float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->dev, all);
     float *means = (float *)mixpi_arena_take(ctx, &ctx->dev, one);
+    const mixp_in error = mixpi_in(work, MIXP_F32);
     mixp_result r = MIXP_ERR_MEMORY;
-    if (work && means) r = mixpi_variation(ctx, full, rows, cols, work, means, to + 1);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, full, low, rows, cols, 0, work);
+    if (work && means) r = mixpi_variation(ctx, p->full, rows, cols, work, means, to + 1);
+    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, p->full, p->low, rows, cols, 0, work);
     if (r == MIXP_OK)
-        r = mixpi_variation(ctx, mixpi_in(work, MIXP_F32), rows, cols, work, means, to);
+        r = p->shifts ? mixpi_mean_square(ctx, error, n, work, to)
+                      : mixpi_variation(ctx, error, rows, cols, work, means, to);
     if (work) mixpi_arena_give(ctx, &ctx->dev, work, all);
     if (means) mixpi_arena_give(ctx, &ctx->dev, means, one);
     return r;
 }
 
-/* Like mixpi_inspect_pair, for an f32 result without a low copy: rounds a copy first. */
-static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixp_in full, int64_t rows,
-                                      int64_t cols) {
+/* Like mixpi_inspect_pair, for p->low in f32: rounds a copy first. */
+static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixpi_inspection p) {
     const mixp_dtype low = mixpi_site_at(ctx, number)->low;
-    const size_t bytes = (size_t)(rows * cols) * mixp_dtype_size(low);
+    const int64_t n = p.rows * p.cols;
+    const size_t bytes = (size_t)n * mixp_dtype_size(low);
     void *rounded = mixpi_arena_take(ctx, &ctx->dev, bytes);
     mixp_result r = MIXP_ERR_MEMORY;
-    if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), full, rows * cols);
-    if (r == MIXP_OK)
-        r = mixpi_inspect_pair(ctx, number, full, mixpi_in(rounded, low), rows, cols);
+    if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), p.low, n);
+    p.low = mixpi_in(rounded, low);
+    if (r == MIXP_OK) r = mixpi_inspect_pair(ctx, number, &p);
     if (rounded) mixpi_arena_give(ctx, &ctx->dev, rounded, bytes);
     return r;
 }
@@ -101,36 +122,106 @@ static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor
 static int64_t mixpi_inspect_cols(const mixp_tensor *t)
 { return t->rank > 1 ? t->shape[t->rank - 1] : 1; }
 
-/* Measures what rounding `full` (f32) costs, or would cost, site `number`. stored: the rounded
- * result, or NULL. */
+/* Measures what site `number` loses in low precision. full: f32; low: the low result, or an f32
+ * result that is still to be rounded. */
 static mixp_result mixpi_inspect(mixp_context *ctx, int number, const mixp_tensor *full,
-                                 const mixp_tensor *stored) {
-    const int64_t cols = mixpi_inspect_cols(full), rows = full->count / cols;
-    if (full->dtype != MIXP_F32 || rows < MIXPI_BATCH) return MIXP_OK;
+                                 const mixp_tensor *low, int shifts) {
+    mixpi_inspection p;
+    p.cols = mixpi_inspect_cols(full);
+    p.rows = full->count / p.cols;
+    if (full->dtype != MIXP_F32 || p.rows < MIXPI_BATCH) return MIXP_OK;
+    p.full = mixpi_tensor_in(full);
+    p.low = mixpi_tensor_in(low);
+    p.shifts = shifts;
     mixpi_site_at(ctx, number)->inspected = ctx->watch->fresh;
-    if (stored && mixpi_is_low(stored->dtype))
-        return mixpi_inspect_pair(ctx, number, mixpi_tensor_in(full), mixpi_tensor_in(stored), rows,
-                                  cols);
-    return mixpi_inspect_full(ctx, number, mixpi_tensor_in(full), rows, cols);
+    return mixpi_is_low(low->dtype) ? mixpi_inspect_pair(ctx, number, &p)
+                                    : mixpi_inspect_full(ctx, number, p);
 }
 
-/* Computes a call a second time with an f32 result, then restores the call. */
-static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_result (*run)(mixp_call *,
-                                       mixp_result (*)(mixp_call *))) {
+/* The weights of a call that is computed a second time. */
+typedef enum mixpi_reweighed {
+    MIXPI_AS_READ,              /* as the call has read them */
+    MIXPI_WIDENED,              /* the f32 weights instead of their low copies */
+    MIXPI_NARROWED,             /* low copies instead of the f32 weights */
+    MIXPI_NOT_WEIGHED           /* no memory */
+} mixpi_reweighed;
+
+/* A low copy of an f32 weight for this step; NULL: no memory. */
+static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
+    mixp_tensor *copy = mixp_activation(t->ctx, low, t->rank, t->shape);
+    if (!copy) return NULL;
+    return mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count) == MIXP_OK
+         ? copy : NULL;
+}
+
+/* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
+ * weights itself, and is judged by its operands. */
+static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_call *c = &e->call;
+    const mixpi_site *site = mixpi_site_at(c->ctx, e->site);
+    mixpi_reweighed done = MIXPI_AS_READ;
+    int i;
+    if (!site->casts || mixp_autocast_current(c->ctx).recipe) return done;
+    for (i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
+        mixp_tensor *t = given[i];
+        if (!t || t->dtype != MIXP_F32 || t->own.generation || !t->requires_grad) continue;
+        done = c->in[i] == t ? MIXPI_NARROWED : MIXPI_WIDENED;
+        c->in[i] = c->in[i] == t ? mixpi_narrow(t, site->low) : t;
+        if (!c->in[i]) done = MIXPI_NOT_WEIGHED;
+    }
+    return done;
+}
+
+/* Restores the inputs of a call that were `read`, and gives back the memory of low copies. */
+static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_reweighed how) {
+    int i;
+    for (i = MIXPI_WEIGHED - 1; i >= 0; i--) {
+        mixp_tensor *t = c->in[i];
+        if (t != read[i] && t && how == MIXPI_NARROWED)
+            mixpi_arena_give(c->ctx, &c->ctx->dev, t->data, mixpi_bytes(t));
+        c->in[i] = read[i];
+    }
+}
+
+/* Computes the call with an f32 result, and compares. The result with f32 weights is the exact one,
+ * and the other is what low precision makes of it. */
+static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
+                                     mixp_result (*run)(mixp_call *,
+                                                        mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
     mixp_context *ctx = c->ctx;
     mixp_tensor *const out = c->out;
-    unsigned char attrs[2048];
-    const size_t size = c->op->attrs_size;
-    mixp_result r;
-    if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
-    if (size) memcpy(attrs, c->attrs, size);
-    c->out = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
-    r = c->out ? run(c, c->op->forward) : MIXP_ERR_MEMORY;
-    if (r == MIXP_OK) r = mixpi_inspect(ctx, e->site, c->out, out);
-    if (c->out) mixpi_arena_give(ctx, &ctx->dev, c->out->data, mixpi_bytes(c->out));
+    mixp_tensor *other = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
+    mixp_result r = MIXP_ERR_MEMORY;
+    c->out = other;
+    if (other) r = run(c, c->op->forward);
     c->out = out;
-    if (size) memcpy(c->attrs, attrs, size);
+    if (r == MIXP_OK)
+        r = how == MIXPI_NARROWED ? mixpi_inspect(ctx, e->site, out, other, 1)
+                                  : mixpi_inspect(ctx, e->site, other, out, how == MIXPI_WIDENED);
+    if (other) mixpi_arena_give(ctx, &ctx->dev, other->data, mixpi_bytes(other));
     return r;
 }
 
+/* Measures what a call loses in low precision: in its result and in its weights. Computes the call a
+ * second time where that is needed, then restores the call. */
+static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
+                                       mixp_result (*run)(mixp_call *,
+                                                          mixp_result (*)(mixp_call *))) {
+    mixp_call *c = &e->call;
+    mixp_tensor *const out = c->out, *read[MIXPI_WEIGHED];
+    unsigned char attrs[2048];
+    const size_t size = c->op->attrs_size;
+    mixpi_reweighed how;
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
+    memcpy(read, c->in, sizeof read);
+    if (size) memcpy(attrs, c->attrs, size);
+    how = mixpi_reweigh(e, given);
+    if (how == MIXPI_AS_READ && out->dtype == MIXP_F32)
+        r = mixpi_inspect(c->ctx, e->site, out, out, 0);
+    else if (how != MIXPI_NOT_WEIGHED) r = mixpi_inspect_run(e, how, run);
+    mixpi_reweigh_end(c, read, how);
+    if (size) memcpy(c->attrs, attrs, size);
+    return r;
+}

@@ -296,8 +296,11 @@ static int mixpi_site_can_fall(const mixpi_site *site) {
     return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
 }
 
+/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much of
+ * a product's inputs or result, rounding its weights loses as much. */
 static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
-    const int reads = site->fallen || site->low == MIXP_F32;
+    const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
+    const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
     site->fallen = reads ? 2 : 1;
     if (site->falls < MIXPI_SITE_COUNT) site->falls++;
     site->clean = 0;
@@ -322,6 +325,7 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
         if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
             site->why |= first->why & MIXPI_FELL_GRAD;
+        site->why |= first->why & MIXPI_FELL_IMPRECISE;
         mixpi_site_sink(ctx, site);
         fell++;
     }
@@ -1189,7 +1193,7 @@ static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
     if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
     if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
     if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
-    if (!mixp_bits_of_f32(d.imprecise)) d.imprecise = 0.1f;
+    if (!mixp_bits_of_f32(d.imprecise)) d.imprecise = 0.05f;
     if (!d.patience) d.patience = 20;
     if (!d.max_sites) d.max_sites = 4096;
     return d;

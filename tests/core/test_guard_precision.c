@@ -110,6 +110,56 @@ static void a_fraction_is_let_be(void) {
     }
 }
 
+/* Beside an offset of 10, bf16 keeps 16 values of a fraction: 6 % of its variation are lost, and with
+ * them most of what f32 learns. */
+static void an_offset_that_costs_little_precision(void) {
+    const run f32 = train(MIXP_F32, 1, 0, 10), bare = train(MIXP_BF16, 1, 0, 10);
+    int level;
+    CHECK(f32.loss < 0.001 && bare.loss > 4 * f32.loss);
+    for (level = 1; level <= 2; level++) {
+        const run wide = train(MIXP_BF16, level, 1, 10);
+        CHECK(wide.imprecise >= 1);
+        CHECK_TEXT(wide.first, "cast");
+        CHECK_NEAR(wide.lost, 1.0 / 16, 0.006);     /* a spacing of 1/16 beside a width of 1 */
+        CHECK(wide.loss < 1.02 * f32.loss + 0.0001);
+        printf("  level %d: f32 %.2e, bf16 %.2e (%d events), bf16 without %.2e\n", level, f32.loss, wide.loss,
+               wide.imprecise, bare.loss);
+    }
+}
+
+/* Where rounding costs a linear too much, its rounded weights would as well: it reads both in f32. */
+static void imprecise_products_read_f32_weights(void) {
+    enum { ROWS = 16, IN = 4, OUT = 8 };
+    static const int64_t xs[2] = { ROWS, IN }, ws[2] = { OUT, IN };
+    float x[ROWS * IN], w[OUT * IN], y[ROWS * OUT];
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *weight = mixp_param(ctx, "w", MIXP_F32, 2, ws);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    uint32_t seed = 1;
+    int i, k, j, step;
+    for (i = 0; i < ROWS * IN; i++) x[i] = (float)(100 + uniform(&seed));
+    for (i = 0; i < OUT * IN; i++) w[i] = (float)(uniform(&seed) - 0.5);
+    mixp_write(weight, w, MIXP_F32, OUT * IN);
+    mixp_optimizer_add(opt, weight, NULL);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    for (step = 0; step < 2; step++) {
+        mixp_tensor *out = NULL;
+        mixp_step_begin(ctx);
+        MIXP_AUTOCAST(ctx, MIXP_BF16) {
+            out = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, xs, x), weight, NULL);
+        }
+        CHECK_INT(mixp_read(out, y, MIXP_F32, ROWS * OUT), MIXP_OK);
+        CHECK_INT(out->dtype, step ? MIXP_F32 : MIXP_BF16);
+    }
+    for (i = 0; i < ROWS; i++)
+        for (k = 0; k < OUT; k++) {
+            double sum = 0;
+            for (j = 0; j < IN; j++) sum += (double)x[i * IN + j] * (double)w[k * IN + j];
+            CHECK_NEAR(y[i * OUT + k], sum, 1e-4);  /* a bf16 weight would be off by 0.1 */
+        }
+    mixp_context_free(ctx);
+}
+
 static mixp_result no_reduce(const mixp_exec *x, const mixp_reduce_args *k) {
     (void)x;
     (void)k;
@@ -145,6 +195,8 @@ static void a_failed_look_is_told(void) {
 int main(void) {
     RUN(a_year_with_its_fraction);
     RUN(a_fraction_is_let_be);
+    RUN(an_offset_that_costs_little_precision);
+    RUN(imprecise_products_read_f32_weights);
     RUN(a_failed_look_is_told);
     return test_report();
 }
