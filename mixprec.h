@@ -7377,8 +7377,8 @@ static int mixpi_amx_machine(int f16) {
 /* --- what the parts of the implementation share ------------------------------------------- *
  * MIXPREC_PART compiles one part in a source file: the host, or the kernels of one instruction
  * set. All parts have the text above, as static functions. A set defines the names below, and the
- * host uses them: they are the only private names that the linker sees. Without MIXPREC_PART they
- * are static as well.
+ * host, or another set, uses them: they are the only private names that the linker sees. Without
+ * MIXPREC_PART they are static as well.
  */
 #ifndef MIXPREC_PART
 #  define MIXPI_LINKED static
@@ -7389,15 +7389,21 @@ static int mixpi_amx_machine(int f16) {
 #  else
 #    define MIXPI_HIDDEN
 #  endif
+#  define MIXPI_OF_SET_KERNEL(name, set)                                                  \
+       MIXPI_HIDDEN mixp_result mixpi_##name##_##set(const mixp_exec *x,                  \
+                                                     const mixp_##name##_args *k);
 #  define MIXPI_OF_SET(set)                                                               \
        extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_##set;                        \
-       MIXPI_HIDDEN mixp_result mixpi_convert_##set(const mixp_exec *x,                   \
-                                                    const mixp_convert_args *k);
+       MIXPI_OF_SET_KERNEL(convert, set)                                                  \
+       MIXPI_OF_SET_KERNEL(quantise, set)                                                 \
+       MIXPI_OF_SET_KERNEL(hadamard, set)                                                 \
+       MIXPI_OF_SET_KERNEL(recode, set)
 MIXPI_OF_SET(scalar)
 MIXPI_OF_SET(avx2)
 MIXPI_OF_SET(avx512)
 MIXPI_OF_SET(neon)
 #  undef MIXPI_OF_SET
+#  undef MIXPI_OF_SET_KERNEL
 extern MIXPI_HIDDEN const mixp_kernels mixpi_kernels_bf16_avx512, mixpi_kernels_amx_avx512,
     mixpi_kernels_amx_f16_avx512, mixpi_kernels_f16_neon, mixpi_kernels_bf16_neon;
 /* Does the processor give the known answer? See mixpi_pairs_answer and mixpi_amx_answer. */
@@ -8863,6 +8869,8 @@ MIXPI_SMALL_END
 #define MIXPI_KERNEL(name, args, tasks)                                                   \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
     { return mixpi_cpu_##name(x, k, tasks); }
+/* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
+#define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
@@ -13836,6 +13844,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 
 MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
 
+#if !MIXPI_BORROWS
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
  * A block of one column has 15 neighbours in the same registers. */
@@ -14148,7 +14157,9 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
 
 static const mixpi_quantise_units MIXPI_P(quantise_units) =
     { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
-MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k)
+{ return mixpi_cpu_quantise(x, k, &MIXPI_P(quantise_units)); }
 
 /* --- the random Hadamard transform --- */
 
@@ -14188,7 +14199,9 @@ MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
     if (c < k->cols) MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, k->cols - c);
 }
 
-MIXPI_KERNEL(hadamard, mixp_hadamard_args, MIXPI_P(hadamard_strip))
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k)
+{ return mixpi_cpu_hadamard(x, k, MIXPI_P(hadamard_strip)); }
 /* --- recode: see mixp_recode_args ------------------------------------------------------------ */
 
 /* The factors of 16 columns of a row of blocks. */
@@ -14261,7 +14274,8 @@ MIXPI_K void MIXPI_P(recode_strip)(const void *job, int64_t strip) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *k) {
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *k) {
     const int64_t rows = k->block_rows ? k->block_rows : 1;
     mixp_result r = mixpi_recode_wrong(k);
     if (r != MIXP_OK) return r;
@@ -14269,11 +14283,17 @@ MIXPI_K mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *
     if (k->decodes && k->decode) *k->decode = *k->own * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
 }
+#endif
 MIXPI_SMALL_END
 #endif
 /* --- the table -------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_ONLY_FORMATS
+#if MIXPI_BORROWS
+#  define MIXPI_CODER(name) mixpi_##name##_avx2
+#else
+#  define MIXPI_CODER(name) MIXPI_P(name)
+#endif
 #define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
     MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),\
     MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward), \
@@ -14286,8 +14306,8 @@ MIXPI_SMALL_END
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
-    MIXPI_P(recode), NULL, mixpi_cpu_restore                                              \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
+    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore                                    \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -14306,6 +14326,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
     MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
 #endif
 #undef MIXPI_TABLE
+#undef MIXPI_CODER
 #endif
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
@@ -14322,6 +14343,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_R
 #undef MIXPI_K
 #undef MIXPI_KERNEL
+#undef MIXPI_BORROWS
 #undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED

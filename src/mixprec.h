@@ -83,8 +83,10 @@ MIXPI_SMALL_BEGIN
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"
+#if !MIXPI_BORROWS
 #include "cpu/quantise.c"
 #include "cpu/recode.c"
+#endif
 MIXPI_SMALL_END
 #endif
 #include "cpu/table.c"

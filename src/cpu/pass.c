@@ -21,6 +21,8 @@
 #define MIXPI_KERNEL(name, args, tasks)                                                   \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
     { return mixpi_cpu_##name(x, k, tasks); }
+/* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
+#define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)

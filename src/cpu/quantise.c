@@ -312,7 +312,9 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
 
 static const mixpi_quantise_units MIXPI_P(quantise_units) =
     { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
-MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k)
+{ return mixpi_cpu_quantise(x, k, &MIXPI_P(quantise_units)); }
 
 /* --- the random Hadamard transform --- */
 
@@ -352,4 +354,6 @@ MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
     if (c < k->cols) MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, k->cols - c);
 }
 
-MIXPI_KERNEL(hadamard, mixp_hadamard_args, MIXPI_P(hadamard_strip))
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k)
+{ return mixpi_cpu_hadamard(x, k, MIXPI_P(hadamard_strip)); }

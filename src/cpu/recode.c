@@ -72,7 +72,8 @@ MIXPI_K void MIXPI_P(recode_strip)(const void *job, int64_t strip) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *k) {
+MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
+mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *k) {
     const int64_t rows = k->block_rows ? k->block_rows : 1;
     mixp_result r = mixpi_recode_wrong(k);
     if (r != MIXP_OK) return r;

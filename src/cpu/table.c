@@ -6,6 +6,11 @@
 /* --- the table -------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_ONLY_FORMATS
+#if MIXPI_BORROWS
+#  define MIXPI_CODER(name) mixpi_##name##_avx2
+#else
+#  define MIXPI_CODER(name) MIXPI_P(name)
+#endif
 #define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
     MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),\
     MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward), \
@@ -18,8 +23,8 @@
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
-    MIXPI_P(recode), NULL, mixpi_cpu_restore                                              \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
+    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore                                    \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -38,6 +43,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
     MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
 #endif
 #undef MIXPI_TABLE
+#undef MIXPI_CODER
 #endif
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
@@ -54,6 +60,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_R
 #undef MIXPI_K
 #undef MIXPI_KERNEL
+#undef MIXPI_BORROWS
 #undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED
