@@ -5937,6 +5937,10 @@ typedef struct mixp_checkpoint {
     int                    n_values;
     int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
                                               ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
+    /* Your own pairs of key and text for the file's metadata, such as a description of the model.
+     * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
+    const char *const    (*metadata)[2];
+    int                    n_metadata;
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -5946,9 +5950,10 @@ typedef struct mixp_checkpoint {
  * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
  * "mixprec.rank.2.NAME".
  *
- * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
- * MIXP_ERR_IO, with the system's reason: the file at path is unchanged, except in one case that the
- * message reports: the new file is in place but its folder could not be flushed. */
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice, "format",
+ * or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO, with the
+ * system's reason: the file at path is unchanged, except in one case that the message reports: the
+ * new file is in place but its folder could not be flushed. */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -29588,10 +29593,11 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
-    if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
+    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0) return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
         return "an array is NULL although its count is not 0";
-    if (what->n_values && !what->values) return "an array is NULL although its count is not 0";
+    if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
+        return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler is of another context";
     for (i = 0; !wrong && i < what->n_values; i++)
@@ -29704,25 +29710,53 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
+typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
+
+/* Appends a pair to the metadata of a plan. */
+static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, const char *key,
+                                  const char *text) {
+    pairs[plan->n_metadata][0] = key;
+    pairs[plan->n_metadata++][1] = text;
+}
+
+/* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
+static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
+                                                  mixpi_plan *plan, const char *kinds) {
+    mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
+        r, what->ctx, (uint64_t)what->n_metadata + 3, sizeof *pairs);
+    int i;
+    plan->metadata = (const char *const (*)[2])pairs;
+    if (!pairs) return NULL;
+    mixpi_checkpoint_pair(pairs, plan, "format", "pt");
+    mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
+    if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
+    for (i = 0; i < what->n_metadata; i++) {
+        const char *key = what->metadata[i][0];
+        if (key && strncmp(key, "mixprec", 7) == 0)
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                              "the metadata key '%.60s' is mixprec's: choose another", key);
+        mixpi_checkpoint_pair(pairs, plan, key, what->metadata[i][1]);
+    }
+    return pairs;
+}
+
 /* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
  * take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
-    const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { NULL, NULL } };
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
+    mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    metadata[2][0] = mixpi_kinds_key;
-    metadata[2][1] = kinds;
-    plan.metadata = (const char *const (*)[2])metadata;
-    plan.n_metadata = what->n_optimizers ? 3 : 2;
+    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds);
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
+    mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
     mixpi_crew_busy(what->ctx, busy);
 }

@@ -25,7 +25,7 @@ static run start(void) {
 static mixp_result save_or_load(run *r, int load) {
     const char *path = "05_resume.safetensors";
     mixp_checkpoint_value step = { "step", MIXP_I64, 1, &r->step };     /* values of your own */
-    mixp_checkpoint all = { r->ctx, r->scaler, &r->opt, 1, &step, 1 };
+    mixp_checkpoint all = { r->ctx, r->scaler, &r->opt, 1, &step, 1, 0, NULL, 0 };
     return load ? mixp_checkpoint_load(path, &all) : mixp_checkpoint_save(path, &all);
 }
 

@@ -42,6 +42,10 @@ typedef struct mixp_checkpoint {
     int                    n_values;
     int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
                                               ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
+    /* Your own pairs of key and text for the file's metadata, such as a description of the model.
+     * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
+    const char *const    (*metadata)[2];
+    int                    n_metadata;
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
@@ -51,9 +55,10 @@ typedef struct mixp_checkpoint {
  * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
  * "mixprec.rank.2.NAME".
  *
- * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
- * MIXP_ERR_IO, with the system's reason: the file at path is unchanged, except in one case that the
- * message reports: the new file is in place but its folder could not be flushed. */
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice, "format",
+ * or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO, with the
+ * system's reason: the file at path is unchanged, except in one case that the message reports: the
+ * new file is in place but its folder could not be flushed. */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 

@@ -52,7 +52,7 @@ static void find_default_data(char *path, size_t space, const char *program) {
            "Name a file with --data FILE");
 }
 
-/* Maps a regular file; reads any other file, for example a pipe. */
+/* Maps a regular file; reads any other file, for example a pipe that the command line names. */
 static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int64_t *size) {
     struct stat info;
     int         file = open(s->path, O_RDONLY);
@@ -65,8 +65,8 @@ static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int6
         s->mapped = (size_t)info.st_size;
         *size = (int64_t)info.st_size;
     } else {
-        s->memory = read_file(s->path, (int64_t)1 << 30, size);
-        if (!s->memory) die(1, "cannot read %s: %s. Check %s", s->path, strerror(errno), flag);
+        s->memory = read_to_end(file, (int64_t)1 << 30, size);
+        if (!s->memory) die(1, "cannot read %s: %s. Check %s", s->path, read_error(), flag);
         d->own += *size;
     }
     close(file);

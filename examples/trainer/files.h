@@ -7,33 +7,6 @@
 
 #define LOCK       ".lock"              /* the file stays when the lock is released */
 
-/* Returns 0, or the errno of the failed call. */
-static int write_through(const char *path, const char *text, size_t length) {
-    FILE *f = fopen(path, "wb");
-    int   why = 0;
-    if (!f) return errno;
-    if (fwrite(text, 1, length, f) != length || fflush(f) != 0 || fsync(fileno(f)) != 0) why = errno;
-    if (fclose(f) != 0 && !why) why = errno;
-    if (why) remove(path);
-    return why;
-}
-
-/* Writes a temporary file, flushes it to the disk and renames it: after a crash, a full disk or a
- * power cut, either the old or the new file is complete. Returns 0 with errno set on failure, and
- * then leaves no temporary file. */
-static int replace_file(const char *path, const char *text, size_t length) {
-    char temporary[PATH_SPACE + 8];
-    int  why;
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    why = write_through(temporary, text, length);
-    if (!why && rename(temporary, path) != 0) {
-        why = errno;
-        remove(temporary);
-    }
-    errno = why;
-    return !why;
-}
-
 static void write_config(const trainer *t) {
     char   path[PATH_SPACE], value[1100], *text = (char *)malloc(1 << 16);
     size_t n = 0;
@@ -45,7 +18,7 @@ static void write_config(const trainer *t) {
         if (strcmp(o->name, "vocabulary") == 0) vocabulary_text(&t->data, value, sizeof value);
         n += (size_t)sprintf(text + n, "%s  \"%s\": \"", n ? ",\n" : "{\n", o->name);
         for (const char *p = value; *p; p++)
-            if ((unsigned char)*p < 32 || strchr("\"\\{},", *p))
+            if ((unsigned char)*p < 32 || strchr("\"\\", *p))
                 n += (size_t)sprintf(text + n, "\\u%04x", (unsigned)*p);
             else text[n++] = *p;
         text[n++] = '"';
@@ -77,10 +50,15 @@ static mixp_result save_or_load(trainer *t, const char *file, int load) {
         {"step", MIXP_I64, 1, &t->step}, {"last_skip", MIXP_I64, 1, &t->last_skip},
         {"best_val", MIXP_F64, 1, &t->best_val}, {"best_step", MIXP_I64, 1, &t->best_step},
         {"text_hash", MIXP_I64, 1, &t->trained_hash}};
+    char model[MODEL_SPACE], vocabulary[VOCABULARY_SPACE];
+    const char *const pairs[][2] = {{MODEL_KEY, model}, {VOCABULARY_KEY, vocabulary}};
     mixp_checkpoint what = {
         .ctx = t->ctx, .scaler = t->scaler, .optimizers = optimizers,
         .n_optimizers = t->muon ? 2 : 1,
-        .values = values, .n_values = (int)(sizeof values / sizeof values[0])};
+        .values = values, .n_values = (int)(sizeof values / sizeof values[0]),
+        .metadata = pairs, .n_metadata = 2};
+    describe_model(&t->c, t->data.rows, model);
+    vocabulary_text(&t->data, vocabulary, sizeof vocabulary);
     in_folder(&t->c, file, path);
     if (!load) return mixp_checkpoint_save(path, &what);
     result = mixp_checkpoint_load(path, &what);
@@ -137,8 +115,8 @@ static long long *kept_steps(const trainer *t, size_t *n) {
     return steps;
 }
 
-/* Gives the checkpoint a second name, which stays when the next checkpoint replaces the first name.
- * Removes the oldest kept checkpoints. */
+/* Gives the checkpoint a second name, which stays when the next checkpoint replaces the first name, or
+ * copies it. Removes the oldest kept checkpoints. */
 static void keep(trainer *t) {
     char       from[PATH_SPACE], to[PATH_SPACE], name[40];
     size_t     n;
@@ -147,7 +125,10 @@ static void keep(trainer *t) {
     snprintf(name, sizeof name, KEPT, (long long)t->step);
     in_folder(&t->c, CHECKPOINT, from);
     if (in_folder(&t->c, name, to)) remove(to);
-    if (link(from, to) != 0) { warn("%s is not kept: %s", to, strerror(errno)); return; }
+    if (link(from, to) != 0 && !copy_file(from, to)) {      /* some drives have no hard links */
+        warn("%s is not kept: %s", to, strerror(errno));
+        return;
+    }
     steps = kept_steps(t, &n);
     for (size_t i = 0; i + (size_t)t->c.keep < n; i++) {
         snprintf(name, sizeof name, KEPT, steps[i]);
@@ -160,36 +141,37 @@ static void keep(trainer *t) {
 /* The step of a line of the metrics; -1 for any other line. */
 static int64_t step_of_line(const char *line) {
     static const char before[] = "{\"step\":";
-    size_t n = sizeof before - 1;
-    if (strncmp(line, before, n) != 0 || line[n] < '0' || line[n] > '9') return -1;
-    return strtoll(line + n, NULL, 10);
+    return strncmp(line, before, sizeof before - 1) == 0 ? json_count(line + sizeof before - 1) : -1;
 }
 
-/* Does a line stay when the run resumes at `step`? Lines of time and memory are written again at
+/* Is a line of n bytes one JSON value and a newline? Ends it with '\0' for the other functions. */
+static int is_whole_line(char *line, size_t n) {
+    const char *wrong;
+    if (line[n - 1] != '\n') return 0;
+    line[n - 1] = '\0';
+    return json_check(line, (int64_t)n - 1, &wrong) != NULL;
+}
+
+/* Does a whole line stay when the run resumes at `step`? Lines of time and memory are written again at
  * its end. */
-static int line_stays(const char *line, size_t n, int64_t step) {
-    int64_t     of = step_of_line(line);
-    const char *key = (const char *)memchr(line, ',', n);
-    if (line[n - 1] != '\n' || of < 0 || of > step || memchr(line, 0, n)) return 0;
-    return !key || (strncmp(key, ",\"cost\"", 7) != 0 && strncmp(key, ",\"memory\"", 9) != 0);
+static int line_stays(const char *line, int64_t step) {
+    int64_t of = step_of_line(line);
+    return of >= 0 && of <= step && !json_get(line, "cost") && !json_get(line, "memory");
 }
 
-/* The number after a key in a line of n bytes that ends with a newline; `otherwise` if the key is
- * missing. */
-static double number_in_line(const char *line, size_t n, const char *key, double otherwise) {
-    size_t m = strlen(key);
-    for (size_t i = 0; i + m < n; i++)
-        if (memcmp(line + i, key, m) == 0) return strtod(line + i + m, NULL);
-    return otherwise;
+/* The number of a key in a whole line; `otherwise` if the key is missing. */
+static double number_in_line(const char *line, const char *key, double otherwise) {
+    const char *value = json_find(line, key);
+    return value ? strtod(value, NULL) : otherwise;
 }
 
 /* Time and tokens continue from the last line that stays. */
-static void go_on_from_line(trainer *t, const char *line, size_t n) {
-    double tokens = number_in_line(line, n, ",\"tokens\":", ABSENT);
+static void go_on_from_line(trainer *t, const char *line) {
+    double tokens = number_in_line(line, "tokens", ABSENT);
     double steps = (double)(t->step - step_of_line(line));
     if (tokens == ABSENT) return;
     t->tokens = tokens + steps * (double)(total_batch(t) * t->c.block);
-    t->seconds_before = number_in_line(line, n, ",\"seconds\":", 0);
+    t->seconds_before = number_in_line(line, "seconds", 0);
 }
 
 /* A killed run may have logged steps after its last checkpoint; these steps run again. The log
@@ -200,19 +182,21 @@ static void trim_metrics(trainer *t, const char *path, const char *header) {
     int64_t damaged = 0;
     char   *text = read_file(path, (int64_t)1 << 30, &size);
     char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
-    if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, strerror(errno));
+    if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, read_error());
     if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
     if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
     memcpy(all, header, length);
-    for (const char *line = text; line && line < text + size; line += n) {
+    for (char *line = text; line && line < text + size; line += n) {
         const char *end = (const char *)memchr(line, '\n', (size_t)(text + size - line));
-        int is_header = strncmp(line, "{\"metrics\":", 11) == 0;
+        int         is_header = strncmp(line, "{\"metrics\":", 11) == 0, is_whole;
         n = end ? (size_t)(end + 1 - line) : (size_t)(text + size - line);
-        damaged += memchr(line, 0, n) != NULL;
-        if (is_header && line[n - 1] == '\n' && kept == length) kept = 0;
-        if (!(is_header && line[n - 1] == '\n') && !line_stays(line, n, t->step)) continue;
+        is_whole = is_whole_line(line, n);
+        damaged += !is_whole && end;
+        if (is_header && is_whole && kept == length) kept = 0;
+        if (!is_whole || !(is_header || line_stays(line, t->step))) continue;
         if (is_header) newest = kept;
-        else go_on_from_line(t, line, n);
+        else go_on_from_line(t, line);
+        line[n - 1] = '\n';
         memcpy(all + kept, line, n);
         kept += n;
     }
@@ -221,8 +205,8 @@ static void trim_metrics(trainer *t, const char *path, const char *header) {
         kept += length;
     }
     if (damaged)
-        warn("%s: %lld line%s held a zero byte, as after a power cut, and %s left out", path,
-             (long long)damaged, damaged == 1 ? "" : "s", damaged == 1 ? "is" : "are");
+        warn("%s: %lld line%s no JSON, as after a power cut, and %s left out", path, (long long)damaged,
+             damaged == 1 ? " is" : "s are", damaged == 1 ? "is" : "are");
     if (!replace_file(path, all, kept)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(text);
     free(all);
@@ -247,7 +231,7 @@ static int lock_folder(trainer *t, int create) {
     char         path[PATH_SPACE];
     if (t->lock >= 0 || t->ranks.rank) return 1;      /* rank 0 holds it for all */
     in_folder(&t->c, LOCK, path);
-    t->lock = open(path, O_RDWR | (create ? O_CREAT : 0), 0666);
+    t->lock = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | (create ? O_CREAT : 0), 0666);
     if (t->lock < 0) return 1;
     memset(&whole, 0, sizeof whole);
     whole.l_type = F_WRLCK;
@@ -260,15 +244,12 @@ static int lock_folder(trainer *t, int create) {
 
 /* Loads weights of GPT-2, from `transformers` or nanoGPT. Returns 0 if the file is the trainer's. */
 static int load_others(trainer *t) {
-    char      path[PATH_SPACE];
     gpt2_file file;
-    int       ours = config_beside(t->c.init, path) == CONFIG_OURS;
-    if (ours) return 0;
+    if (read_description(t->c.init).is_ours) return 0;
     gpt2_open(&file, t->c.init);
-    ours = mixp_safetensors_metadata(file.shards[0], "mixprec") != NULL;
-    if (!ours) load_gpt2(&t->model, &file);
+    load_gpt2(&t->model, &file);
     gpt2_close(&file);
-    return !ours;
+    return 1;
 }
 
 /* --init: loads weights of any floating-point dtype, by name. */
@@ -374,6 +355,18 @@ static void metrics_header(const trainer *t, char *header, size_t space) {
     report_header(header, space, title, t->device_name);
 }
 
+/* The library saves through a link, and the folder of a run may come from elsewhere. */
+static void refuse_links(const trainer *t) {
+    static const char *const names[] = {CHECKPOINT, BEST, LOCK};
+    char path[PATH_SPACE];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        in_folder(&t->c, names[i], path);
+        if (is_link(path))
+            die(1, "%s is a symbolic link, and a run writes through none: put the file itself there, or "
+                   "remove the link", path);
+    }
+}
+
 static void open_folder(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE], header[HEADER_SPACE];
@@ -382,6 +375,7 @@ static void open_folder(trainer *t) {
     if (access(c->out, R_OK | W_OK | X_OK) != 0)
         die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
                "Choose another --out, or chmod u+rwx", c->out, strerror(errno));
+    refuse_links(t);
     if (t->locked_out || !lock_folder(t, 1))
         die(1, "another trainer is training in %s: wait until it is done, or choose another "
                "--out", c->out);
@@ -390,7 +384,9 @@ static void open_folder(trainer *t) {
     metrics_header(t, header, sizeof header);
     t->tokens = (double)(t->step * total_batch(t) * c->block);
     if (c->resume) trim_metrics(t, path, header);
-    t->metrics = report_open(path, header, (int)c->resume);
+    else if (!replace_file(path, header, strlen(header)))
+        die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
+    t->metrics = report_open(path, header, 1);
     if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
     write_config(t);
 }
@@ -443,10 +439,18 @@ static int64_t watch_every(const config *c) {
     return c->log_every * (rows > 100 ? rows / 100 : 1);
 }
 
+/* report.h writes a temporary file beside `path`: in a foreign folder a link or a pipe may have its name. */
+static void clear_temporary(const char *path) {
+    char temporary[PATH_SPACE + 8];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    unlink(temporary);
+}
+
 static void write_csv(const trainer *t, const char *log) {
     char error[REPORT_MESSAGE] = "", table[PATH_SPACE];
     if (!t->c.csv) return;
     in_folder(&t->c, "metrics.csv", table);
+    clear_temporary(table);
     if (report_csv(log, table, error) == REPORT_ERR_IO) warn("%s", error);
 }
 
@@ -455,6 +459,7 @@ static void write_report(trainer *t) {
     if (!t->metrics) return;
     in_folder(&t->c, "metrics.jsonl", log);
     in_folder(&t->c, "report.html", page);
+    clear_temporary(page);
     if (report_render(log, page, error) != REPORT_OK) warn("%s", error);
     write_csv(t, log);
 }
@@ -503,9 +508,14 @@ static void end_report(trainer *t) {
 static int show_report(trainer *t) {
     char          error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
     report_result result;
+    int           file;
     check_options(&t->c);
     in_folder(&t->c, "metrics.jsonl", log);
     in_folder(&t->c, "report.html", page);
+    file = open_regular(log);
+    if (file < 0) die(1, "cannot read %s: %s", log, read_error());
+    close(file);
+    clear_temporary(page);
     result = report_render(log, page, error);
     if (result != REPORT_OK && result != REPORT_ERR_CUT) die(1, "%s", error);
     if (result == REPORT_ERR_CUT) warn("%s", error);

@@ -65,61 +65,62 @@ static void gpt2_add_file(gpt2_file *f, const char *path) {
     f->n_shards++;
 }
 
-/* Reads the JSON string at p, without its quotes. Returns its end, or NULL. */
-static const char *index_string(const char *p, char *to, size_t space) {
-    size_t n;
-    p += strspn(p, " \t\r\n,:");
-    if (*p != '"') return NULL;
-    n = strcspn(++p, "\"\\");
-    if (p[n] != '"' || n == 0 || n >= space) return NULL;
-    memcpy(to, p, n);
-    to[n] = '\0';
-    return p + n + 1;
+/* The names of an index's files, in order of name. */
+static int by_name(const void *a, const void *b) {
+    const char *x, *y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return strcmp(x, y);
 }
 
-/* Is a file named for the first time? `seen` is "|file||file|...", with room for this file. */
-static int is_new_file(char *seen, const char *file) {
-    char marked[260];
-    snprintf(marked, sizeof marked, "|%s|", file);
-    if (strstr(seen, marked)) return 0;
-    strcat(seen, marked);
-    return 1;
-}
-
-/* Reads the next pair of a weight_map at p, "tensor": "file". Returns its end. The index is
- * untrusted: no file of another folder is read. */
-static const char *index_pair(const char *p, const char *index, char *file, size_t space) {
-    char        name[256];
-    const char *next = index_string(p, name, sizeof name);
-    if (next) next = index_string(next, file, space);
-    if (!next) die(1, "%s is malformed in its weight_map, at \"%.40s\"", index, p);
-    if (strpbrk(file, "/|") || file[0] == '.')
+/* The file of a tensor in an index. The index is untrusted: no file of another folder is read. */
+static char *index_file(const char *index, const char *value) {
+    char  file[256];
+    char *copy;
+    if (json_string(value, file, sizeof file) < 1)
+        die(1, "%s is malformed in its weight_map, at \"%.40s\"", index, value);
+    if (strchr(file, '/') || file[0] == '.')
         die(1, "%s names %s, which is no file beside it", index, file);
-    return next;
+    copy = (char *)malloc(strlen(file) + 1);
+    if (!copy) die(1, "out of memory");
+    return strcpy(copy, file);
 }
 
-/* Opens the files that an index names, {"weight_map": {"tensor": "file", ...}}, each once. */
-static void gpt2_read_index(gpt2_file *f, const char *index) {
-    char        file[256], path[PATH_SPACE + 256], *seen;
-    const char *slash = strrchr(index, '/'), *p;
-    int         folder = slash ? (int)(slash - index + 1) : 0;
-    int64_t     size = 0;
-    char       *text = read_file(index, (int64_t)1 << 26, &size);
-    if (!text) die(1, "cannot read %s: %s", index, strerror(errno));
-    seen = (char *)calloc(1, (size_t)size + 1);
-    if (!seen) die(1, "out of memory");
-    p = strstr(text, "\"weight_map\"");
-    p = p ? strchr(p, '{') : NULL;
-    if (!p) die(1, "%s is no index of weights: it has no weight_map", index);
-    for (p++; p[strspn(p, " \t\r\n,")] != '}';) {
-        p = index_pair(p, index, file, sizeof file);
-        if (!is_new_file(seen, file)) continue;
-        snprintf(path, sizeof path, "%.*s%s", folder, index, file);
-        gpt2_add_file(f, path);
+/* The files of a weight_map, {"tensor": "file", ...}, one for each tensor, in order of name. */
+static char **index_files(const char *index, const char *map, size_t *n) {
+    char **files = NULL;
+    size_t room = 0;
+    *n = 0;
+    for (const char *key = json_first(map); key; key = json_next(json_of_key(key))) {
+        if (*n == room) {
+            room = room ? 2 * room : 64;
+            files = (char **)realloc(files, room * sizeof *files);
+            if (!files) die(1, "out of memory");
+        }
+        files[(*n)++] = index_file(index, json_of_key(key));
     }
-    free(seen);
+    if (!*n) die(1, "%s names no tensor", index);
+    qsort(files, *n, sizeof *files, by_name);
+    return files;
+}
+
+/* Opens the files that an index names, each once. */
+static void gpt2_read_index(gpt2_file *f, const char *index) {
+    char        path[PATH_SPACE + 256], **files;
+    const char *slash = strrchr(index, '/'), *root, *map;
+    int         folder = slash ? (int)(slash - index + 1) : 0;
+    size_t      n;
+    char       *text = read_json(index, (int64_t)1 << 26, &root);
+    map = json_get(root, "weight_map");
+    if (!map || *map != '{') die(1, "%s is no index of weights: it has no weight_map", index);
+    files = index_files(index, map, &n);
+    for (size_t i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%.*s%s", folder, index, files[i]);
+        if (i == 0 || strcmp(files[i], files[i - 1]) != 0) gpt2_add_file(f, path);
+    }
+    for (size_t i = 0; i < n; i++) free(files[i]);
+    free(files);
     free(text);
-    if (f->n_shards == 0) die(1, "%s names no tensor", index);
 }
 
 static int is_index(const char *path) {

@@ -8,39 +8,13 @@
 
 #include <stddef.h>
 #include <sys/stat.h>
+#include "disk.h"
+#include "json.h"
 #include "terminal.h"
 
-#define PATH_SPACE 1200                 /* a folder and the name of a file in it */
 #define CHECKPOINT "checkpoint.safetensors"
 #define BEST       "best.safetensors"
 #define KEPT       "step-%09lld.safetensors"
-
-/* Reads a file into memory and appends '\0'. Returns NULL with errno set on failure. */
-static char *read_file(const char *path, int64_t most, int64_t *size) {
-    FILE  *f = fopen(path, "rb");
-    char  *text = NULL;
-    size_t space = 1 << 16, n = 0, got = 1;
-    if (!f) return NULL;
-    while (got > 0) {
-        char *bigger = (char *)realloc(text, space + 1);
-        if (!bigger) { free(text); fclose(f); errno = ENOMEM; return NULL; }
-        text = bigger;
-        got = fread(text + n, 1, space - n, f);
-        n += got;
-        if (n > (size_t)most) break;
-        if (n == space) space *= 2;
-    }
-    if (ferror(f) || n > (size_t)most) {
-        if (!ferror(f)) errno = EFBIG;
-        free(text);
-        fclose(f);
-        return NULL;
-    }
-    fclose(f);
-    text[n] = '\0';
-    *size = (int64_t)n;
-    return text;
-}
 
 enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
 enum { ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_RELU2 };
@@ -499,24 +473,20 @@ static void apply_presets(config *c, const char *names) {
     }
 }
 
-/* The value of a key in a JSON text, without quotes; "" if the key is missing or null. */
-static const char *json_value(const char *json, const char *key, char *value, size_t space) {
-    char        quoted[64];
-    const char *p;
-    int         is_text;
-    size_t      n;
-    value[0] = '\0';
-    snprintf(quoted, sizeof quoted, "\"%s\"", key);
-    p = strstr(json, quoted);
-    if (!p) return value;
-    p += strlen(quoted);
-    p += strspn(p, " \t\r\n:");
-    is_text = *p == '"';
-    p += is_text;
-    n = strcspn(p, is_text ? "\"" : " \t\r\n,}");
-    if (n < space) snprintf(value, space, "%.*s", (int)n, p);
-    if (!is_text && strcmp(value, "null") == 0) value[0] = '\0';
-    return value;
+/* Reads a file of JSON. Returns the text, which the caller frees; *root: its value. */
+static char *read_json(const char *path, int64_t most, const char **root) {
+    int64_t     size = 0;
+    const char *wrong = NULL;
+    char       *text = read_file(path, most, &size);
+    if (!text) die(1, "cannot read %s: %s", path, read_error());
+    if (strlen(text) != (size_t)size)
+        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Take another, "
+               "or make it anew", path);
+    *root = json_check(text, size, &wrong);
+    if (!*root)
+        die(1, "%s is not whole: its JSON is malformed in line %lld, at \"%.30s\". Take another, or make "
+               "it anew", path, (long long)json_line(text, wrong), wrong);
+    return text;
 }
 
 /* The values used from a config.json. A model's vocabulary is that of its own data. */
@@ -533,27 +503,6 @@ static int is_wanted(config_part part, const char *name) {
     return is_vocabulary || strcmp(name, "vocab") == 0;
 }
 
-#define HEX_DIGITS "0123456789abcdefABCDEF"
-
-/* The option of a line `"name": "value"`, or -1. Writes its value to `value`, which has 6 KiB. */
-static int read_config_line(const char *line, char *value) {
-    char  name[64], *to = value;
-    int   i = -1, quotes = 0;
-    value[0] = '\0';
-    for (const char *p = line; *p; p++) quotes += *p == '"';
-    if (quotes == 4 &&
-        sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
-        i = find_option(name, strlen(name));
-    for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
-        unsigned code = (unsigned char)*from;
-        int      is_code = code == '\\' && from[1] == 'u' && strspn(from + 2, HEX_DIGITS) >= 4;
-        if (is_code && sscanf(from + 2, "%4x", &code) == 1) from += 5;
-        *to++ = (char)code;
-    }
-    *to = '\0';
-    return i;
-}
-
 /* Does config.json hold this option? It holds the options before the group "Running": a foreign
  * file describes an experiment, but must not name a folder to write to. */
 static int is_of_experiment(int option_number) {
@@ -562,48 +511,58 @@ static int is_of_experiment(int option_number) {
     return 1;
 }
 
-/* Reads the file that write_config wrote. */
+/* The option of a key in a config.json. */
+static const option *option_of_key(const char *path, const char *key) {
+    char name[64] = "";
+    int  i = json_string(key, name, sizeof name) < 0 ? -1 : find_option(name, strlen(name));
+    if (i < 0) die(1, "%s: \"%.40s\" is not the name of an option", path, name[0] ? name : key);
+    if (strcmp(options[i].name, "ranks") != 0 && !is_of_experiment(i))
+        die(1, "%s names --%s, which a config.json cannot choose: give it on the command line, and "
+               "take that line out", path, options[i].name);
+    return &options[i];
+}
+
+/* The text of a value in a config.json: other programs may write numbers, true and false for strings. */
+static void config_text(const char *path, const option *o, const char *value, char *text, size_t space) {
+    int is_word = *value == 't' || *value == 'f';
+    if (*value == 'n' || !json_text(value, text, space))
+        die(1, "%s: the value of \"%s\" is not a text, a number, true or false that fits", path, o->name);
+    if (is_word && o->kind == FLAG) strcpy(text, *value == 't' ? "1" : "0");
+    if (is_word && o->kind == CHOICE) strcpy(text, *value == 't' ? "on" : "off");
+}
+
+/* Reads the file that write_config wrote, however it is laid out. */
 static void apply_config_file(config *c, const char *path, config_part part) {
-    char    value[6 * 1024];
-    int64_t size = 0;
-    char   *text = read_file(path, 1 << 20, &size);
-    if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
-    if (strlen(text) != (size_t)size)
-        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Take another, "
-               "or make it anew with --out", path);
-    while (size > 0 && strchr(" \t\r\n", text[size - 1])) size--;
-    if (text[strspn(text, " \t\r\n")] != '{' || size < 2 || text[size - 1] != '}')
-        die(1, "%s is not whole: it does not begin with { and end with }. Take another, or make it "
-               "anew with --out", path);
-    for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
-        int i;
-        if (line[strspn(line, " \t")] == '\0') continue;
-        i = read_config_line(line, value);
-        if (i < 0) die(1, "%s: \"%.40s\" is not the line of an option", path, line);
-        if (strcmp(options[i].name, "ranks") == 0) {    /* the number of ranks: not an option here */
+    char        value[6 * 1024], seen[N_OPTIONS] = {0};
+    const char *root;
+    char       *text = read_json(path, 1 << 20, &root);
+    if (*root != '{') die(1, "%s is no object of options: it does not begin with {", path);
+    for (const char *key = json_first(root); key; key = json_next(json_of_key(key))) {
+        const option *o = option_of_key(path, key);
+        if (seen[o - options]++) die(1, "%s names \"%s\" twice: take one of them out", path, o->name);
+        config_text(path, o, json_of_key(key), value, sizeof value);
+        if (strcmp(o->name, "ranks") == 0) {            /* the number of ranks: not an option here */
             if (part == CONFIG_ALL) c->ranks_before = atol(value);
-            continue;
-        }
-        if (!is_of_experiment(i))
-            die(1, "%s names --%s, which a config.json cannot choose: give it on the command line, and "
-                   "take that line out", path, options[i].name);
-        if (is_wanted(part, options[i].name)) set_option(c, &options[i], value);
+        } else if (is_wanted(part, o->name)) set_option(c, o, value);
     }
     if (part == CONFIG_ALL && c->ranks_before < 1) c->ranks_before = 1;
     if (part == CONFIG_ALL) c->total_before = c->batch * c->accumulate * c->ranks_before;
     free(text);
 }
 
-/* The kinds of config.json beside a file of weights. */
-typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2 } config_kind;
+/* The kinds of config.json beside a file of weights: none, a run's, GPT-2's, anything else. */
+typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2, CONFIG_OTHER } config_kind;
 
-static config_kind kind_of_config(const char *text) {
-    char type[16];
-    if (strstr(text, "\"layers\": \"")) return CONFIG_OURS;
-    return strcmp(json_value(text, "model_type", type, sizeof type), "gpt2") == 0 ? CONFIG_GPT2
-                                                                               : CONFIG_NONE;
+static config_kind kind_of_config(const char *text, int64_t size) {
+    const char *wrong, *root = json_check(text, size, &wrong);
+    char        type[64];
+    if (!root) return CONFIG_OTHER;
+    if (json_get(root, "layers") && json_get(root, "heads")) return CONFIG_OURS;
+    if (!json_text(json_get(root, "model_type"), type, sizeof type)) return CONFIG_OTHER;
+    return strcmp(type, "gpt2") == 0 ? CONFIG_GPT2 : CONFIG_OTHER;
 }
 
+/* The kind of the config.json beside a file; *path: its path. */
 static config_kind config_beside(const char *file, char *path) {
     const char *slash = strrchr(file, '/');
     int64_t     size = 0;
@@ -611,7 +570,8 @@ static config_kind config_beside(const char *file, char *path) {
     char       *text;
     snprintf(path, PATH_SPACE, "%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
     text = read_file(path, 1 << 20, &size);
-    kind = text ? kind_of_config(text) : CONFIG_NONE;
+    if (!text) return errno == ENOENT || errno == ENOTDIR ? CONFIG_NONE : CONFIG_OTHER;
+    kind = kind_of_config(text, size);
     free(text);
     return kind;
 }
@@ -884,19 +844,21 @@ static void set_by_name(config *c, const char *name, const char *text)
 { set_option(c, &options[find_option(name, strlen(name))], text); }
 
 /* Rejects a key whose value differs from `must`: the trainer's GPT-2 supports no other value. */
-static void need_gpt2(const char *path, const char *json, const char *key, const char *must) {
-    char value[64];
-    json_value(json, key, value, sizeof value);
-    if (!value[0] || strcmp(value, must) == 0) return;
-    if (atof(must) == 0 || atof(value) != atof(must))       /* 1e-05 is 1e-5 */
-        die(1, "%s: %s is %s, and the trainer's GPT-2 has %s only", path, key, value, must);
+static void need_gpt2(const char *path, const char *root, const char *key, const char *must) {
+    char        text[64];
+    const char *value = json_find(root, key);
+    if (!value || (json_text(value, text, sizeof text) && strcmp(text, must) == 0)) return;
+    if (!json_text(value, text, sizeof text)) strcpy(text, "a list");
+    if (atof(must) == 0 || atof(text) != atof(must))        /* 1e-05 is 1e-5 */
+        die(1, "%s: %s is %s, and the trainer's GPT-2 has %s only", path, key, text, must);
 }
 
-static const char *gpt2_activation(const char *path, const char *json) {
-    char name[64];
-    json_value(json, "activation_function", name, sizeof name);
-    if (!name[0] || strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)
-        return "gelu-tanh";
+static const char *gpt2_activation(const char *path, const char *root) {
+    char        name[64];
+    const char *value = json_find(root, "activation_function");
+    if (!value) return "gelu-tanh";
+    if (!json_text(value, name, sizeof name)) strcpy(name, "no text");
+    if (strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0) return "gelu-tanh";
     if (strcmp(name, "gelu") != 0)
         die(1, "%s: activation_function is %s, and the trainer has gelu and gelu_new", path, name);
     return "gelu";
@@ -907,25 +869,25 @@ static void apply_gpt2_config(config *c, const char *path) {
     static const char *const keys[][2] = {{"n_layer", "layers"}, {"n_head", "heads"},
                                           {"n_embd", "width"}, {"n_positions", "block"},
                                           {"vocab_size", "vocab"}};
-    char    value[600], tokens[32], tied[8];
-    int64_t size = 0;
-    char   *text = read_file(path, 1 << 20, &size);
-    if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    char        value[600];
+    const char *root;
+    char       *text = read_json(path, 1 << 20, &root);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (!json_value(text, keys[i][0], value, sizeof value)[0])
+        if (!json_text(json_find(root, keys[i][0]), value, sizeof value))
             die(1, "%s has no %s: take the one that belongs to the weights", path, keys[i][0]);
         set_by_name(c, keys[i][1], value);
     }
     set_by_name(c, "bias", "on");
-    set_by_name(c, "activation", gpt2_activation(path, text));
-    json_value(text, "tie_word_embeddings", tied, sizeof tied);
-    if (strcmp(tied, "false") == 0) set_by_name(c, "head", "own");
-    need_gpt2(path, text, "layer_norm_epsilon", "1e-5");
-    need_gpt2(path, text, "scale_attn_weights", "true");
-    need_gpt2(path, text, "scale_attn_by_inverse_layer_idx", "false");
-    snprintf(tokens, sizeof tokens, "tokens %lld", (long long)c->vocab);
-    json_value(text, "vocabulary", value, sizeof value);        /* written by trainer --export */
-    set_by_name(c, "vocabulary", value[0] ? value : tokens);
+    set_by_name(c, "activation", gpt2_activation(path, root));
+    if (json_text(json_find(root, "tie_word_embeddings"), value, sizeof value) && strcmp(value, "false") == 0)
+        set_by_name(c, "head", "own");
+    need_gpt2(path, root, "layer_norm_epsilon", "1e-5");
+    need_gpt2(path, root, "scale_attn_weights", "true");
+    need_gpt2(path, root, "scale_attn_by_inverse_layer_idx", "false");
+    /* "vocabulary" is written by trainer --export */
+    if (!json_text(json_find(root, "vocabulary"), value, sizeof value) || !value[0])
+        snprintf(value, sizeof value, "tokens %lld", (long long)c->vocab);
+    set_by_name(c, "vocabulary", value);
     free(text);
 }
 
@@ -934,14 +896,165 @@ static void apply_model_config(config *c, const char *path, config_kind kind,
                                const char *const *given) {
     int    block = find_option("block", 5);
     config shorter = *c;
-    forget_sizes(c);
-    if (kind == CONFIG_OURS) apply_config_file(c, path, CONFIG_MODEL);
-    else apply_gpt2_config(c, path);
+    if (kind == CONFIG_GPT2) apply_gpt2_config(c, path);
+    else apply_config_file(c, path, CONFIG_MODEL);
     if (kind == CONFIG_GPT2 && given[block]) {      /* the first positions suffice    */
         set_option(&shorter, &options[block], given[block]);
         if (shorter.block < c->block) c->block = shorter.block;
     }
     check_sizes(c, given, path);
+}
+
+/* ==== What a checkpoint says of its model =========================================== */
+
+/* The metadata of a checkpoint: the sizes as in a preset, "layers=4 heads=8 ...", and the vocabulary. */
+#define MODEL_KEY      "trainer.model"
+#define VOCABULARY_KEY "trainer.vocabulary"
+enum { MODEL_SPACE = 512, VOCABULARY_SPACE = 600 };
+
+typedef struct description {
+    int  is_ours;                       /* 1: a checkpoint of mixprec */
+    char model[MODEL_SPACE], vocabulary[VOCABULARY_SPACE];  /* "": the file does not say */
+} description;
+
+/* rows: of the token table. */
+static void describe_model(const config *c, int64_t rows, char *text) {
+    char   value[32];
+    size_t n = (size_t)snprintf(text, MODEL_SPACE, "vocab=%lld", (long long)rows);
+    for (int k = 0; k < N_SIZES; k++) {
+        option_text(c, &options[find_option(sizes[k], strlen(sizes[k]))], value, sizeof value);
+        n += (size_t)snprintf(text + n, MODEL_SPACE - n, " %s=%s", sizes[k], value);
+    }
+}
+
+/* Reads the header of a safetensors file. Returns NULL if there is none; other errors are found when
+ * the file is loaded. */
+static char *read_header(const char *path, int64_t *size) {
+    unsigned char front[8];
+    char         *header = NULL;
+    uint64_t      n = 0;
+    int           file = open_regular(path);
+    if (file < 0) return NULL;
+    if (read(file, front, sizeof front) == (ssize_t)sizeof front)
+        for (int i = 7; i >= 0; i--) n = n << 8 | front[i];
+    if (n > 0 && n <= 1 << 28) header = (char *)malloc((size_t)n + 1);
+    if (header && read(file, header, (size_t)n) != (ssize_t)n) { free(header); header = NULL; }
+    if (header) header[n] = '\0';
+    *size = (int64_t)n;
+    close(file);
+    return header;
+}
+
+static description read_description(const char *path) {
+    description d;
+    int64_t     size = 0;
+    char       *header = read_header(path, &size);
+    const char *wrong, *pairs = NULL;
+    memset(&d, 0, sizeof d);
+    if (header) pairs = json_get(json_check(header, size, &wrong), "__metadata__");
+    d.is_ours = json_get(pairs, "mixprec") != NULL;
+    json_string(json_get(pairs, MODEL_KEY), d.model, sizeof d.model);
+    json_string(json_get(pairs, VOCABULARY_KEY), d.vocabulary, sizeof d.vocabulary);
+    free(header);
+    return d;
+}
+
+/* Sets the sizes of a description in c. */
+static void apply_description(config *c, const char *path, const description *d) {
+    char word[64];
+    for (const char *p = d->model; *p;) {
+        int    n = (int)strcspn(p, " "), i;
+        size_t key;
+        snprintf(word, sizeof word, "%.*s", n, p);
+        key = strcspn(word, "=");
+        i = find_option(word, key);
+        if (i < 0 || !word[key] || !is_wanted(CONFIG_MODEL, options[i].name))
+            die(1, "%s describes its model by \"%s\", which this version does not know", path, word);
+        set_option(c, &options[i], word + key + 1);
+        p += n + (p[n] == ' ');
+    }
+    if (d->vocabulary[0]) set_by_name(c, "vocabulary", d->vocabulary);
+}
+
+/* Do the config.json at `path` and the checkpoint beside it describe one model? c: as read from the
+ * former. */
+static void compare_description(const config *c, const char *path, const char *checkpoint,
+                                const description *d) {
+    config other = *c;
+    char   is[32], was[32];
+    if (!d->model[0]) return;
+    apply_description(&other, checkpoint, d);
+    for (int k = 0; k < N_SIZES; k++) {
+        const option *o = &options[find_option(sizes[k], strlen(sizes[k]))];
+        option_text(c, o, is, sizeof is);
+        option_text(&other, o, was, sizeof was);
+        if (strcmp(is, was) == 0) continue;
+        die(1, "%s says --%s %s, and %s beside it was made with --%s %s: one of them is another run's. Put "
+               "the right config.json there, or remove it", path, o->name, is, checkpoint, o->name, was);
+    }
+    if (d->vocabulary[0] && c->vocabulary[0] && strcmp(d->vocabulary, c->vocabulary) != 0)
+        die(1, "%s has another vocabulary than %s beside it: one of them is another run's. Put the right "
+               "config.json there, or remove it", path, checkpoint);
+}
+
+/* Weights without a description: what their shapes do not show must be given. */
+static void need_sizes(const config *c, const char *path, const char *beside, const char *const *given) {
+    static const char *const unseen[] = {"heads", "activation", "norm", "positions", "qk-norm"};
+    char   missing[128] = "";
+    if (c->preset[0] || c->config[0]) return;
+    for (size_t k = 0; k < sizeof unseen / sizeof unseen[0]; k++)
+        if (!given[find_option(unseen[k], strlen(unseen[k]))])
+            sprintf(missing + strlen(missing), "%s --%s", missing[0] ? "," : "", unseen[k]);
+    if (missing[0])
+        die(1, "%s does not say how its model computes, and there is no %s: put the model's config.json "
+               "there, or give%s", path, beside, missing);
+}
+
+/* The sizes of the model whose weights are read from `weights`: of the config.json beside them, of their
+ * own description, or of the command line. */
+static void find_sizes(config *c, const char *weights, const char *const *given) {
+    char        path[PATH_SPACE];
+    config_kind kind = config_beside(weights, path);
+    description d = read_description(weights);
+    const char *root;
+    if (kind == CONFIG_OTHER) free(read_json(path, 1 << 20, &root));    /* may say why */
+    if (kind == CONFIG_OTHER)
+        die(1, "%s is neither a run's nor a GPT-2's: put the config.json of %s there, or remove it", path,
+            weights);
+    if (kind == CONFIG_GPT2 && d.model[0])
+        die(1, "%s is a GPT-2's, and %s beside it a run's checkpoint: put the run's config.json there, or "
+               "remove it", path, weights);
+    if (kind == CONFIG_NONE && !d.model[0]) {
+        if (access(weights, F_OK) == 0) need_sizes(c, weights, path, given);
+        return;
+    }
+    forget_sizes(c);
+    if (kind == CONFIG_NONE) {
+        apply_description(c, weights, &d);
+        check_sizes(c, given, weights);
+    } else {
+        apply_model_config(c, path, kind, given);
+        compare_description(c, path, weights, &d);
+    }
+}
+
+/* A resumed run: its config.json, compared with its checkpoint. */
+static void find_run(config *c, const char *const *given) {
+    char        path[PATH_SPACE], checkpoint[PATH_SPACE];
+    int         has_config = in_folder(c, "config.json", path);
+    description d;
+    if (!in_folder(c, checkpoint_name(c), checkpoint)) checkpoint[0] = '\0';
+    d = read_description(checkpoint);
+    if (has_config) {
+        apply_config_file(c, path, CONFIG_ALL);
+        compare_description(c, path, checkpoint, &d);
+    } else if (d.model[0]) {
+        forget_sizes(c);
+        apply_description(c, checkpoint, &d);
+        warn("there is no %s: the sizes are those of %s, every other option is the default or given here",
+             path, checkpoint);
+    }
+    if (has_config || d.model[0]) check_sizes(c, given, has_config ? path : checkpoint);
 }
 
 /* For a folder, --init uses the file that transformers writes there; for large models, that is an
@@ -959,8 +1072,6 @@ static void name_weights(config *c) {
 /* Applies defaults, then presets, then config.json, then the command line. */
 static void read_options(config *c, int argc, char **argv) {
     const char *given[N_OPTIONS] = {NULL};
-    config_kind beside;
-    char        path[PATH_SPACE];
     memset(c, 0, sizeof *c);
     parse_command_line(argc, argv, given);
     for (int i = 0; i < N_OPTIONS; i++)
@@ -972,12 +1083,8 @@ static void read_options(config *c, int argc, char **argv) {
         if (pass == 1 || c->help || c->version) return;
         apply_presets(c, c->preset);
         if (c->config[0]) apply_config_file(c, c->config, CONFIG_EXPERIMENT);
-        if (c->resume && in_folder(c, "config.json", path)) {
-            apply_config_file(c, path, CONFIG_ALL);
-            check_sizes(c, given, path);
-        } else if (c->init[0] && (beside = config_beside(c->init, path)) != CONFIG_NONE) {
-            apply_model_config(c, path, beside, given);
-        }
+        if (c->resume) find_run(c, given);
+        else if (c->init[0]) find_sizes(c, c->init, given);
     }
 }
 

@@ -10,6 +10,7 @@
  */
 #ifndef TRAINER_TOKENIZER_H
 #define TRAINER_TOKENIZER_H
+#define HEX_DIGITS "0123456789abcdefABCDEF"
 
 #include <ctype.h>
 #include "options.h"
@@ -78,7 +79,7 @@ static int bytes_of_letters(char *text) {
 
 static const char *skip_space(const char *p) { return p + strspn(p, " \t\r\n,:"); }
 
-static int put_utf8(char *to, unsigned code) {
+static int bpe_put_utf8(char *to, unsigned code) {
     if (code < 0x80) { to[0] = (char)code; return 1; }
     if (code < 0x800) {
         to[0] = (char)(0xC0 | code >> 6);
@@ -92,7 +93,7 @@ static int put_utf8(char *to, unsigned code) {
 }
 
 /* Reads the string at p, without quotes and escapes. Returns its end, or NULL. */
-static const char *json_string(const char *p, char *to, size_t space) {
+static const char *bpe_json_string(const char *p, char *to, size_t space) {
     static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     size_t n = 0;
     p = skip_space(p);
@@ -105,7 +106,7 @@ static const char *json_string(const char *p, char *to, size_t space) {
         escape = p[1] ? strchr(escapes, p[1]) : NULL;
         if (escape) to[n++] = meant[escape - escapes];
         else if (p[1] == 'u' && strspn(p + 2, HEX_DIGITS) >= 4 && sscanf(p + 2, "%4x", &code) == 1 && code) {
-            n += (size_t)put_utf8(to + n, code);
+            n += (size_t)bpe_put_utf8(to + n, code);
             p += 4;
         } else return NULL;
         p++;
@@ -116,7 +117,7 @@ static const char *json_string(const char *p, char *to, size_t space) {
 
 /* The value of a key after p, or NULL. The value must begin with one of `first`, because a token
  * may have the same name as the key. */
-static const char *json_find(const char *p, const char *quoted_key, const char *first) {
+static const char *bpe_json_find(const char *p, const char *quoted_key, const char *first) {
     size_t n = strlen(quoted_key);
     for (p = p ? strstr(p, quoted_key) : NULL; p; p = strstr(p + 1, quoted_key)) {
         const char *value = p + n + strspn(p + n, " \t\r\n");
@@ -183,7 +184,7 @@ static void read_bpe_tokens(tokenizer *t, const char *path, const char *p) {
     char text[TOKEN_SPACE];
     if (!p) die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no vocab", path);
     for (p = skip_space(p + 1); *p != '}'; p = skip_space(p)) {
-        const char *next = json_string(p, text, sizeof text);
+        const char *next = bpe_json_string(p, text, sizeof text);
         char       *end = NULL;
         long long   id = next ? strtoll(skip_space(next), &end, 10) : -1;
         int         n = next ? bytes_of_letters(text) : -1;
@@ -200,8 +201,8 @@ static void read_bpe_specials(tokenizer *t, const char *path, const char *p) {
     char text[TOKEN_SPACE];
     const char *end = p ? strchr(p, ']') : NULL;
     while (end && (p = strchr(p, '{')) != NULL && p < end) {
-        const char *id = json_find(p, "\"id\"", "0123456789"), *content = json_find(p, "\"content\"", "\"");
-        if (!id || !content || !json_string(content, text, sizeof text) || !text[0])
+        const char *id = bpe_json_find(p, "\"id\"", "0123456789"), *content = bpe_json_find(p, "\"content\"", "\"");
+        if (!id || !content || !bpe_json_string(content, text, sizeof text) || !text[0])
             die(1, "%s: its added_tokens are malformed", path);
         tokenizer_add(t, path, strtoll(id, NULL, 10), text, (int)strlen(text), 1);
         p = strchr(p, '}');
@@ -215,9 +216,9 @@ static void read_bpe_specials(tokenizer *t, const char *path, const char *p) {
 static const char *bpe_pair(const char *p, char *left, char *right) {
     char *space;
     int   is_list = *p == '[';
-    p = json_string(p + is_list, left, TOKEN_SPACE);
+    p = bpe_json_string(p + is_list, left, TOKEN_SPACE);
     if (p && is_list) {
-        p = json_string(p, right, TOKEN_SPACE);
+        p = bpe_json_string(p, right, TOKEN_SPACE);
         return p && *skip_space(p) == ']' ? skip_space(p) + 1 : NULL;
     }
     space = p ? strchr(left, ' ') : NULL;
@@ -303,15 +304,15 @@ static tokenizer *read_tokenizer(const char *path) {
     char       *text = read_file(path, TOKENIZER_MOST_BYTES, &size);
     tokenizer  *t = (tokenizer *)calloc(1, sizeof *t);
     const char *model;
-    if (!text) die(1, "cannot read %s: %s. Check --tokenizer", path, strerror(errno));
+    if (!text) die(1, "cannot read %s: %s. Check --tokenizer", path, read_error());
     if (!t) die(1, "out of memory");
     t->most = size < TOKENS_MOST ? size : TOKENS_MOST;
-    model = json_find(text, "\"model\"", "{");
+    model = bpe_json_find(text, "\"model\"", "{");
     if (!model) die(1, "%s is no tokenizer.json: it has no model", path);
-    read_bpe_tokens(t, path, json_find(model, "\"vocab\"", "{"));
-    read_bpe_specials(t, path, json_find(text, "\"added_tokens\"", "["));
+    read_bpe_tokens(t, path, bpe_json_find(model, "\"vocab\"", "{"));
+    read_bpe_specials(t, path, bpe_json_find(text, "\"added_tokens\"", "["));
     index_tokens(t);
-    read_bpe_merges(t, path, json_find(model, "\"merges\"", "["));
+    read_bpe_merges(t, path, bpe_json_find(model, "\"merges\"", "["));
     free(text);
     return t;
 }

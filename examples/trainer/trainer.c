@@ -17,6 +17,8 @@
  * that every trainer has:
  *
  *     terminal.h     messages, progress bar, signals
+ *     disk.h         reads and writes whole files, in folders that may come from elsewhere
+ *     json.h         reads JSON, strictly
  *     options.h      the command line, presets, config.json
  *     model.h        the tensors and the layers of the model
  *     gpt2.h         reads and writes GPT-2's files of the transformers library

@@ -19,10 +19,11 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
-    if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
+    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0) return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
         return "an array is NULL although its count is not 0";
-    if (what->n_values && !what->values) return "an array is NULL although its count is not 0";
+    if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
+        return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler is of another context";
     for (i = 0; !wrong && i < what->n_values; i++)
@@ -135,25 +136,53 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
+typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
+
+/* Appends a pair to the metadata of a plan. */
+static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, const char *key,
+                                  const char *text) {
+    pairs[plan->n_metadata][0] = key;
+    pairs[plan->n_metadata++][1] = text;
+}
+
+/* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
+static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
+                                                  mixpi_plan *plan, const char *kinds) {
+    mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
+        r, what->ctx, (uint64_t)what->n_metadata + 3, sizeof *pairs);
+    int i;
+    plan->metadata = (const char *const (*)[2])pairs;
+    if (!pairs) return NULL;
+    mixpi_checkpoint_pair(pairs, plan, "format", "pt");
+    mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
+    if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
+    for (i = 0; i < what->n_metadata; i++) {
+        const char *key = what->metadata[i][0];
+        if (key && strncmp(key, "mixprec", 7) == 0)
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
+                              "the metadata key '%.60s' is mixprec's: choose another", key);
+        mixpi_checkpoint_pair(pairs, plan, key, what->metadata[i][1]);
+    }
+    return pairs;
+}
+
 /* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
  * take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
-    const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { NULL, NULL } };
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
+    mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    metadata[2][0] = mixpi_kinds_key;
-    metadata[2][1] = kinds;
-    plan.metadata = (const char *const (*)[2])metadata;
-    plan.n_metadata = what->n_optimizers ? 3 : 2;
+    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds);
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
+    mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
     mixpi_crew_busy(what->ctx, busy);
 }

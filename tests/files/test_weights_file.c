@@ -148,10 +148,50 @@ static void test_past_2_gb(void) {
     mixp_context_free(m.ctx);
 }
 
+/* A program's own texts lie in a checkpoint's metadata, and change nothing else. */
+static void test_metadata_of_a_checkpoint(void) {
+    const char *pairs[2][2] = { { "model", "heads=8 \"quoted\" \xc3\xa9" }, { "", "" } };
+    static const char *const refused[][2] = { { "mixprec", "2" }, { "mixprec.x", "" }, { "format", "pt" },
+                                              { "model", "" }, { "bad", "\xff" } };
+    mixp_safetensors *f = NULL;
+    mixp_checkpoint what;
+    model m;
+    size_t i;
+    model_open(&m);
+    model_set(&m, 16);
+    memset(&what, 0, sizeof what);
+    what.ctx = m.ctx;
+    what.optimizers = &m.opt;
+    what.n_optimizers = 1;
+    what.metadata = (const char *const (*)[2])pairs;
+    what.n_metadata = 2;
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
+    CHECK(strcmp(mixp_safetensors_metadata(f, "model"), pairs[0][1]) == 0);
+    CHECK(strcmp(mixp_safetensors_metadata(f, ""), "") == 0);
+    CHECK(strcmp(mixp_safetensors_metadata(f, "mixprec"), "1") == 0);
+    CHECK(strcmp(mixp_safetensors_metadata(f, "mixprec.optimizers"), "AdamW;") == 0);
+    mixp_safetensors_free(f);
+    model_set(&m, 0);
+    what.n_metadata = 0;                                /* loading asks for none */
+    CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
+    CHECK(holds(m.w, 16));
+    what.n_metadata = 2;
+    for (i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        memcpy(pairs[1], refused[i], sizeof pairs[1]);
+        CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_ERR_ARGUMENT);
+        mixp_context_clear_error(m.ctx);
+    }
+    what.metadata = NULL;
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_ERR_ARGUMENT);
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     snprintf(path, sizeof path, "/tmp/mixprec_weights_%ld.safetensors", (long)getpid());
     RUN(test_nothing_but_weights);
     RUN(test_read_by_another);
+    RUN(test_metadata_of_a_checkpoint);
     RUN(test_refused);
     RUN(test_past_2_gb);
     unlink(path);

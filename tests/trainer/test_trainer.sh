@@ -153,9 +153,13 @@ refuses "a byte that the model never met" 1 "holds the byte 0x" $small --vocabul
 refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine has .*: take a smaller" $small --layers 512 --heads 1 --width 65536
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
-refuses "config file malformed" 1 "not the line of an option" --config broken.json
+refuses "config file malformed" 1 "broken.json is not whole: its JSON is malformed in line 3, at \"broken" --config broken.json
 { printf '{\n"data": "'; head -c 6140 /dev/zero | tr '\0' a; printf '\\u1"\n}\n'; } >escape.json
-refuses "half a character at the end of a long value" 2 "--data is too long" --config escape.json
+refuses "half a character at the end of a long value" 1 "escape.json is not whole: its JSON is malformed in line 2" --config escape.json
+{ printf '{\n"data": "'; head -c 9000 /dev/zero | tr '\0' a; printf '"\n}\n'; } >long.json
+refuses "a value without end" 1 'long.json: the value of "data" is not a text' --config long.json
+{ printf '{\n"data": "'; head -c 1030 /dev/zero | tr '\0' a; printf '"\n}\n'; } >long.json
+refuses "a long value" 2 "--data is too long" --config long.json
 : >empty.bin; head -c 5001 raw.bin >odd.bin; head -c 4000 llm.bin >cut.bin; head -c 100 llm.bin >head.bin
 { cat llm.bin; numbers 1; } >long.bin; { llm_header $count 20240520 2; cat raw.bin; } >version.bin
 { llm_header $count 20240801 7; cat raw.bin; } >wide.bin
@@ -584,7 +588,7 @@ refuses "resume with other tokens"   1 "name that one with --data and --val-data
 mkdir torn; cp straight/checkpoint.safetensors torn; head -c 200 straight/config.json >torn/config.json
 refuses "a config.json that was cut" 1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
 sed 's/"seed": "1.*/"seed": "1/' straight/config.json >torn/config.json
-refuses "a line of it that was cut"  1 "is not the line of an option" --out torn --resume --steps 50 --data text
+refuses "a line of it that was cut"  1 "torn/config.json is not whole: its JSON is malformed in line" --out torn --resume --steps 50 --data text
 : >torn/config.json
 refuses "an empty config.json"       1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged

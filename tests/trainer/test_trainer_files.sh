@@ -125,7 +125,7 @@ check "a zero byte ends no config.json" zero_config
 zero_log() {
     rm -rf zeroed; cp -R whole zeroed
     { head -n 3 whole/metrics.jsonl; printf '\000\000\000\n'; tail -n +4 whole/metrics.jsonl; } >zeroed/metrics.jsonl
-    says 0 "zeroed/metrics.jsonl: 1 line held a zero byte, as after a power cut, and is left out" --out zeroed --resume --steps 9 &&
+    says 0 "zeroed/metrics.jsonl: 1 line is no JSON, as after a power cut, and is left out" --out zeroed --resume --steps 9 &&
         steps=$(sed -n 's/^{"step":\([0-9]*\),"loss".*/\1/p;s/^{"step":\([0-9]*\),"val".*/\1/p' zeroed/metrics.jsonl | sort -nu | tr '\n' ' ') &&
         echo "steps $steps" && test "$steps" = "0 2 4 6 8 9 "
 }
@@ -292,4 +292,97 @@ still() {
 }
 if [ -r /proc/self/task/$$/children ] || [ -r /proc/$$/task/$$/children ]; then check "a rank that stands still" still
 else skip "a rank that stands still: it needs /proc"; fi
+# --- the model that a checkpoint describes ---
+
+form="--heads 4 --activation relu2 --norm rms --positions rope --qk-norm on"
+check "a run with other heads and norms" gpt 0 --data text --layers 1 --width 16 --block 8 --batch 2 --eval-batches 2 \
+    --threads 1 $form --steps 4 --out form
+# val_of FOLDER ARGUMENT...: the validation loss of its best checkpoint, in the file val.FOLDER.
+val_of() { val_folder=$1; shift; gpt 0 --init "$val_folder/best.safetensors" --data text --block 8 --batch 2 \
+    --eval-batches 2 --threads 1 --eval-only "$@" && sed -n 's/^val //p' out >"val.$val_folder" && test -s "val.$val_folder"; }
+same_val() { val_of "$@" && cmp val.form "val.$1"; }
+beside() { rm -rf "$1"; mkdir "$1" && cp form/best.safetensors form/checkpoint.safetensors "$1" && cat >"$1/config.json"; }
+check "its validation loss" val_of form
+tr -d '\n' <form/config.json | sed 's/": "/":"/g;s/,  "/,"/g' | beside compact
+check "a compact config.json is the same model" same_val compact
+sed 's/"\([0-9][0-9]*\)"/\1/;s/"on"/true/;s/"off"/false/' form/config.json | beside numbers
+check "so is one with numbers, true and false" same_val numbers
+check "which really has them" grep -q '"qk-norm": true' numbers/config.json
+beside alone <form/config.json; rm alone/config.json
+check "and a checkpoint without config.json" same_val alone
+sed 's/"heads": "4"/"heads": "2"/' form/config.json | beside changed
+check "a config.json of another model is refused" \
+    says 1 "changed/config.json says --heads 2, and changed/best.safetensors beside it was made with --heads 4" \
+    --init changed/best.safetensors --data text --eval-only
+check "when a run is resumed, too" \
+    says 1 "changed/config.json says --heads 2, and changed/checkpoint.safetensors beside it was made with --heads 4" \
+    --out changed --resume --steps 6
+sed 's/"vocabulary": "bytes 0a/"vocabulary": "bytes 0b/' form/config.json | beside letters
+check "or another vocabulary" says 1 "letters/config.json has another vocabulary" --init letters/best.safetensors --data text --eval-only
+check "a run without config.json takes its checkpoint's sizes" says 0 "there is no alone/config.json: the sizes are those of" \
+    --out alone --resume --steps 6 --data text --batch 2 --eval-batches 2 --threads 1
+check "and they are right" grep -q '"heads": "4"' alone/config.json
+beside twice <form/config.json; sed -i.bak 's/"heads": "4"/"heads": "4", "heads": "4"/' twice/config.json
+check "a name that appears twice is refused" says 1 'names "heads" twice' --init twice/best.safetensors --data text --eval-only
+echo '{"model_type": "llama", "hidden_size": 16}' | beside foreign_kind
+check "a config.json of another program is refused" says 1 "foreign_kind/config.json is neither a run's nor a GPT-2's" \
+    --init foreign_kind/best.safetensors --data text --eval-only
+# A file of a version that wrote no description.
+beside older <form/config.json; rm older/config.json
+LC_ALL=C sed 's/trainer\.model/trainer.mxxxl/' form/best.safetensors >older/best.safetensors
+check "weights that do not say are refused" \
+    says 1 "older/best.safetensors does not say how its model computes, and there is no older/config.json: .* give --heads, --activation, --norm" \
+    --init older/best.safetensors --data text --eval-only
+check "unless the options say" same_val older --layers 1 --width 16 --block 8 $form --bias off --head tied
+
+awk 'BEGIN { for (i = 0; i < 900; i++) printf "%c%c", 97 + i % 7, 1 }' | tr '\001' '\000' >ids.bin
+
+# --- a drive without hard links ---
+
+cat >link.c <<'END'
+#include <errno.h>
+int link(const char *from, const char *to);
+int link(const char *from, const char *to) { (void)from; (void)to; errno = EPERM; return -1; }
+END
+if ${CC:-cc} -shared -fPIC link.c -o link.so 2>/dev/null && LD_PRELOAD=./link.so true 2>/dev/null; then
+    copied() { LD_PRELOAD=./link.so "$program" $small --steps 6 --eval-every 2 --keep 2 --out kept >out 2>err </dev/null &&
+        test ! -s err && test "$(ls kept/step-*)" = "$(printf 'kept/step-00000000%s.safetensors\n' 4 6)"; }
+    check "--keep copies where links are refused" copied
+    check "the same bytes" cmp kept/step-000000006.safetensors kept/checkpoint.safetensors
+else skip "--keep without hard links"
+fi
+
+# --- links and pipes in a folder from elsewhere ---
+
+check "a run to send" gpt 0 $small --steps 2 --out sent
+# linked NAME STATUS: DIR/NAME is a link to a file of the user's, which must stay.
+linked() {
+    rm -rf got victim; cp -R sent got; mkdir victim; echo precious >victim/file; rm -f "got/$1"; ln -s ../victim/file "got/$1"
+    "$program" --out got --resume --steps 3 --data text --csv on >out 2>err </dev/null; linked_got=$?
+    test "$linked_got" -eq "$2" && test "$(cat victim/file)" = precious || { cat err; false; }
+}
+for name in config.json.tmp metrics.jsonl.tmp metrics.jsonl report.html.tmp report.html metrics.csv.tmp metrics.csv checkpoint.safetensors.tmp; do
+    check "a link in place of $name is replaced" linked $name 0
+done
+for name in best.safetensors .lock checkpoint.safetensors config.json; do
+    check "a link in place of $name is refused" linked $name 1
+done
+linked_new() { rm -rf got victim; mkdir got victim; echo precious >victim/file; ln -s ../victim/file "got/$1"
+    gpt "$2" $small --steps 2 --out got && test "$(cat victim/file)" = precious; }
+check "a run begins in a folder with a linked log" linked_new metrics.jsonl 0
+check "and leaves a linked checkpoint alone"       linked_new best.safetensors 1
+check "a dangling link makes no file elsewhere"    sh -c "rm -rf got; mkdir got; ln -s ../made got/.lock; '$program' $small --steps 2 --out got 2>err; test ! -e made"
+# piped NAME ARGUMENT...: a pipe in place of a file is refused at once.
+piped() { rm -rf got; cp -R sent got; rm -f "got/$1"; mkfifo "got/$1"; shift
+    says 1 "not a regular file" "$@"; }
+check "a pipe as config.json"        piped config.json --out got --resume --steps 3 --data text
+check "beside --init, too"           piped config.json --init got/best.safetensors $small --steps 1
+check "a pipe as metrics.jsonl"      piped metrics.jsonl --out got --resume --steps 3 --data text
+check "with --report, too"           piped metrics.jsonl --out got --report
+check "a pipe as an index"           piped model.safetensors.index.json --init got $small --steps 1
+check "a pipe as tokenizer.json"     piped tokenizer.json --data ids.bin --tokenizer got/tokenizer.json $model --steps 1
+check "a device as tokenizer.json"   says 1 "not a regular file" --data ids.bin --tokenizer /dev/zero $model --steps 1
+piped_tmp() { rm -rf got; cp -R sent got; mkfifo got/report.html.tmp got/config.json.tmp; gpt 0 --out got --report; }
+check "pipes as temporary files"     piped_tmp
+
 report
