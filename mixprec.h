@@ -232,7 +232,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>     /* memcpy: reads a float's bits portably */
-#include <math.h>       /* fmaf, sqrtf: arithmetic that must agree on every device */
 
 #define MIXPREC_VERSION_MAJOR 0
 #define MIXPREC_VERSION_MINOR 1
@@ -244,6 +243,15 @@
 #  define MIXPI_GNU 1
 #else
 #  define MIXPI_GNU 0
+#endif
+
+/* MIXPI_LIBM(name): libm's function for the inline functions of the API. In C++17, <math.h> takes
+ * longer to compile than the rest of the API; gcc and clang have the functions built in. */
+#if defined(__cplusplus) && MIXPI_GNU && !defined(__CUDACC__)
+#  define MIXPI_LIBM(name) __builtin_##name
+#else
+#  include <math.h>
+#  define MIXPI_LIBM(name) name
 #endif
 
 /* The parts of the implementation: values of MIXPREC_PART. */
@@ -926,7 +934,7 @@ MIXPREC_HD double mixpi_power_of_2_below(double x)
 
 /* The target: the largest gradient times the scale shall not exceed this value. */
 MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
-{ return ldexp((double)r->low_largest, -r->margin); }
+{ return MIXPI_LIBM(ldexp)((double)r->low_largest, -r->margin); }
 
 /* Sets the scale to a power of two from the peak. Returns 1 if a limit kept the scale from its
  * target. Each call lowers the peak by a sixteenth of a binade, so the scale leaves room for
@@ -940,10 +948,10 @@ MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
-    most = ldexp(now, r->max_move);
+    most = MIXPI_LIBM(ldexp)(now, r->max_move);
     to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
     if (to < most) most = to;
-    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most < MIXPI_LIBM(ldexp)(now, -r->max_move)) most = MIXPI_LIBM(ldexp)(now, -r->max_move);
     if (most > (double)r->max_scale) most = (double)r->max_scale;
     if (most < (double)r->min_scale) most = (double)r->min_scale;
     if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
@@ -1193,7 +1201,7 @@ MIXPREC_HD double mixpi_fma(double x, double y, double z) {
 #if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
     return mixpi_fma_by_hand(x, y, z);          /* MinGW's fma rounds twice */
 #else
-    return fma(x, y, z);
+    return MIXPI_LIBM(fma)(x, y, z);
 #endif
 }
 
@@ -1241,7 +1249,7 @@ MIXPREC_HD double mixpi_cospi_near(double x) {
 MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
     const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
     const double half = turn <= 1.0 ? turn : 2.0 - turn;
-    const double radius = sqrt(-2.0 * mixpi_log(((double)u + 0.5) * cell));
+    const double radius = MIXPI_LIBM(sqrt)(-2.0 * mixpi_log(((double)u + 0.5) * cell));
     const double cosine = mixpi_cospi_near(half <= 0.5 ? half : 1.0 - half);
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
 }
@@ -1316,7 +1324,7 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t
 MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
                                   mixp_step_scalars *u) {
     double n = (double)(t > 1 ? t : 1);
-    double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
+    double bc1 = 1.0 - MIXPI_LIBM(pow)(g->beta1, n), bc2 = 1.0 - MIXPI_LIBM(pow)(g->beta2, n);
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
@@ -1326,7 +1334,7 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     } else {
         u->rate = (float)(lr / bc1);
         u->scale_m = 1.0f;
-        u->scale_v = (float)(1.0 / sqrt(bc2));
+        u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
     }
 }
 
@@ -1429,8 +1437,8 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     *mean = sum / (double)n;
     for (i = 0; i < n; i++)
         squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
-    *sd = sqrt(squares / (double)(n - 1));
-    least = fabs(*mean) * 0.001;
+    *sd = MIXPI_LIBM(sqrt)(squares / (double)(n - 1));
+    least = MIXPI_LIBM(fabs)(*mean) * 0.001;
     if (*sd < least) *sd = least;
     if (!(*sd > 0.0)) *sd = 1.17549435e-38;
 }
@@ -1634,7 +1642,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
         s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
         s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
     }
-    s->stats.norm = sqrt(squares);
+    s->stats.norm = MIXPI_LIBM(sqrt)(squares);
 }
 
 /* Records the first word in which rank r differs from rank 0. */
@@ -1695,7 +1703,7 @@ MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
     return mixpi_fmaf_by_hand(x, y, z);         /* MinGW's fmaf rounds twice */
 #else
-    return fmaf(x, y, z);
+    return MIXPI_LIBM(fmaf)(x, y, z);
 #endif
 }
 
@@ -1707,11 +1715,11 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
-        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
+        ratio = (*m * u->scale_m) / (MIXPI_LIBM(sqrtf)(*v * u->scale_v) + u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
         *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
     } else {
-        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
+        ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
         *p = mixpi_fmaf(-decay, *p, *p);
         *p = mixpi_fmaf(-u->rate, ratio, *p);
@@ -1734,7 +1742,7 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
                                      float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    step = g / (sqrtf(*v) + u->eps);
+    step = g / (MIXPI_LIBM(sqrtf)(*v) + u->eps);
     if (m) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
@@ -2624,7 +2632,7 @@ typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
 /* Adds the loss of x, which was quantised to y. scale 0: no finite value is clipped. */
 MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
     const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    const double size = fabs((double)x);
+    const double size = MIXPI_LIBM(fabs)((double)x);
     if (!a || a > 0x7F800000u) return;
     sum->seen++;
     if (a == 0x7F800000u) {
@@ -2632,7 +2640,7 @@ MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale,
         sum->clipped++;
         return;
     }
-    sum->error += fabs(y - (double)x) / size;
+    sum->error += MIXPI_LIBM(fabs)(y - (double)x) / size;
     sum->clipped += scale > 0.0 && size * scale > beyond;
 }
 
@@ -3027,7 +3035,8 @@ typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } m
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
-    const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const double normal = MIXPI_LIBM(ldexp)(1.0, 1 - f.bias);
+    const double tiny = MIXPI_LIBM(ldexp)(normal, -f.mantissa_bits);
     const uint64_t top = mixpi_max_code(f);
     const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
     const double past = most + 0.5 * (most - before);
@@ -6092,6 +6101,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
 #define MIXPI_IMPLEMENT 1
 
 #include <float.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
 #include <stdlib.h>

@@ -159,7 +159,7 @@ MIXPREC_HD double mixpi_power_of_2_below(double x)
 
 /* The target: the largest gradient times the scale shall not exceed this value. */
 MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
-{ return ldexp((double)r->low_largest, -r->margin); }
+{ return MIXPI_LIBM(ldexp)((double)r->low_largest, -r->margin); }
 
 /* Sets the scale to a power of two from the peak. Returns 1 if a limit kept the scale from its
  * target. Each call lowers the peak by a sixteenth of a binade, so the scale leaves room for
@@ -173,10 +173,10 @@ MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
-    most = ldexp(now, r->max_move);
+    most = MIXPI_LIBM(ldexp)(now, r->max_move);
     to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
     if (to < most) most = to;
-    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most < MIXPI_LIBM(ldexp)(now, -r->max_move)) most = MIXPI_LIBM(ldexp)(now, -r->max_move);
     if (most > (double)r->max_scale) most = (double)r->max_scale;
     if (most < (double)r->min_scale) most = (double)r->min_scale;
     if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
@@ -426,7 +426,7 @@ MIXPREC_HD double mixpi_fma(double x, double y, double z) {
 #if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
     return mixpi_fma_by_hand(x, y, z);          /* MinGW's fma rounds twice */
 #else
-    return fma(x, y, z);
+    return MIXPI_LIBM(fma)(x, y, z);
 #endif
 }
 
@@ -474,7 +474,7 @@ MIXPREC_HD double mixpi_cospi_near(double x) {
 MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
     const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
     const double half = turn <= 1.0 ? turn : 2.0 - turn;
-    const double radius = sqrt(-2.0 * mixpi_log(((double)u + 0.5) * cell));
+    const double radius = MIXPI_LIBM(sqrt)(-2.0 * mixpi_log(((double)u + 0.5) * cell));
     const double cosine = mixpi_cospi_near(half <= 0.5 ? half : 1.0 - half);
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
 }
@@ -549,7 +549,7 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t
 MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
                                   mixp_step_scalars *u) {
     double n = (double)(t > 1 ? t : 1);
-    double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
+    double bc1 = 1.0 - MIXPI_LIBM(pow)(g->beta1, n), bc2 = 1.0 - MIXPI_LIBM(pow)(g->beta2, n);
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
@@ -559,7 +559,7 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     } else {
         u->rate = (float)(lr / bc1);
         u->scale_m = 1.0f;
-        u->scale_v = (float)(1.0 / sqrt(bc2));
+        u->scale_v = (float)(1.0 / MIXPI_LIBM(sqrt)(bc2));
     }
 }
 
@@ -662,8 +662,8 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     *mean = sum / (double)n;
     for (i = 0; i < n; i++)
         squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
-    *sd = sqrt(squares / (double)(n - 1));
-    least = fabs(*mean) * 0.001;
+    *sd = MIXPI_LIBM(sqrt)(squares / (double)(n - 1));
+    least = MIXPI_LIBM(fabs)(*mean) * 0.001;
     if (*sd < least) *sd = least;
     if (!(*sd > 0.0)) *sd = 1.17549435e-38;
 }
@@ -867,7 +867,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
         s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
         s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
     }
-    s->stats.norm = sqrt(squares);
+    s->stats.norm = MIXPI_LIBM(sqrt)(squares);
 }
 
 /* Records the first word in which rank r differs from rank 0. */
@@ -928,7 +928,7 @@ MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
     return mixpi_fmaf_by_hand(x, y, z);         /* MinGW's fmaf rounds twice */
 #else
-    return fmaf(x, y, z);
+    return MIXPI_LIBM(fmaf)(x, y, z);
 #endif
 }
 
@@ -940,11 +940,11 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
-        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
+        ratio = (*m * u->scale_m) / (MIXPI_LIBM(sqrtf)(*v * u->scale_v) + u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
         *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
     } else {
-        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
+        ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
         *p = mixpi_fmaf(-decay, *p, *p);
         *p = mixpi_fmaf(-u->rate, ratio, *p);
@@ -967,7 +967,7 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
                                      float *m, float *v) {
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    step = g / (sqrtf(*v) + u->eps);
+    step = g / (MIXPI_LIBM(sqrtf)(*v) + u->eps);
     if (m) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;

@@ -2,7 +2,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>     /* memcpy: reads a float's bits portably */
-#include <math.h>       /* fmaf, sqrtf: arithmetic that must agree on every device */
 
 #define MIXPREC_VERSION_MAJOR 0
 #define MIXPREC_VERSION_MINOR 1
@@ -14,6 +13,15 @@
 #  define MIXPI_GNU 1
 #else
 #  define MIXPI_GNU 0
+#endif
+
+/* MIXPI_LIBM(name): libm's function for the inline functions of the API. In C++17, <math.h> takes
+ * longer to compile than the rest of the API; gcc and clang have the functions built in. */
+#if defined(__cplusplus) && MIXPI_GNU && !defined(__CUDACC__)
+#  define MIXPI_LIBM(name) __builtin_##name
+#else
+#  include <math.h>
+#  define MIXPI_LIBM(name) name
 #endif
 
 /* The parts of the implementation: values of MIXPREC_PART. */

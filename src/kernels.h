@@ -596,7 +596,7 @@ typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
 /* Adds the loss of x, which was quantised to y. scale 0: no finite value is clipped. */
 MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
     const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    const double size = fabs((double)x);
+    const double size = MIXPI_LIBM(fabs)((double)x);
     if (!a || a > 0x7F800000u) return;
     sum->seen++;
     if (a == 0x7F800000u) {
@@ -604,7 +604,7 @@ MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale,
         sum->clipped++;
         return;
     }
-    sum->error += fabs(y - (double)x) / size;
+    sum->error += MIXPI_LIBM(fabs)(y - (double)x) / size;
     sum->clipped += scale > 0.0 && size * scale > beyond;
 }
 
@@ -999,7 +999,8 @@ typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } m
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
-    const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const double normal = MIXPI_LIBM(ldexp)(1.0, 1 - f.bias);
+    const double tiny = MIXPI_LIBM(ldexp)(normal, -f.mantissa_bits);
     const uint64_t top = mixpi_max_code(f);
     const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
     const double past = most + 0.5 * (most - before);

@@ -1,6 +1,7 @@
 #pragma once
 #include "results.h"
 #include <float.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>      /* vsnprintf for messages; files for checkpoints */
 #include <stdlib.h>

@@ -133,8 +133,18 @@ pragmas() {
 check 'pragmas are popped'                       pragmas
 check 'warnings are as before after the header'  same_warnings
 
-# --- C++: a region that would end at once ------------------------------------------------
+# --- C++: what the API includes ----------------------------------------------------------
 CXX=${CXX:-c++}
+# The C++ library's <math.h> takes longer to compile than the API.
+includes() { "$CXX" -std=c++17 -I. -E -x c++ "$tmp/public.c" >"$tmp/public.ii" && some '/string\.h"' "$tmp/public.ii"; }
+if command -v "$CXX" >/dev/null 2>&1; then
+    check 'the API as C++ includes system headers'   includes
+    check 'and <math.h> is none of them'             none '/c?math(\.h)?"' "$tmp/public.ii"
+else
+    skip 'the API in C++ (no C++ compiler)'
+fi
+
+# --- C++: a region that would end at once ------------------------------------------------
 unnamed() {
     printf '%s\n' '#include "mixprec.h"' 'void f(mixp_context *ctx) {' \
         '    { mixp_autocast_scope named(ctx, MIXP_F16); mixp_no_grad_scope too(ctx); }' \
