@@ -5969,7 +5969,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
  * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
- * current ones: change them after loading. All other fields of a mixp_optimizer_desc (max_norm,
+ * current ones: change them after loading. A group is known by its parameters, in whatever order
+ * the program makes its groups; files of versions that did not record them are matched by number.
+ * All other fields of a mixp_optimizer_desc (max_norm,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
  * with the same states. If the file lacks the state of the spike check, of a predictive rule
@@ -5986,7 +5988,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
  * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
- * than this guard's max_sites. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
+ * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -29256,6 +29259,8 @@ typedef struct mixpi_state {
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
     char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
     int               fresh;    /* loading: 1: own buffers keep their bytes                */
+    int              *groups;   /* loading: the file's number of each group: see groups.c; NULL =
+                                   the program's own numbers                               */
 } mixpi_state;
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
@@ -29418,7 +29423,8 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     int g;
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
     for (g = 0; g < opt->plan.n_groups; g++)
-        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
+                               s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
@@ -29554,14 +29560,17 @@ static int mixpi_state_by_name(const void *a, const void *b) {
     return strcmp(x->e.name, y->e.name);
 }
 
-/* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. */
+/* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
+ * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                              const mixp_checkpoint *what,
                              const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
+    int *groups = s->groups;
     size_t i;
     memset(s, 0, sizeof *s);
+    s->groups = groups;
     s->report = r;
     s->ctx = ctx;
     s->some = some;
@@ -29584,8 +29593,182 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->names);
     mixpi_st_release(s->ctx, s->items);
+    mixpi_st_release(s->ctx, s->groups);
 }
 
+/* --- checkpoints: which parameters a group has ------------------------------------------------ *
+ *
+ * A group of an optimizer is known by its parameters, because programs make groups in any order. A
+ * checkpoint lists them in its metadata, for each optimizer with several groups: "0 1 4 wte.;" says
+ * that parameter "wte.", a name of 4 bytes, is in group 1 of optimizer 0. The length comes first,
+ * because a name may hold any character.
+ */
+static const char mixpi_groups_key[] = "mixprec.groups";
+
+/* One record of the text. */
+typedef struct mixpi_member {
+    int         optimizer, group;
+    const char *name;           /* not terminated                                          */
+    size_t      length;
+} mixpi_member;
+
+/* Reads one number below 2^24 and the space behind it. Returns the rest, or NULL. */
+static const char *mixpi_member_number(const char *at, size_t *number) {
+    size_t n = 0;
+    const char *first = at;
+    for (; *at >= '0' && *at <= '9' && n < (size_t)1 << 24; at++) n = 10 * n + (size_t)(*at - '0');
+    *number = n;
+    return at > first && *at == ' ' ? at + 1 : NULL;
+}
+
+/* Reads the record at `at`. Returns the rest; NULL: the text ends, or it is no record. */
+static const char *mixpi_member_next(const char *at, mixpi_member *m) {
+    size_t optimizer, group = 0;
+    if (at) at = mixpi_member_number(at, &optimizer);
+    if (at) at = mixpi_member_number(at, &group);
+    if (at) at = mixpi_member_number(at, &m->length);
+    if (!at || strlen(at) <= m->length || at[m->length] != ';') return NULL;
+    m->optimizer = (int)optimizer;
+    m->group = (int)group;
+    m->name = at;
+    return at + m->length + 1;
+}
+
+/* The records of all optimizers with several groups. The caller releases the text. NULL after an
+ * error. */
+static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *r) {
+    size_t size = 1;
+    char *text, *to;
+    int64_t i;
+    int o;
+    for (o = 0; o < what->n_optimizers; o++)
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            size += strlen(what->optimizers[o]->slots[i].param->name) + 64;
+    text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
+    if (!text) return NULL;
+    *to = '\0';
+    for (o = 0; o < what->n_optimizers; o++) {
+        const mixp_optimizer *opt = what->optimizers[o];
+        for (i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
+            const char *name = opt->slots[i].param->name;
+            to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
+                           (double)strlen(name), name);
+        }
+    }
+    return text;
+}
+
+/* Finds the record of `like`'s optimizer and parameter. *cursor: where to begin, because both texts
+ * mostly have one order. */
+static int mixpi_member_find(const char *text, const char **cursor, const mixpi_member *like,
+                             mixpi_member *found) {
+    const char *from = *cursor, *at = from;
+    int wrapped = 0;
+    for (;;) {
+        const char *next = mixpi_member_next(at, found);
+        if (!next && wrapped++) return 0;
+        at = next ? next : text;
+        if (!next) continue;
+        if (found->optimizer == like->optimizer && found->length == like->length &&
+            memcmp(found->name, like->name, like->length) == 0) {
+            *cursor = at;
+            return 1;
+        }
+        if (wrapped && at > from) return 0;
+    }
+}
+
+/* "a.w, b.w; c.w": the parameters of an optimizer's groups, as many as there is room for. */
+static void mixpi_groups_show(const char *text, int optimizer, char *to, size_t room) {
+    int group, most = 0;
+    size_t used = 0;
+    *to = '\0';
+    for (group = 0; group <= most && used < room; group++) {
+        const char *at = text, *gap = group ? "; " : "";
+        mixpi_member m;
+        while ((at = mixpi_member_next(at, &m)) != NULL) {
+            if (m.optimizer != optimizer) continue;
+            if (m.group > most && m.group < MIXP_MAX_GROUPS) most = m.group;
+            if (m.group != group || used >= room) continue;
+            used += (size_t)snprintf(to + used, room - used, "%s%.*s", gap, (int)m.length, m.name);
+            gap = ", ";
+        }
+    }
+    if (used >= room) memcpy(to + room - 4, "...", 4);
+    if (!used) snprintf(to, room, "one group");
+}
+
+/* How many groups does optimizer `number` of the file have? */
+static int mixpi_groups_of_file(const mixp_safetensors *file, int number) {
+    char name[64];
+    int n = 0;
+    do snprintf(name, sizeof name, "optimizer.%d.group.%d.lr", number, n++);
+    while (n <= MIXP_MAX_GROUPS && mixp_safetensors_find(file, name));
+    return n - 1;
+}
+
+static void mixpi_groups_refuse(mixpi_report *r, int optimizer, const char *there,
+                                const char *here) {
+    char theirs[120], ours[120];
+    mixpi_groups_show(there, optimizer, theirs, sizeof theirs);
+    mixpi_groups_show(here, optimizer, ours, sizeof ours);
+    mixpi_report_fail(r, MIXP_ERR_SHAPE,
+                      "optimizer %d has other groups: the file has '%s', the program '%s'; put the "
+                      "same parameters together, or load the weights alone with "
+                      "mixp_checkpoint_load_weights",
+                      optimizer, theirs, ours);
+}
+
+/* Finds the file's group of each group of the program. map: MIXP_MAX_GROUPS numbers for each
+ * optimizer, -1 at first. Returns the number of an optimizer whose groups differ, or -1. */
+static int mixpi_groups_match(const char *here, const char *there, int *map) {
+    const char *at = here, *cursor = there;
+    mixpi_member m, other;
+    while ((at = mixpi_member_next(at, &m)) != NULL) {
+        int *group = map + m.optimizer * MIXP_MAX_GROUPS, g;
+        if (!mixpi_member_find(there, &cursor, &m, &other)) continue;
+        if (other.group >= MIXP_MAX_GROUPS) return m.optimizer;
+        for (g = 0; g < MIXP_MAX_GROUPS; g++)
+            if ((g == m.group) ? group[g] >= 0 && group[g] != other.group
+                               : group[g] == other.group) return m.optimizer;
+        group[m.group] = other.group;
+    }
+    return -1;
+}
+
+/* Gives groups without a parameter the numbers that are left, in their order. */
+static void mixpi_groups_fill(int *group) {
+    int taken[MIXP_MAX_GROUPS] = { 0 }, g, next = 0;
+    for (g = 0; g < MIXP_MAX_GROUPS; g++)
+        if (group[g] >= 0) taken[group[g]] = 1;
+    for (g = 0; g < MIXP_MAX_GROUPS; g++) {
+        if (group[g] >= 0) continue;
+        while (taken[next]) next++;
+        group[g] = next++;
+    }
+}
+
+/* The file's number of each group of each optimizer of the program. Fails if a group has other
+ * parameters in the file. A file without the records, of an early version, is taken by number. The
+ * caller releases the numbers. */
+static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
+                              const mixp_checkpoint *what) {
+    const char *there = mixp_safetensors_metadata(file, mixpi_groups_key);
+    const int numbers = what->n_optimizers * MIXP_MAX_GROUPS;
+    int *map = (int *)mixpi_st_allocate(r, what->ctx, (uint64_t)numbers, sizeof *map);
+    char *here = mixpi_checkpoint_groups(what, r);
+    int o, bad = -1;
+    for (o = 0; map && o < numbers; o++) map[o] = -1;
+    if (map && here && there) bad = mixpi_groups_match(here, there, map);
+    for (o = 0; map && here && bad < 0 && o < what->n_optimizers; o++) {
+        const int n = mixpi_groups_of_file(file, o);
+        if (n && n != what->optimizers[o]->plan.n_groups) bad = o;
+        mixpi_groups_fill(map + o * MIXP_MAX_GROUPS);
+    }
+    if (bad >= 0) mixpi_groups_refuse(r, bad, there ? there : "", here);
+    mixpi_st_release(what->ctx, here);
+    return map;
+}
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -29731,15 +29914,17 @@ static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, cons
 
 /* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
 static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
-                                                  mixpi_plan *plan, const char *kinds) {
+                                                  mixpi_plan *plan, const char *kinds,
+                                                  const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
-        r, what->ctx, (uint64_t)what->n_metadata + 3, sizeof *pairs);
+        r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
     int i;
     plan->metadata = (const char *const (*)[2])pairs;
     if (!pairs) return NULL;
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
+    if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -29755,6 +29940,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
+    char *groups = mixpi_checkpoint_groups(what, r);
     mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
@@ -29762,12 +29948,13 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds);
+    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
     mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
+    mixpi_st_release(what->ctx, groups);
     mixpi_crew_busy(what->ctx, busy);
 }
 
@@ -30247,6 +30434,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
+    if (r->result == MIXP_OK) s->groups = mixpi_groups_meet(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);

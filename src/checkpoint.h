@@ -65,7 +65,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
  * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
- * current ones: change them after loading. All other fields of a mixp_optimizer_desc (max_norm,
+ * current ones: change them after loading. A group is known by its parameters, in whatever order
+ * the program makes its groups; files of versions that did not record them are matched by number.
+ * All other fields of a mixp_optimizer_desc (max_norm,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
  * with the same states. If the file lacks the state of the spike check, of a predictive rule
@@ -82,7 +84,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
  * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
  * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
- * than this guard's max_sites. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
+ * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 

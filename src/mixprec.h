@@ -180,6 +180,7 @@ MIXPI_SELDOM_BEGIN
 #include "files/reader.c"
 #include "files/writer.c"
 #include "files/list.c"
+#include "files/groups.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
 #endif

@@ -1,7 +1,7 @@
 #pragma once
 #include "reader.c"
 #include "writer.c"
-#include "list.c"
+#include "groups.c"
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -147,15 +147,17 @@ static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, cons
 
 /* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
 static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
-                                                  mixpi_plan *plan, const char *kinds) {
+                                                  mixpi_plan *plan, const char *kinds,
+                                                  const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
-        r, what->ctx, (uint64_t)what->n_metadata + 3, sizeof *pairs);
+        r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
     int i;
     plan->metadata = (const char *const (*)[2])pairs;
     if (!pairs) return NULL;
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
+    if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -171,6 +173,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
     const int busy = mixpi_crew_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
+    char *groups = mixpi_checkpoint_groups(what, r);
     mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
@@ -178,12 +181,13 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds);
+    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
     mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
+    mixpi_st_release(what->ctx, groups);
     mixpi_crew_busy(what->ctx, busy);
 }
 
@@ -663,6 +667,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
+    if (r->result == MIXP_OK) s->groups = mixpi_groups_meet(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_ranks(s, file, what);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);

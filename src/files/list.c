@@ -130,6 +130,8 @@ typedef struct mixpi_state {
     const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
     char             *own;      /* saving: the other ranks' own buffers, see mixpi_state_add_own */
     int               fresh;    /* loading: 1: own buffers keep their bytes                */
+    int              *groups;   /* loading: the file's number of each group: see groups.c; NULL =
+                                   the program's own numbers                               */
 } mixpi_state;
 
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
@@ -292,7 +294,8 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     int g;
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
     for (g = 0; g < opt->plan.n_groups; g++)
-        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
+                               s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
@@ -428,14 +431,17 @@ static int mixpi_state_by_name(const void *a, const void *b) {
     return strcmp(x->e.name, y->e.name);
 }
 
-/* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. */
+/* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
+ * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                              const mixp_checkpoint *what,
                              const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
+    int *groups = s->groups;
     size_t i;
     memset(s, 0, sizeof *s);
+    s->groups = groups;
     s->report = r;
     s->ctx = ctx;
     s->some = some;
@@ -458,5 +464,6 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
 static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->names);
     mixpi_st_release(s->ctx, s->items);
+    mixpi_st_release(s->ctx, s->groups);
 }
 

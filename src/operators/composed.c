@@ -1,6 +1,7 @@
 #pragma once
 #include "sums.c"
 #include "picking.c"
+#include "losses.c"
 #include "random.c"
 /* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
 
