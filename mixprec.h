@@ -15910,6 +15910,39 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #endif
 }
 
+/* --- handles: without ranks they do nothing --- *
+ *
+ * Each handle has the name of its member, so that a search for the name finds both.
+ */
+static mixp_result mixpi_crew_walk_begin(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_end(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_replayed(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_share_buffers(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK; }
+static void mixpi_crew_end(mixp_context *ctx, const char *why)
+{ if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why); }
+static void mixpi_crew_lose(mixp_context *ctx, const void *scaler)
+{ if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler); }
+/* Drops the gradients that ranks hold back for a later walk. */
+static void mixpi_crew_forget(mixp_context *ctx)
+{ if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx); }
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on)
+{ return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0; }
+/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
+ * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words)
+{ return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK; }
+static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who)
+{ return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK; }
+
 /* Parts of a batch that one step processes, one for each rank. */
 static uint64_t mixpi_world(const mixp_context *ctx)
 { return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
@@ -15928,8 +15961,7 @@ static int mixpi_is_sharded(const mixp_context *ctx)
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    if (r != MIXP_OK && crew) crew->end(ctx, ctx->message);
+    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->message);
     return r;
 }
 
@@ -15938,19 +15970,6 @@ static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
     const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
     return alone ? mixpi_crew_stop(ctx, r) : r;
-}
-
-/* Drops the gradients that ranks hold back for a later walk. */
-static void mixpi_crew_forget(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    if (crew) crew->forget(ctx);
-}
-
-/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
- * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
-static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->share(ctx, table, words) : MIXP_OK;
 }
 
 /* Does t still own its memory? */
@@ -15965,11 +15984,8 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
 
 /* Does t still own its memory, and is all of it here? */
 static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
-    const mixpi_crew *crew;
-    mixp_result r = mixpi_tensor_there(t, who);
-    if (r != MIXP_OK || !t->own.ranks.in_pieces) return r;
-    crew = mixpi_crew_of(t->ctx);
-    return crew ? crew->lack(t, who) : MIXP_OK;
+    const mixp_result r = mixpi_tensor_there(t, who);
+    return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
 
 /* --- the door of the guard --------------------------------------------------------------- *
@@ -16072,6 +16088,40 @@ static int mixpi_watched(const mixp_context *ctx) {
 /* Must operators run one by one, because a guard or an observer sees each? */
 static int mixpi_is_seen(const mixp_context *ctx)
 { return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }
+
+/* --- handles: without a guard they do nothing --- *
+ *
+ * Each handle has the name of its member, so that a search for the name finds both. A call without
+ * a site, number 0, is not the guard's.
+ */
+static void mixpi_watcher_captured(mixp_context *ctx)
+{ if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx); }
+static mixp_result mixpi_watcher_replayed(mixp_context *ctx)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK; }
+static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0; }
+static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls)
+{ if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls); }
+static int mixpi_watcher_is_wide(const mixp_call *c)
+{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c); }
+static int mixpi_watcher_is_pinned(const mixp_call *c)
+{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c); }
+static mixp_result mixpi_watcher_begin(mixp_context *ctx)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK; }
+static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g)
+{ return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK; }
+static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site)
+{ return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK; }
+static void mixpi_watcher_walked(const mixp_context *ctx)
+{ if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx); }
+static uint64_t mixpi_watcher_mark(const mixp_context *ctx)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0; }
+static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK; }
+static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler)
+{ return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK; }
+static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler)
+{ if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler); }
 /* --- backups of buffers -------------------------------------------------------------------- *
  *
  * A buffer's first write in a window of steps keeps the bytes from before the window. The update
@@ -16345,7 +16395,6 @@ static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
@@ -16364,7 +16413,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->capturing = r == MIXP_OK;
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capturing && watcher) watcher->captured(ctx);
+    if (ctx->capturing) mixpi_watcher_captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
@@ -16426,9 +16475,6 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->averaged)
@@ -16441,17 +16487,20 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: a linear has met delayed scaling since the graph "
                                  "was recorded, and the graph would not advance its history; "
                                  "record the step again");
-    if (watcher) r = watcher->replayed(ctx);
+
+    /* Count the step as an ordinary one. */
+    mixp_result r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK && crew ? crew->replayed(ctx) : r;
+    return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
@@ -17867,10 +17916,9 @@ MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
 /* Returns the up-to-date low copy of a permanent tensor. There is one copy for each dtype, which
  * lasts as long as the tensor. */
 static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype) {
-    int which = dtype == MIXP_BF16;
+    const int which = dtype == MIXP_BF16;
     mixp_tensor *low = t->own.low[which];
-    int fresh = low && t->own.low_version[which] == t->version;
-    mixp_result r;
+    const int fresh = low && t->own.low_version[which] == t->version;
     if (!low) {
         low = mixpi_twin(t, dtype);
         if (low) low->data = mixpi_data_alloc(low);
@@ -17884,8 +17932,11 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
+
+    /* The weight was written since: convert it again. */
     ctx->cast_recorded |= ctx->capturing;
-    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
+    const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
+                                           t->count);
     if (r != MIXP_OK) return NULL;
     t->own.low_version[which] = t->version;
     return low;
@@ -18052,10 +18103,7 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
 }
 
 /* Must the operator store f32 inside its call? Only a guard says so. */
-static int mixpi_call_is_wide(const mixp_call *c) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    return watcher && watcher->is_wide(c);
-}
+static int mixpi_call_is_wide(const mixp_call *c) { return mixpi_watcher_is_wide(c); }
 
 /* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
  * site by t and by its result. */
@@ -18067,11 +18115,14 @@ static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
     return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
 }
 
-/* Has the user pinned the operator's site? */
-static int mixpi_call_is_pinned(const mixp_call *c) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    return watcher && watcher->is_pinned(c);
+/* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
+static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    return e->site && mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
+
+/* Has the user pinned the operator's site? */
+static int mixpi_call_is_pinned(const mixp_call *c) { return mixpi_watcher_is_pinned(c); }
 
 /* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
 static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
@@ -18120,17 +18171,15 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
 static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixp_tensor *out = c->out;
     const mixp_tensor *first = c->in[0];
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixp_dtype natural = out->dtype;
     if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
     else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
     out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    if (watcher) watcher->choose(c, cls);
+    mixpi_watcher_choose(c, cls);
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
                                          mixp_autocast region) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
@@ -18142,7 +18191,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return MIXP_OK;
     }
     if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
-    else if (mixpi_is_cast(c->op) && watcher) watcher->choose(c, MIXP_CLASS_KEEP);
+    else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -18151,23 +18200,28 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
 static mixp_result mixpi_run_forward(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     const uint64_t generation = ctx->generation;
-    mixp_autocast region = mixp_autocast_current(ctx);
-    mixp_op_class cls = mixpi_class_of(ctx, c->op);
-    mixp_result r = MIXP_OK;
+    const mixp_autocast region = mixp_autocast_current(ctx);
+    const mixp_op_class cls = mixpi_class_of(ctx, c->op);
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
                                  "%s is unsafe in low precision: use %s, or run "
                                  "it in a region of MIXP_F32",
                                  c->op->name,
                                  c->op->instead ? c->op->instead : "another operator");
+
+    /* Autocast: the inputs get the dtype of the operator's class. */
+    mixp_result r = MIXP_OK;
     if (cls == MIXP_CLASS_ALL_F32) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+
+    /* infer says the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);
+
     if (r == MIXP_OK) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_real(c->out->dtype)) return r;
@@ -18240,38 +18294,44 @@ static void mixpi_note_maker(mixpi_tape_entry *e) {
     c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
 }
 
-static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                mixp_tensor *const *in, int required, const void *attrs) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    mixpi_tape_entry *e;
-    uint64_t told = ctx ? ctx->told : 0;
-    mixp_result r;
-    int i, grad = 0;
-    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
-        return NULL;
-    if (!mixpi_casting_of(ctx)) return NULL;
-    e = mixpi_entry_new(ctx, op, n_in, in, attrs);
-    if (!e) return NULL;
-    ctx->calls_made++;
-    if (watcher) e->site = watcher->enter(ctx, op, n_in, e->call.in);
-    if (ctx->told != told) return NULL;     /* no memory for the site */
-    r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    if (watcher && e->site) r = watcher->stored(e, in);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    for (i = 0; i < n_in; i++) {
-        if (in[i]) mixpi_origin(in[i])->own.read_in = ctx->generation;
+/* Which inputs need a gradient? Returns 1 if any does. */
+static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    int grad = 0;
+    for (int i = 0; i < e->call.n_in; i++) {
+        if (given[i]) mixpi_origin(given[i])->own.read_in = e->call.ctx->generation;
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }
+    return grad;
+}
+
+static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                mixp_tensor *const *in, int required, const void *attrs) {
+    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
+    if (!mixpi_casting_of(ctx)) return NULL;
+    const uint64_t told = ctx->told;
+    mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
+    if (!e) return NULL;
+    ctx->calls_made++;
+    e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
+    if (ctx->told != told) return NULL;     /* no memory for the site */
+
+    /* Run it, and show the guard what it stored. */
+    mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    r = mixpi_watcher_stored(e, in);
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+
+    /* Record it, if a gradient will flow back. */
+    const int grad = mixpi_note_inputs(e, in);
     mixpi_note_maker(e);
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
         mixpi_record_call(e);
-    else {
-        if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
-        mixpi_note_cut(e, grad);
-        mixpi_list_unrecorded(e);
+        return e->call.out;
     }
+    if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
+    mixpi_note_cut(e, grad);
+    mixpi_list_unrecorded(e);
     return e->call.out;
 }
 
@@ -18373,16 +18433,12 @@ static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
 
 /* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
 static void mixpi_context_lose(mixp_context *ctx, const void *by) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixpi_tape_entry *e;
-    mixp_tensor *t;
-    int i;
-    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
-    for (e = ctx->tape; e; e = e->older) {
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
+    for (mixpi_tape_entry *e = ctx->tape; e; e = e->older) {
         mixpi_tensor_lose(e->call.out, by);
-        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
+        for (int i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
     }
-    if (crew) crew->lose(ctx, by);
+    mixpi_crew_lose(ctx, by);
 }
 
 /* --- is a gradient that was asked for written? ------------------------------------------ *
@@ -18468,10 +18524,7 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    const mixpi_crew *crew = mixpi_crew_of(c->ctx);
     mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
-    mixp_result r = MIXP_OK;
-    int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                           "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
@@ -18479,20 +18532,26 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
         return NULL;
     }
     if (!mixp_call_wants(c, i)) return NULL;
-    laid = t->own.from_tape && t->own.grad && t->own.grad->data;    /* backward has set it */
-    if (crew && !t->own.from_tape && !t->grad) r = crew->walk_opens(c->ctx, t);
+
+    /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
+    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data;  /* set by backward */
+    mixp_result r = MIXP_OK;
+    if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
     if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {
         mixpi_entry(c)->lacks = r;
         return NULL;
     }
+
+    /* In host memory a probe shows afterwards whether backward has written it. */
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_ASKED;
     if (!*accumulate && !laid && !c->ctx->device->download) {
         mixpi_probe_set(g);
         mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_PROBED;
     }
+
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
     if (t->own.from_tape) return g;
@@ -18765,22 +18824,28 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
+
+    /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
-    out->grad = g; out->own.pending = 0;
-    if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
+    out->grad = g;
+    out->own.pending = 0;
+    if (r == MIXP_OK) r = mixpi_watcher_gradient(ctx, site, g);
     if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
+
+    /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
     if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK && watcher) r = watcher->leaves(c, site);
+    if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK && ctx->told == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
+
+    /* Its memory goes back to the arena, if the user has not asked to keep it. */
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
@@ -19017,6 +19082,7 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
 
 /* Can loss be walked back? Reports the reason if not. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the loss is of an earlier step, and %s has "
@@ -19029,6 +19095,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
             "mean or sum first",
             loss ? "" : ", not NULL");
     if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* Was it recorded, in a step that trains, and not yet walked back? */
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it comes from "
@@ -19048,8 +19116,32 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     return MIXP_OK;
 }
 
+/* The gradient of the loss with respect to itself, 1, from which the walk starts. */
+static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
+    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    mixp_tensor *g = mixpi_grad_buffer(loss);
+    if (!g) return MIXP_ERR_MEMORY;
+
+    g->own.mark = as_it_is;
+    loss->own.pending = loss->own.walked = ctx->walking = 1;
+    mixpi_unscaled_begin(ctx);
+    mixpi_regions_trained(ctx);
+    return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
+}
+
+/* Walks back one entry, if a gradient has reached its result. */
+static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
+    mixp_result r = MIXP_OK;
+    if (e->call.out->own.pending) {
+        r = mixpi_rerun_enter(e);
+        if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
+    }
+    mixpi_rerun_leave(e);
+    return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
+}
+
 /* Ends a walk with result r. */
-static void mixpi_walked(mixp_context *ctx, mixp_result r) {
+static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
     ctx->walking = 0;
     if (r == MIXP_OK) ctx->walked_in = ctx->generation;
     if (r != MIXP_OK) mixpi_crew_forget(ctx);
@@ -19057,37 +19149,24 @@ static void mixpi_walked(mixp_context *ctx, mixp_result r) {
 }
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
-    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixpi_tape_entry *e;
-    mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
-    int opened;
-    if (r == MIXP_OK && crew) r = crew->walk_begin(ctx);
+    if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
-    g = mixpi_grad_buffer(loss);
-    if (!g) return mixpi_crew_stop(ctx, MIXP_ERR_MEMORY);
-    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
-    g->own.mark = as_it_is;
-    loss->own.pending = loss->own.walked = ctx->walking = 1;
-    mixpi_unscaled_begin(ctx);
-    mixpi_regions_trained(ctx);
-    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
+    r = mixpi_walk_start(ctx, loss);
+    if (r == MIXP_ERR_MEMORY && !ctx->walking) return mixpi_crew_stop(ctx, r);
+
+    /* A user's backward may apply operators: they run in a region of the walk's own. */
+    const int opened = mixpi_regions_open(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
-        if (e->call.out->own.pending) {
-            r = mixpi_rerun_enter(e);
-            if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
-        }
-        mixpi_rerun_leave(e);
-        if (r == MIXP_OK && crew) r = crew->walk_passed(ctx, &e->call);
-    }
+    for (mixpi_tape_entry *e = ctx->tape; e && r == MIXP_OK; e = e->older)
+        r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
-    if (r == MIXP_OK && crew) r = crew->walk_end(ctx);
+
+    /* The ranks' sums are in place before anyone reads a gradient. */
+    if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
-    mixpi_walked(ctx, r);
-    if (watcher) watcher->walked(ctx);
+    mixpi_walk_stop(ctx, r);
+    mixpi_watcher_walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 
@@ -19100,19 +19179,18 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (ctx->walking && crew) crew->end(ctx, "an exception has left mixp_backward");
-    if (ctx->walking) mixpi_walked(ctx, MIXP_ERR_ORDER);
+    if (!ctx->walking) return;
+    mixpi_crew_end(ctx, "an exception has left mixp_backward");
+    mixpi_walk_stop(ctx, MIXP_ERR_ORDER);
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
-    mixp_result r = mixpi_regions_check(ctx);
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixp_result watched =
-        mixpi_crew_stop_alone(ctx, watcher ? watcher->begin(ctx) : MIXP_OK);
-    if (r == MIXP_OK) r = watched;
+    const mixp_result regions = mixpi_regions_check(ctx);
+    const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
+
+    /* Recycle the activations and their records, and forget what the step before recorded. */
     mixpi_arena_reset(&ctx->host);
     mixpi_arena_reset(&ctx->dev);
     mixpi_records_turn(ctx);
@@ -19121,21 +19199,21 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->in_block = MIXPI_BLOCK_NONE;
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
+
     ctx->generation++;
     mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
-    return r;
+    return regions != MIXP_OK ? regions : watched;
 }
 
 /* A step begins, at the caller's stack address `frame`. */
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
-    int before;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
     ctx->refused = ctx->inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
-    before = mixpi_enter(ctx);
+    const int before = mixpi_enter(ctx);
     ctx->evaluates = evaluates;
     return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
 }
@@ -19836,7 +19914,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
 }
 
 /* After an update of an optimizer, also a skipped one: new scales. */
-static mixp_result mixpi_scaled_update(mixp_context *ctx) {
+static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
     const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
     if (!mixpi_scaled_on(ctx)) return MIXP_OK;
@@ -25722,13 +25800,38 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     return m->look != NULL;
 }
 
+/* Handles: without ranks, or without sharded states, they do nothing. */
+static mixp_result mixpi_crew_enter(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK; }
+static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
+                                        const mixp_tensor *g)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL; }
+static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes)
+{ return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK; }
+static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r)
+{ if (opt->shards) opt->ctx->crew->placed(opt, p, r); }
+static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p)
+{ if (opt->shards) opt->ctx->crew->left(p); }
+static mixp_result mixpi_crew_send(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_gather(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_average(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK; }
+static void mixpi_crew_in_pieces(mixp_optimizer *opt)
+{ if (opt->shards) opt->ctx->crew->in_pieces(opt); }
+static mixp_result mixpi_crew_plan(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK; }
+static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
+                               mixp_verdict *v)
+{ if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v); }
+
 /* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (!opt->state || !mixpi_spike_start(opt)) return 0;
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
-    return !crew || crew->enter(opt) == MIXP_OK;
+    return mixpi_crew_enter(opt) == MIXP_OK;
 }
 
 /* The plan of every step. */
@@ -25854,7 +25957,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
-    if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
@@ -25925,7 +26028,6 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
 /* Can p be added? Reports the first problem. */
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
@@ -25948,7 +26050,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
-    else if (crew) wrong = crew->add_wrong(opt, p, g);
+    else wrong = mixpi_crew_add_wrong(opt, p, g);
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -26161,17 +26263,17 @@ static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
-    mixp_param_row *row;
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
                                  "step");
-    r = mixpi_add_check(opt, param, grad);
+    mixp_result r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
-    row = &opt->rows[opt->count];
+
+    /* Its row in the newest group. */
+    mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;
     row->weight_dtype = param->dtype;
@@ -26181,15 +26283,20 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     mixpi_row_kinds(opt, param, row);
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
-    opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
+
+    /* Its states, wherever they belong, and its master weight. */
+    opt->slots[opt->count].param = param;
+    opt->slots[opt->count].grad = grad;
     r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
-    if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    if (r == MIXP_OK) opt->rows_changed = 1;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
-    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
+    mixpi_crew_placed(opt, param, r);
     return r;
 }
 
@@ -26476,7 +26583,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
 
 static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->send(opt);
+    if (r == MIXP_OK) r = mixpi_crew_send(opt);
     if (r != MIXP_OK) return r;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
@@ -26497,51 +26604,54 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     }
 }
 
-/* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
- * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
- * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
-static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(opt->ctx);
-    const int brought = opt->ctx->capturing || opt->ctx->graphs;
-    uint64_t graded = 1469598103934665603u;
-    int64_t i, active = 0;
-    mixp_result r;
-    if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
-        return MIXP_ERR_ORDER;
-    if (brought) opt->rows_changed = 1;
-    for (i = 0; i < opt->count; i++) {
-        mixp_param_row now = mixpi_row_now(opt, i);
-        active += now.active != 0;
-        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
-        /* Padding may differ although the fields agree; the cost is one more upload. */
-        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
-        opt->rows[i] = now;
-        if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK)
-            return mixpi_crew_stop(opt->ctx, MIXP_ERR_DEVICE);
-    }
+/* Reports an optimizer without a gradient. */
+static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: no parameter was added to this optimizer: call "
                                  "mixp_optimizer_add for each parameter, before the loop",
                                  who);
-    if (!active)
-        return mixp_context_fail(
-            opt->ctx, MIXP_ERR_ORDER,
-            "%s: no parameter of this optimizer has a "
-            "gradient; %s",
-            who, opt->cleared_in == opt->ctx->generation
-                     ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-                       "before mixp_backward"
-                     : "call mixp_backward first, on a loss that depends on a parameter");
+    return mixp_context_fail(
+        opt->ctx, MIXP_ERR_ORDER,
+        "%s: no parameter of this optimizer has a "
+        "gradient; %s",
+        who, opt->cleared_in == opt->ctx->generation
+                 ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+                   "before mixp_backward"
+                 : "call mixp_backward first, on a loss that depends on a parameter");
+}
+
+/* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
+ * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
+ * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
+static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    mixp_context *ctx = opt->ctx;
+    if (opt->swapped) return mixpi_need_weights(opt, who);
+    if (ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
+    const int brought = ctx->capturing || ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
+    int64_t active = 0;
+    if (brought) opt->rows_changed = 1;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_param_row now = mixpi_row_now(opt, i);
+        active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
+        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
+        opt->rows[i] = now;
+        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+    }
+    if (!active) return mixpi_nothing_to_step(opt, who);
+
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
+    opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
-    r = mixpi_rows_send(opt);
+    const mixp_result r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
-    return mixpi_crew_stop(opt->ctx, r);
+    return mixpi_crew_stop(ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"
@@ -26807,10 +26917,9 @@ static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
  * come. Sends them once, so that the memory of the host's copy is there before a step changes
  * anything. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    if (opt->tallies >= opt->count) return MIXP_OK;
     const size_t n = (size_t)(opt->tallies ? opt->capacity : opt->count);
     const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
-    mixp_result r = MIXP_OK;
-    if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
     opt->tally_step = opt->tally_here = 0;
     opt->lost_copy = (mixp_lost *)mixpi_opt_host(opt, bytes);
@@ -26818,6 +26927,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+
+    mixp_result r = MIXP_OK;
     if (opt->ctx->device->post && !opt->ctx->capturing) {
         opt->ctx->tally_of = NULL;
         r = mixpi_tally_send(opt, bytes);
@@ -26863,16 +26974,18 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int watched = mixpi_watched(opt->ctx);
     const int due = opt->tally_due || (watched & MIXPI_SAMPLED);
     mixp_result r = MIXP_OK;
-    int64_t i;
     /* Parameters may have been added since the request. */
     if (due || (watched & MIXPI_WATCHED)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
+
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+
+    /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
     if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
     if (opt->ctx->capturing) opt->tally_recorded = 1;
-    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
@@ -26939,18 +27052,19 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
-    int64_t first, last, k;
     if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
-    first = i < 0 ? 0 : i;
-    last = i < 0 ? opt->count : i + 1;
+    const int64_t first = i < 0 ? 0 : i;
+    int64_t last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
     out->name = i < 0 ? "" : opt->slots[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
+
+    /* Parameters added later were not counted. */
     if (mixpi_tally_fetch(opt) != MIXP_OK) return 0;
-    last = mixpi_min(last, opt->tallies);   /* later parameters were not counted */
-    for (k = first; k < last; k++) {
+    last = mixpi_min(last, opt->tallies);
+    for (int64_t k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
         out->lost.updates += opt->lost_copy[k].updates;
         out->lost.lost += opt->lost_copy[k].lost;
@@ -27002,19 +27116,30 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
 /* Number of gradients of each kind. */
 typedef struct mixpi_mark_count { int64_t as_is, unscaled, scaled; } mixpi_mark_count;
 
+/* Returns what is wrong with the gradients as a whole, or NULL. */
+static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark_count *n) {
+    const int is_true = n->as_is + n->unscaled > 0;
+    if (is_true && n->scaled)
+        return "and others differ: some gradients are scaled, others are not; treat all gradients "
+               "of an optimizer alike";
+    if (n->as_is && !n->unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
+        return "comes from a loss that was not scaled; call mixp_backward on "
+               "mixp_scaler_scale(scaler, loss), not on the loss";
+    return NULL;
+}
+
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
 static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
                                     const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
+    const int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
-    int64_t i;
-    int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     out->at = now;
-    for (i = 0; i < opt->count && !wrong; i++) {
-        mixpi_mark m;
+
+    for (int64_t i = 0; i < opt->count && !wrong; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        m = mixpi_mark_of(&opt->slots[i]);
+        mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
         if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
@@ -27023,19 +27148,17 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
+
+        /* A scaled one: all have the same scale. An unknown gradient has today's. */
         if (m.kind == MIXPI_MARK_NONE) m.at = now;
         if (n.scaled++ && m.at != out->at)
             wrong = "has another scale than the gradients before it; step those before "
                     "mixp_scaler_update, or use separate optimizers";
         out->at = m.at;
     }
+
     out->is_true = n.as_is + n.unscaled > 0;
-    if (!wrong && out->is_true && n.scaled)
-        wrong = "and others differ: some gradients are scaled, others are not; treat all gradients "
-                "of an optimizer alike";
-    if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
-        wrong = "comes from a loss that was not scaled; call mixp_backward on "
-                "mixp_scaler_scale(scaler, loss), not on the loss";
+    if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
                              who, name, wrong);
@@ -27044,16 +27167,15 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
 static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
                                    const char *instead) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        mixpi_mark m;
+    for (int64_t i = 0; i < opt->count; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        m = mixpi_mark_of(&opt->slots[i]);
+        const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
+        const char *name = opt->slots[i].param->name;
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "
                                      "freed; call mixp_zero_grad, and start again",
-                                     who, opt->slots[i].param->name);
+                                     who, name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: this optimizer's step is over; in the next step, call "
@@ -27063,7 +27185,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' is still "
                                      "multiplied by the loss scale; call %s",
-                                     who, opt->slots[i].param->name, instead);
+                                     who, name, instead);
     }
     return MIXP_OK;
 }
@@ -27245,7 +27367,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
-    if (r == MIXP_OK && opt->shards && !opt->swapped) r = opt->ctx->crew->average(opt);
+    if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
@@ -27259,12 +27381,6 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
     return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
 }
 /* --- buffers at an update ------------------------------------------------------------------- */
-
-/* Buffers that ranks share travel first, so that what a skipped step wrote leaves no rank. */
-static mixp_result mixpi_buffers_share(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->share_buffers(ctx) : MIXP_OK;
-}
 
 static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
                                             const int32_t *flag) {
@@ -27280,10 +27396,10 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
 static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_restore_args k;
-    mixp_result r;
-    memset(&k, 0, sizeof k);
     if (!ctx->buffers.all.count) return MIXP_OK;
-    r = mixpi_buffers_share(ctx);
+
+    memset(&k, 0, sizeof k);
+    mixp_result r = mixpi_crew_share_buffers(ctx);
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
     mixpi_window_end(ctx);
@@ -27297,14 +27413,15 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
-    mixp_optimizer *opt = scaler->checked;
     mixp_restore_args k;
-    mixp_result r;
-    memset(&k, 0, sizeof k);
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    r = mixpi_buffers_share(ctx);
+    /* Shared buffers travel first, so that what a skipped step wrote leaves no rank. */
+    memset(&k, 0, sizeof k);
+    mixp_result r = mixpi_crew_share_buffers(ctx);
+
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
+    mixp_optimizer *opt = scaler->checked;
     for (; mixpi_is_checked(scaler, opt); opt = opt->next_checked)
         if (r == MIXP_OK && mixpi_stage(opt) == MIXPI_STEPPED)
             r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
@@ -27346,8 +27463,7 @@ static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
 /* Fails if walks add to a gradient that no optimizer uses and nothing clears: it grows without
  * bound. */
 static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
-    const mixp_tensor *t;
-    for (t = opt->ctx->tensors; t; t = t->own.next) {
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         const mixp_tensor *g = mixpi_lone_grad(t);
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
@@ -27361,12 +27477,11 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
 }
 
 /* Remembers, after an update, what the checks of the next step compare with. */
-static void mixpi_stepped(mixp_optimizer *opt) {
-    const mixp_tensor *t;
+static void mixpi_step_done(mixp_optimizer *opt) {
     opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->calls_made;
     opt->ctx->update_recorded |= opt->ctx->capturing;
-    for (t = opt->ctx->tensors; t; t = t->own.next) {
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
         g->own.walks_then = g->own.walks;
@@ -27391,7 +27506,7 @@ static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale,
 
 /* Decides whether the step is applied, after a look if the decision needs one. */
 static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
-                                     const mixpi_scaling *is) {
+                                    const mixpi_scaling *is) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
@@ -27403,59 +27518,68 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
 /* Takes the memory that the step needs, before anything is changed. On a device with memory of its
  * own, only Muon's products need any. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
-    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    mixp_result r = mixpi_crew_plan(opt);
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
                ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
-/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
-                              const mixpi_scaling *is) {
+/* Enters in the plan what this step does with its gradients. */
+static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
+                            const mixpi_scaling *is) {
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = mixpi_opt_room(opt);
-    int tallied;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
     plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
     plan->look_only = 0;
-    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
-    r = mixpi_tally_step(opt);
-    tallied = opt->tallied;
-    opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
+}
+
+/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
+                              const mixpi_scaling *is) {
+    mixp_result r = mixpi_opt_room(opt);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
+    /* A clip or a count of before holds only for the same gradients. */
+    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
+    mixpi_step_plan(opt, scaler, is);
+    r = mixpi_tally_step(opt);
+    const int tallied = opt->tallied;
+    opt->tallied = 0;
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
+    /* The device decides; the update, the averages and the counts follow its decision. */
     r = mixpi_opt_decide(opt, scaler, is);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->gather(opt);
+    if (r == MIXP_OK) r = mixpi_crew_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
-    if (r == MIXP_OK) mixpi_stepped(opt);
+    if (r == MIXP_OK) mixpi_step_done(opt);
+
     opt->clipped = 0;
     opt->views_summed = 0;
-    plan->loss = NULL;
+    opt->plan.loss = NULL;
     return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
-    mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
                                  "only measures",
                                  max_norm);
-    r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
+
+    /* One pass gathers the norm, another scales. */
     if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
@@ -27463,11 +27587,13 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     /* Unscaled views stay means until the update. */
     if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
         opt->views_summed = opt->ctx->generation;
-    for (i = 0; i < opt->count; i++) {
+
+    /* An optimizer that shares a gradient must look at it again. */
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
-        if (g) g->version++;    /* an optimizer that shares the gradient must look again */
+        if (g) g->version++;
     }
-    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
+    if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -27480,18 +27606,17 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
-    const mixpi_watcher *watcher;
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    watcher = mixpi_watcher_of(opt->ctx);
-    r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+
+    /* Without a scaler the step is the update. */
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
-    if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
-    if (r != MIXP_OK || !watcher) return r;
-    return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
+    if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
+    if (r != MIXP_OK) return r;
+    return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -27561,8 +27686,6 @@ static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
 }
 
 static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixpi_scaling is;
-    mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
@@ -27570,19 +27693,23 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
                                  "was called already; call it once, after the last mixp_backward "
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
-    r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    mixpi_scaling is;
+    mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
-    opt->tallied = 0;           /* an earlier step may have been abandoned */
+
+    /* Count the gradients while they are scaled. An earlier step may have been abandoned. */
+    opt->tallied = 0;
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                              scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
-    if (opt->shards) opt->ctx->crew->in_pieces(opt);
+    mixpi_crew_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -27595,7 +27722,6 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
@@ -27603,8 +27729,12 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
         if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY);    /* for the verdict */
         return r;
     }
+
+    /* May this scaler step these gradients? By which scale are they multiplied? */
+    mixpi_scaling is;
     r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
     mixpi_mark_used(scaler, opt);
@@ -27657,7 +27787,6 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
-    const mixpi_crew *crew = opt ? mixpi_crew_of(opt->ctx) : NULL;
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
@@ -27667,6 +27796,8 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
+
+    /* What became of the step. */
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
     v.applied = s.applied;
@@ -27676,6 +27807,8 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+
+    /* Why it was skipped. */
     v.loss_bad = s.loss_bad != 0;
     mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
@@ -27683,12 +27816,14 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf) return v;
+
+    /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
         v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
-    if (crew) crew->verdict(opt, &s, &v);
+    mixpi_crew_verdict(opt, &s, &v);
     return v;
 }
 
@@ -27726,38 +27861,38 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 }
 
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
-    const mixpi_watcher *watcher;
-    mixp_advance_args k;
-    mixp_context *ctx;
-    mixp_result r, watched;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) {
         scaler->epoch++;
         scaler->began = 0;
         return MIXP_OK;
     }
-    ctx = scaler->ctx;
+    mixp_context *ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ORDER,
             "mixp_scaler_update: no optimizer was "
             "stepped or unscaled since the last one; call mixp_scaler_step first");
+
+    /* The guard first: a skip that it cures does not lower the scale. */
+    mixp_advance_args k;
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    watcher = mixpi_watcher_of(ctx);
-    watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
-    r = MIXPI_STEP_RUN(scaler, advance, &k);
+    mixp_result watched = mixpi_watcher_updating(ctx, &k);
+    mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
+
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
-    r = mixpi_scaled_update(ctx);
+
+    r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
-    if (watcher && watched == MIXP_OK) watched = watcher->updated(ctx, scaler);
+    if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -27793,15 +27928,16 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
     mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (!ctx || r != MIXP_OK) return r;
+
+    /* Out of the context's list, and out of all that names it. */
     if (before == scaler) ctx->scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
     mixpi_optimizers_lose(scaler);
-    if (watcher) watcher->lose(ctx, scaler);
+    mixpi_watcher_lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }
@@ -27820,21 +27956,22 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     mixp_context *ctx = opt ? opt->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
     mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
-    int64_t i;
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_optimizer_free: the optimizer is in the middle of a step; "
                                  "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
+
+    /* Out of the context's list, and out of all that names it. */
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;
-        if (opt->shards) ctx->crew->left(p);
+        mixpi_crew_left(opt, p);
     }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
@@ -29873,12 +30010,6 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
         plan->items[i].e = s->items[i].e;
         plan->items[i].on_device = s->items[i].on_device;
     }
-}
-
-/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->busy(ctx, on) : 0;
 }
 
 /* The door of the ranks if they shard the states; otherwise NULL. */

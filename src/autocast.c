@@ -632,10 +632,9 @@ MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
 /* Returns the up-to-date low copy of a permanent tensor. There is one copy for each dtype, which
  * lasts as long as the tensor. */
 static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype) {
-    int which = dtype == MIXP_BF16;
+    const int which = dtype == MIXP_BF16;
     mixp_tensor *low = t->own.low[which];
-    int fresh = low && t->own.low_version[which] == t->version;
-    mixp_result r;
+    const int fresh = low && t->own.low_version[which] == t->version;
     if (!low) {
         low = mixpi_twin(t, dtype);
         if (low) low->data = mixpi_data_alloc(low);
@@ -649,8 +648,11 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
+
+    /* The weight was written since: convert it again. */
     ctx->cast_recorded |= ctx->capturing;
-    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
+    const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
+                                           t->count);
     if (r != MIXP_OK) return NULL;
     t->own.low_version[which] = t->version;
     return low;

@@ -393,13 +393,38 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     return m->look != NULL;
 }
 
+/* Handles: without ranks, or without sharded states, they do nothing. */
+static mixp_result mixpi_crew_enter(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK; }
+static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
+                                        const mixp_tensor *g)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL; }
+static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes)
+{ return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK; }
+static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r)
+{ if (opt->shards) opt->ctx->crew->placed(opt, p, r); }
+static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p)
+{ if (opt->shards) opt->ctx->crew->left(p); }
+static mixp_result mixpi_crew_send(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_gather(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_average(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK; }
+static void mixpi_crew_in_pieces(mixp_optimizer *opt)
+{ if (opt->shards) opt->ctx->crew->in_pieces(opt); }
+static mixp_result mixpi_crew_plan(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK; }
+static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
+                               mixp_verdict *v)
+{ if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v); }
+
 /* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (!opt->state || !mixpi_spike_start(opt)) return 0;
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
-    return !crew || crew->enter(opt) == MIXP_OK;
+    return mixpi_crew_enter(opt) == MIXP_OK;
 }
 
 /* The plan of every step. */
@@ -525,7 +550,7 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
-    if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
@@ -596,7 +621,6 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
 /* Can p be added? Reports the first problem. */
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
@@ -619,7 +643,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
-    else if (crew) wrong = crew->add_wrong(opt, p, g);
+    else wrong = mixpi_crew_add_wrong(opt, p, g);
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -832,17 +856,17 @@ static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
-    mixp_param_row *row;
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
                                  "step");
-    r = mixpi_add_check(opt, param, grad);
+    mixp_result r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
-    row = &opt->rows[opt->count];
+
+    /* Its row in the newest group. */
+    mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;
     row->weight_dtype = param->dtype;
@@ -852,15 +876,20 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     mixpi_row_kinds(opt, param, row);
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
-    opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
+
+    /* Its states, wherever they belong, and its master weight. */
+    opt->slots[opt->count].param = param;
+    opt->slots[opt->count].grad = grad;
     r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
     if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
-    if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    if (r == MIXP_OK) opt->rows_changed = 1;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    opt->count += r == MIXP_OK;
     param->own.optimizers += r == MIXP_OK;
-    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
+    mixpi_crew_placed(opt, param, r);
     return r;
 }
 

@@ -108,12 +108,6 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
-/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->busy(ctx, on) : 0;
-}
-
 /* The door of the ranks if they shard the states; otherwise NULL. */
 static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
     const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);

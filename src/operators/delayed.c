@@ -232,7 +232,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
 }
 
 /* After an update of an optimizer, also a skipped one: new scales. */
-static mixp_result mixpi_scaled_update(mixp_context *ctx) {
+static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
     const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
     if (!mixpi_scaled_on(ctx)) return MIXP_OK;

@@ -169,7 +169,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
-    if (r == MIXP_OK && opt->shards && !opt->swapped) r = opt->ctx->crew->average(opt);
+    if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;

@@ -3,12 +3,6 @@
 #include "../tensors/buffers.c"
 /* --- buffers at an update ------------------------------------------------------------------- */
 
-/* Buffers that ranks share travel first, so that what a skipped step wrote leaves no rank. */
-static mixp_result mixpi_buffers_share(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->share_buffers(ctx) : MIXP_OK;
-}
-
 static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
                                             const int32_t *flag) {
     mixp_result r = MIXP_OK;
@@ -23,10 +17,10 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
 static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_restore_args k;
-    mixp_result r;
-    memset(&k, 0, sizeof k);
     if (!ctx->buffers.all.count) return MIXP_OK;
-    r = mixpi_buffers_share(ctx);
+
+    memset(&k, 0, sizeof k);
+    mixp_result r = mixpi_crew_share_buffers(ctx);
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
     mixpi_window_end(ctx);
@@ -40,14 +34,15 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
-    mixp_optimizer *opt = scaler->checked;
     mixp_restore_args k;
-    mixp_result r;
-    memset(&k, 0, sizeof k);
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    r = mixpi_buffers_share(ctx);
+    /* Shared buffers travel first, so that what a skipped step wrote leaves no rank. */
+    memset(&k, 0, sizeof k);
+    mixp_result r = mixpi_crew_share_buffers(ctx);
+
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
+    mixp_optimizer *opt = scaler->checked;
     for (; mixpi_is_checked(scaler, opt); opt = opt->next_checked)
         if (r == MIXP_OK && mixpi_stage(opt) == MIXPI_STEPPED)
             r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);

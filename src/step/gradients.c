@@ -19,10 +19,9 @@ static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
  * come. Sends them once, so that the memory of the host's copy is there before a step changes
  * anything. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    if (opt->tallies >= opt->count) return MIXP_OK;
     const size_t n = (size_t)(opt->tallies ? opt->capacity : opt->count);
     const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
-    mixp_result r = MIXP_OK;
-    if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
     opt->tally_step = opt->tally_here = 0;
     opt->lost_copy = (mixp_lost *)mixpi_opt_host(opt, bytes);
@@ -30,6 +29,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+
+    mixp_result r = MIXP_OK;
     if (opt->ctx->device->post && !opt->ctx->capturing) {
         opt->ctx->tally_of = NULL;
         r = mixpi_tally_send(opt, bytes);
@@ -75,16 +76,18 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int watched = mixpi_watched(opt->ctx);
     const int due = opt->tally_due || (watched & MIXPI_SAMPLED);
     mixp_result r = MIXP_OK;
-    int64_t i;
     /* Parameters may have been added since the request. */
     if (due || (watched & MIXPI_WATCHED)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
+
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+
+    /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
     if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
     if (opt->ctx->capturing) opt->tally_recorded = 1;
-    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
@@ -151,18 +154,19 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
-    int64_t first, last, k;
     if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
-    first = i < 0 ? 0 : i;
-    last = i < 0 ? opt->count : i + 1;
+    const int64_t first = i < 0 ? 0 : i;
+    int64_t last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
     out->name = i < 0 ? "" : opt->slots[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
+
+    /* Parameters added later were not counted. */
     if (mixpi_tally_fetch(opt) != MIXP_OK) return 0;
-    last = mixpi_min(last, opt->tallies);   /* later parameters were not counted */
-    for (k = first; k < last; k++) {
+    last = mixpi_min(last, opt->tallies);
+    for (int64_t k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
         out->lost.updates += opt->lost_copy[k].updates;
         out->lost.lost += opt->lost_copy[k].lost;
@@ -214,19 +218,30 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
 /* Number of gradients of each kind. */
 typedef struct mixpi_mark_count { int64_t as_is, unscaled, scaled; } mixpi_mark_count;
 
+/* Returns what is wrong with the gradients as a whole, or NULL. */
+static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark_count *n) {
+    const int is_true = n->as_is + n->unscaled > 0;
+    if (is_true && n->scaled)
+        return "and others differ: some gradients are scaled, others are not; treat all gradients "
+               "of an optimizer alike";
+    if (n->as_is && !n->unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
+        return "comes from a loss that was not scaled; call mixp_backward on "
+               "mixp_scaler_scale(scaler, loss), not on the loss";
+    return NULL;
+}
+
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
 static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
                                     const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
+    const int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
-    int64_t i;
-    int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     out->at = now;
-    for (i = 0; i < opt->count && !wrong; i++) {
-        mixpi_mark m;
+
+    for (int64_t i = 0; i < opt->count && !wrong; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        m = mixpi_mark_of(&opt->slots[i]);
+        mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
         if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
@@ -235,19 +250,17 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
+
+        /* A scaled one: all have the same scale. An unknown gradient has today's. */
         if (m.kind == MIXPI_MARK_NONE) m.at = now;
         if (n.scaled++ && m.at != out->at)
             wrong = "has another scale than the gradients before it; step those before "
                     "mixp_scaler_update, or use separate optimizers";
         out->at = m.at;
     }
+
     out->is_true = n.as_is + n.unscaled > 0;
-    if (!wrong && out->is_true && n.scaled)
-        wrong = "and others differ: some gradients are scaled, others are not; treat all gradients "
-                "of an optimizer alike";
-    if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
-        wrong = "comes from a loss that was not scaled; call mixp_backward on "
-                "mixp_scaler_scale(scaler, loss), not on the loss";
+    if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
                              who, name, wrong);
@@ -256,16 +269,15 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
 static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
                                    const char *instead) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        mixpi_mark m;
+    for (int64_t i = 0; i < opt->count; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
-        m = mixpi_mark_of(&opt->slots[i]);
+        const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
+        const char *name = opt->slots[i].param->name;
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "
                                      "freed; call mixp_zero_grad, and start again",
-                                     who, opt->slots[i].param->name);
+                                     who, name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: this optimizer's step is over; in the next step, call "
@@ -275,7 +287,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' is still "
                                      "multiplied by the loss scale; call %s",
-                                     who, opt->slots[i].param->name, instead);
+                                     who, name, instead);
     }
     return MIXP_OK;
 }

@@ -37,8 +37,7 @@ static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
 /* Fails if walks add to a gradient that no optimizer uses and nothing clears: it grows without
  * bound. */
 static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
-    const mixp_tensor *t;
-    for (t = opt->ctx->tensors; t; t = t->own.next) {
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         const mixp_tensor *g = mixpi_lone_grad(t);
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
@@ -52,12 +51,11 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
 }
 
 /* Remembers, after an update, what the checks of the next step compare with. */
-static void mixpi_stepped(mixp_optimizer *opt) {
-    const mixp_tensor *t;
+static void mixpi_step_done(mixp_optimizer *opt) {
     opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->calls_made;
     opt->ctx->update_recorded |= opt->ctx->capturing;
-    for (t = opt->ctx->tensors; t; t = t->own.next) {
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
         g->own.walks_then = g->own.walks;
@@ -82,7 +80,7 @@ static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale,
 
 /* Decides whether the step is applied, after a look if the decision needs one. */
 static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
-                                     const mixpi_scaling *is) {
+                                    const mixpi_scaling *is) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
     const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
@@ -94,59 +92,68 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
 /* Takes the memory that the step needs, before anything is changed. On a device with memory of its
  * own, only Muon's products need any. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
-    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    mixp_result r = mixpi_crew_plan(opt);
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
                ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
-/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
-                              const mixpi_scaling *is) {
+/* Enters in the plan what this step does with its gradients. */
+static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
+                            const mixpi_scaling *is) {
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = mixpi_opt_room(opt);
-    int tallied;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
     plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
     plan->look_only = 0;
-    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
-    r = mixpi_tally_step(opt);
-    tallied = opt->tallied;
-    opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
+}
+
+/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
+                              const mixpi_scaling *is) {
+    mixp_result r = mixpi_opt_room(opt);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
+    /* A clip or a count of before holds only for the same gradients. */
+    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
+    mixpi_step_plan(opt, scaler, is);
+    r = mixpi_tally_step(opt);
+    const int tallied = opt->tallied;
+    opt->tallied = 0;
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
+    /* The device decides; the update, the averages and the counts follow its decision. */
     r = mixpi_opt_decide(opt, scaler, is);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->gather(opt);
+    if (r == MIXP_OK) r = mixpi_crew_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
-    if (r == MIXP_OK) mixpi_stepped(opt);
+    if (r == MIXP_OK) mixpi_step_done(opt);
+
     opt->clipped = 0;
     opt->views_summed = 0;
-    plan->loss = NULL;
+    opt->plan.loss = NULL;
     return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
-    mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
                                  "only measures",
                                  max_norm);
-    r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
+
+    /* One pass gathers the norm, another scales. */
     if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
@@ -154,11 +161,13 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     /* Unscaled views stay means until the update. */
     if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
         opt->views_summed = opt->ctx->generation;
-    for (i = 0; i < opt->count; i++) {
+
+    /* An optimizer that shares a gradient must look at it again. */
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
-        if (g) g->version++;    /* an optimizer that shares the gradient must look again */
+        if (g) g->version++;
     }
-    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
+    if (r == MIXP_OK) mixpi_crew_in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -171,18 +180,17 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
-    const mixpi_watcher *watcher;
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    watcher = mixpi_watcher_of(opt->ctx);
-    r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+
+    /* Without a scaler the step is the update. */
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
-    if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
-    if (r != MIXP_OK || !watcher) return r;
-    return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
+    if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
+    if (r != MIXP_OK) return r;
+    return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -252,8 +260,6 @@ static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
 }
 
 static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixpi_scaling is;
-    mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
@@ -261,19 +267,23 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
                                  "was called already; call it once, after the last mixp_backward "
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
-    r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    mixpi_scaling is;
+    mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
-    opt->tallied = 0;           /* an earlier step may have been abandoned */
+
+    /* Count the gradients while they are scaled. An earlier step may have been abandoned. */
+    opt->tallied = 0;
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                              scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
-    if (opt->shards) opt->ctx->crew->in_pieces(opt);
+    mixpi_crew_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -286,7 +296,6 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
 }
 
 static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
-    mixpi_scaling is;
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
@@ -294,8 +303,12 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
         if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY);    /* for the verdict */
         return r;
     }
+
+    /* May this scaler step these gradients? By which scale are they multiplied? */
+    mixpi_scaling is;
     r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
     mixpi_mark_used(scaler, opt);
@@ -348,7 +361,6 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
-    const mixpi_crew *crew = opt ? mixpi_crew_of(opt->ctx) : NULL;
     mixp_step_state s;
     mixp_verdict v;
     memset(&v, 0, sizeof v);
@@ -358,6 +370,8 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (!opt) return v;
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
+
+    /* What became of the step. */
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
     v.applied = s.applied;
@@ -367,6 +381,8 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+
+    /* Why it was skipped. */
     v.loss_bad = s.loss_bad != 0;
     mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
@@ -374,12 +390,14 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf) return v;
+
+    /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
         v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
         v.bad_element = s.stats.bad_element;
         v.bad_is_nan = s.stats.bad_is_nan;
     }
-    if (crew) crew->verdict(opt, &s, &v);
+    mixpi_crew_verdict(opt, &s, &v);
     return v;
 }
 
@@ -417,38 +435,38 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
 }
 
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
-    const mixpi_watcher *watcher;
-    mixp_advance_args k;
-    mixp_context *ctx;
-    mixp_result r, watched;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) {
         scaler->epoch++;
         scaler->began = 0;
         return MIXP_OK;
     }
-    ctx = scaler->ctx;
+    mixp_context *ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ORDER,
             "mixp_scaler_update: no optimizer was "
             "stepped or unscaled since the last one; call mixp_scaler_step first");
+
+    /* The guard first: a skip that it cures does not lower the scale. */
+    mixp_advance_args k;
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    watcher = mixpi_watcher_of(ctx);
-    watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
-    r = MIXPI_STEP_RUN(scaler, advance, &k);
+    mixp_result watched = mixpi_watcher_updating(ctx, &k);
+    mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
+
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
-    r = mixpi_scaled_update(ctx);
+
+    r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
-    if (watcher && watched == MIXP_OK) watched = watcher->updated(ctx, scaler);
+    if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -484,15 +502,16 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
     mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (!ctx || r != MIXP_OK) return r;
+
+    /* Out of the context's list, and out of all that names it. */
     if (before == scaler) ctx->scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
     mixpi_optimizers_lose(scaler);
-    if (watcher) watcher->lose(ctx, scaler);
+    mixpi_watcher_lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }
@@ -511,21 +530,22 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     mixp_context *ctx = opt ? opt->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
     mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
-    int64_t i;
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_optimizer_free: the optimizer is in the middle of a step; "
                                  "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
+
+    /* Out of the context's list, and out of all that names it. */
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;
-        if (opt->shards) ctx->crew->left(p);
+        mixpi_crew_left(opt, p);
     }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);

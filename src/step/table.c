@@ -82,7 +82,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
 
 static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->send(opt);
+    if (r == MIXP_OK) r = mixpi_crew_send(opt);
     if (r != MIXP_OK) return r;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
@@ -103,51 +103,54 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     }
 }
 
-/* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
- * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
- * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
-static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(opt->ctx);
-    const int brought = opt->ctx->capturing || opt->ctx->graphs;
-    uint64_t graded = 1469598103934665603u;
-    int64_t i, active = 0;
-    mixp_result r;
-    if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
-        return MIXP_ERR_ORDER;
-    if (brought) opt->rows_changed = 1;
-    for (i = 0; i < opt->count; i++) {
-        mixp_param_row now = mixpi_row_now(opt, i);
-        active += now.active != 0;
-        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
-        /* Padding may differ although the fields agree; the cost is one more upload. */
-        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
-        opt->rows[i] = now;
-        if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK)
-            return mixpi_crew_stop(opt->ctx, MIXP_ERR_DEVICE);
-    }
+/* Reports an optimizer without a gradient. */
+static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: no parameter was added to this optimizer: call "
                                  "mixp_optimizer_add for each parameter, before the loop",
                                  who);
-    if (!active)
-        return mixp_context_fail(
-            opt->ctx, MIXP_ERR_ORDER,
-            "%s: no parameter of this optimizer has a "
-            "gradient; %s",
-            who, opt->cleared_in == opt->ctx->generation
-                     ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-                       "before mixp_backward"
-                     : "call mixp_backward first, on a loss that depends on a parameter");
+    return mixp_context_fail(
+        opt->ctx, MIXP_ERR_ORDER,
+        "%s: no parameter of this optimizer has a "
+        "gradient; %s",
+        who, opt->cleared_in == opt->ctx->generation
+                 ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+                   "before mixp_backward"
+                 : "call mixp_backward first, on a loss that depends on a parameter");
+}
+
+/* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
+ * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
+ * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
+static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    mixp_context *ctx = opt->ctx;
+    if (opt->swapped) return mixpi_need_weights(opt, who);
+    if (ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
+    const int brought = ctx->capturing || ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
+    int64_t active = 0;
+    if (brought) opt->rows_changed = 1;
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_param_row now = mixpi_row_now(opt, i);
+        active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
+        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
+        opt->rows[i] = now;
+        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+    }
+    if (!active) return mixpi_nothing_to_step(opt, who);
+
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
+    opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
-    r = mixpi_rows_send(opt);
+    const mixp_result r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
-    return mixpi_crew_stop(opt->ctx, r);
+    return mixpi_crew_stop(ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"

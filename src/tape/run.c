@@ -21,10 +21,7 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
 }
 
 /* Must the operator store f32 inside its call? Only a guard says so. */
-static int mixpi_call_is_wide(const mixp_call *c) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    return watcher && watcher->is_wide(c);
-}
+static int mixpi_call_is_wide(const mixp_call *c) { return mixpi_watcher_is_wide(c); }
 
 /* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
  * site by t and by its result. */
@@ -36,11 +33,14 @@ static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
     return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
 }
 
-/* Has the user pinned the operator's site? */
-static int mixpi_call_is_pinned(const mixp_call *c) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
-    return watcher && watcher->is_pinned(c);
+/* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
+static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    return e->site && mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
+
+/* Has the user pinned the operator's site? */
+static int mixpi_call_is_pinned(const mixp_call *c) { return mixpi_watcher_is_pinned(c); }
 
 /* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
 static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
@@ -89,17 +89,15 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
 static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixp_tensor *out = c->out;
     const mixp_tensor *first = c->in[0];
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixp_dtype natural = out->dtype;
     if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
     else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
     out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    if (watcher) watcher->choose(c, cls);
+    mixpi_watcher_choose(c, cls);
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
                                          mixp_autocast region) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
@@ -111,7 +109,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return MIXP_OK;
     }
     if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
-    else if (mixpi_is_cast(c->op) && watcher) watcher->choose(c, MIXP_CLASS_KEEP);
+    else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -120,23 +118,28 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
 static mixp_result mixpi_run_forward(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     const uint64_t generation = ctx->generation;
-    mixp_autocast region = mixp_autocast_current(ctx);
-    mixp_op_class cls = mixpi_class_of(ctx, c->op);
-    mixp_result r = MIXP_OK;
+    const mixp_autocast region = mixp_autocast_current(ctx);
+    const mixp_op_class cls = mixpi_class_of(ctx, c->op);
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
                                  "%s is unsafe in low precision: use %s, or run "
                                  "it in a region of MIXP_F32",
                                  c->op->name,
                                  c->op->instead ? c->op->instead : "another operator");
+
+    /* Autocast: the inputs get the dtype of the operator's class. */
+    mixp_result r = MIXP_OK;
     if (cls == MIXP_CLASS_ALL_F32) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
     if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+
+    /* infer says the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);
+
     if (r == MIXP_OK) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_real(c->out->dtype)) return r;
@@ -209,38 +212,44 @@ static void mixpi_note_maker(mixpi_tape_entry *e) {
     c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
 }
 
-static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                mixp_tensor *const *in, int required, const void *attrs) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    mixpi_tape_entry *e;
-    uint64_t told = ctx ? ctx->told : 0;
-    mixp_result r;
-    int i, grad = 0;
-    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
-        return NULL;
-    if (!mixpi_casting_of(ctx)) return NULL;
-    e = mixpi_entry_new(ctx, op, n_in, in, attrs);
-    if (!e) return NULL;
-    ctx->calls_made++;
-    if (watcher) e->site = watcher->enter(ctx, op, n_in, e->call.in);
-    if (ctx->told != told) return NULL;     /* no memory for the site */
-    r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    if (watcher && e->site) r = watcher->stored(e, in);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    for (i = 0; i < n_in; i++) {
-        if (in[i]) mixpi_origin(in[i])->own.read_in = ctx->generation;
+/* Which inputs need a gradient? Returns 1 if any does. */
+static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    int grad = 0;
+    for (int i = 0; i < e->call.n_in; i++) {
+        if (given[i]) mixpi_origin(given[i])->own.read_in = e->call.ctx->generation;
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
         grad |= !e->inputs[i];
     }
+    return grad;
+}
+
+static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                mixp_tensor *const *in, int required, const void *attrs) {
+    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
+    if (!mixpi_casting_of(ctx)) return NULL;
+    const uint64_t told = ctx->told;
+    mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
+    if (!e) return NULL;
+    ctx->calls_made++;
+    e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
+    if (ctx->told != told) return NULL;     /* no memory for the site */
+
+    /* Run it, and show the guard what it stored. */
+    mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    r = mixpi_watcher_stored(e, in);
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+
+    /* Record it, if a gradient will flow back. */
+    const int grad = mixpi_note_inputs(e, in);
     mixpi_note_maker(e);
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
         mixpi_record_call(e);
-    else {
-        if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
-        mixpi_note_cut(e, grad);
-        mixpi_list_unrecorded(e);
+        return e->call.out;
     }
+    if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
+    mixpi_note_cut(e, grad);
+    mixpi_list_unrecorded(e);
     return e->call.out;
 }
 

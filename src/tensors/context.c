@@ -121,7 +121,6 @@ static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
@@ -140,7 +139,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->capturing = r == MIXP_OK;
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capturing && watcher) watcher->captured(ctx);
+    if (ctx->capturing) mixpi_watcher_captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
@@ -202,9 +201,6 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->averaged)
@@ -217,17 +213,20 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: a linear has met delayed scaling since the graph "
                                  "was recorded, and the graph would not advance its history; "
                                  "record the step again");
-    if (watcher) r = watcher->replayed(ctx);
+
+    /* Count the step as an ordinary one. */
+    mixp_result r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK && crew ? crew->replayed(ctx) : r;
+    return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the

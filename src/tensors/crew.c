@@ -69,6 +69,39 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #endif
 }
 
+/* --- handles: without ranks they do nothing --- *
+ *
+ * Each handle has the name of its member, so that a search for the name finds both.
+ */
+static mixp_result mixpi_crew_walk_begin(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK; }
+static mixp_result mixpi_crew_walk_end(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_replayed(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK; }
+static mixp_result mixpi_crew_share_buffers(mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK; }
+static void mixpi_crew_end(mixp_context *ctx, const char *why)
+{ if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why); }
+static void mixpi_crew_lose(mixp_context *ctx, const void *scaler)
+{ if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler); }
+/* Drops the gradients that ranks hold back for a later walk. */
+static void mixpi_crew_forget(mixp_context *ctx)
+{ if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx); }
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on)
+{ return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0; }
+/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
+ * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words)
+{ return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK; }
+static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who)
+{ return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK; }
+
 /* Parts of a batch that one step processes, one for each rank. */
 static uint64_t mixpi_world(const mixp_context *ctx)
 { return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
@@ -87,8 +120,7 @@ static int mixpi_is_sharded(const mixp_context *ctx)
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    if (r != MIXP_OK && crew) crew->end(ctx, ctx->message);
+    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->message);
     return r;
 }
 
@@ -97,19 +129,6 @@ static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
     const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
     return alone ? mixpi_crew_stop(ctx, r) : r;
-}
-
-/* Drops the gradients that ranks hold back for a later walk. */
-static void mixpi_crew_forget(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    if (crew) crew->forget(ctx);
-}
-
-/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
- * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
-static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->share(ctx, table, words) : MIXP_OK;
 }
 
 /* Does t still own its memory? */
@@ -124,10 +143,7 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
 
 /* Does t still own its memory, and is all of it here? */
 static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
-    const mixpi_crew *crew;
-    mixp_result r = mixpi_tensor_there(t, who);
-    if (r != MIXP_OK || !t->own.ranks.in_pieces) return r;
-    crew = mixpi_crew_of(t->ctx);
-    return crew ? crew->lack(t, who) : MIXP_OK;
+    const mixp_result r = mixpi_tensor_there(t, who);
+    return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
 

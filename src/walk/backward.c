@@ -4,6 +4,7 @@
 
 /* Can loss be walked back? Reports the reason if not. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the loss is of an earlier step, and %s has "
@@ -16,6 +17,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
             "mean or sum first",
             loss ? "" : ", not NULL");
     if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* Was it recorded, in a step that trains, and not yet walked back? */
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it comes from "
@@ -35,8 +38,32 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     return MIXP_OK;
 }
 
+/* The gradient of the loss with respect to itself, 1, from which the walk starts. */
+static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
+    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    mixp_tensor *g = mixpi_grad_buffer(loss);
+    if (!g) return MIXP_ERR_MEMORY;
+
+    g->own.mark = as_it_is;
+    loss->own.pending = loss->own.walked = ctx->walking = 1;
+    mixpi_unscaled_begin(ctx);
+    mixpi_regions_trained(ctx);
+    return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
+}
+
+/* Walks back one entry, if a gradient has reached its result. */
+static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
+    mixp_result r = MIXP_OK;
+    if (e->call.out->own.pending) {
+        r = mixpi_rerun_enter(e);
+        if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
+    }
+    mixpi_rerun_leave(e);
+    return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
+}
+
 /* Ends a walk with result r. */
-static void mixpi_walked(mixp_context *ctx, mixp_result r) {
+static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
     ctx->walking = 0;
     if (r == MIXP_OK) ctx->walked_in = ctx->generation;
     if (r != MIXP_OK) mixpi_crew_forget(ctx);
@@ -44,37 +71,24 @@ static void mixpi_walked(mixp_context *ctx, mixp_result r) {
 }
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
-    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixpi_tape_entry *e;
-    mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
-    int opened;
-    if (r == MIXP_OK && crew) r = crew->walk_begin(ctx);
+    if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
-    g = mixpi_grad_buffer(loss);
-    if (!g) return mixpi_crew_stop(ctx, MIXP_ERR_MEMORY);
-    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
-    g->own.mark = as_it_is;
-    loss->own.pending = loss->own.walked = ctx->walking = 1;
-    mixpi_unscaled_begin(ctx);
-    mixpi_regions_trained(ctx);
-    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
+    r = mixpi_walk_start(ctx, loss);
+    if (r == MIXP_ERR_MEMORY && !ctx->walking) return mixpi_crew_stop(ctx, r);
+
+    /* A user's backward may apply operators: they run in a region of the walk's own. */
+    const int opened = mixpi_regions_open(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
-        if (e->call.out->own.pending) {
-            r = mixpi_rerun_enter(e);
-            if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
-        }
-        mixpi_rerun_leave(e);
-        if (r == MIXP_OK && crew) r = crew->walk_passed(ctx, &e->call);
-    }
+    for (mixpi_tape_entry *e = ctx->tape; e && r == MIXP_OK; e = e->older)
+        r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
-    if (r == MIXP_OK && crew) r = crew->walk_end(ctx);
+
+    /* The ranks' sums are in place before anyone reads a gradient. */
+    if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
-    mixpi_walked(ctx, r);
-    if (watcher) watcher->walked(ctx);
+    mixpi_walk_stop(ctx, r);
+    mixpi_watcher_walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 

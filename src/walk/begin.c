@@ -4,19 +4,18 @@
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (ctx->walking && crew) crew->end(ctx, "an exception has left mixp_backward");
-    if (ctx->walking) mixpi_walked(ctx, MIXP_ERR_ORDER);
+    if (!ctx->walking) return;
+    mixpi_crew_end(ctx, "an exception has left mixp_backward");
+    mixpi_walk_stop(ctx, MIXP_ERR_ORDER);
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
-    mixp_result r = mixpi_regions_check(ctx);
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    const mixp_result watched =
-        mixpi_crew_stop_alone(ctx, watcher ? watcher->begin(ctx) : MIXP_OK);
-    if (r == MIXP_OK) r = watched;
+    const mixp_result regions = mixpi_regions_check(ctx);
+    const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
+
+    /* Recycle the activations and their records, and forget what the step before recorded. */
     mixpi_arena_reset(&ctx->host);
     mixpi_arena_reset(&ctx->dev);
     mixpi_records_turn(ctx);
@@ -25,21 +24,21 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->in_block = MIXPI_BLOCK_NONE;
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
+
     ctx->generation++;
     mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
-    return r;
+    return regions != MIXP_OK ? regions : watched;
 }
 
 /* A step begins, at the caller's stack address `frame`. */
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
-    int before;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
     ctx->refused = ctx->inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
-    before = mixpi_enter(ctx);
+    const int before = mixpi_enter(ctx);
     ctx->evaluates = evaluates;
     return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
 }

@@ -57,10 +57,7 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    const mixpi_crew *crew = mixpi_crew_of(c->ctx);
     mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
-    mixp_result r = MIXP_OK;
-    int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                           "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
@@ -68,20 +65,26 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
         return NULL;
     }
     if (!mixp_call_wants(c, i)) return NULL;
-    laid = t->own.from_tape && t->own.grad && t->own.grad->data;    /* backward has set it */
-    if (crew && !t->own.from_tape && !t->grad) r = crew->walk_opens(c->ctx, t);
+
+    /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
+    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data;  /* set by backward */
+    mixp_result r = MIXP_OK;
+    if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
     if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {
         mixpi_entry(c)->lacks = r;
         return NULL;
     }
+
+    /* In host memory a probe shows afterwards whether backward has written it. */
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_ASKED;
     if (!*accumulate && !laid && !c->ctx->device->download) {
         mixpi_probe_set(g);
         mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_PROBED;
     }
+
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
     if (t->own.from_tape) return g;

@@ -6,22 +6,28 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
+
+    /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
-    out->grad = g; out->own.pending = 0;
-    if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
+    out->grad = g;
+    out->own.pending = 0;
+    if (r == MIXP_OK) r = mixpi_watcher_gradient(ctx, site, g);
     if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
+
+    /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
     if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK && watcher) r = watcher->leaves(c, site);
+    if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK && ctx->told == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
+
+    /* Its memory goes back to the arena, if the user has not asked to keep it. */
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
