@@ -150,8 +150,13 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            all SIMD same    close
  *
- * The first row holds under any flags, rounding mode and FTZ/DAZ. For + - * / the table covers the
- * forward pass.
+ * The first row holds under any flags, rounding mode and FTZ/DAZ. The first column holds in each
+ * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.
+ * For + - * / the table covers the forward pass.
+ *
+ * Exceptions that a host lets trap (feenableexcept, -ffpe-trap) do not trap in a call of mixprec,
+ * on x86-64 and AArch64: an overflow of f16 is an ordinary event of loss scaling. They do trap
+ * where your own code computes with an Inf or NaN that a call returned.
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
@@ -6275,6 +6280,62 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     }
 }
 
+/* --- the floating-point mode of a thread ------------------------------------------------- *
+ *
+ * One register says how a thread rounds, whether it flushes subnormals, and which exceptions trap.
+ * A host may let them trap (feenableexcept, -ffpe-trap). Loss scaling overflows by design, so
+ * kernels run with traps off. All threads of a loop run in the mode of the thread that called.
+ * Without such a register here (neither x86 nor AArch64), all three functions do nothing.
+ */
+#if (defined(__GNUC__) && defined(__SSE__) && !defined(__TINYC__)) || defined(_M_X64)
+typedef unsigned mixpi_float_mode;
+#  define MIXPI_FLOAT_TRAPS 0x1F80u     /* MXCSR: a trap is masked where its bit is 1      */
+#  define MIXPI_FLOAT_FLAGS 0x3Fu       /* exceptions met so far                           */
+#  if defined(_M_X64) && !defined(__GNUC__)
+#    include <xmmintrin.h>
+static mixpi_float_mode mixpi_float_get(void) { return _mm_getcsr(); }
+static void mixpi_float_set(mixpi_float_mode m) { _mm_setcsr(m); }
+#  else
+static mixpi_float_mode mixpi_float_get(void) { return __builtin_ia32_stmxcsr(); }
+static void mixpi_float_set(mixpi_float_mode m) { __builtin_ia32_ldmxcsr(m); }
+#  endif
+static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) { return m | MIXPI_FLOAT_TRAPS; }
+#elif defined(__GNUC__) && defined(__aarch64__)
+typedef uint64_t mixpi_float_mode;
+#  define MIXPI_FLOAT_TRAPS 0x9F00u     /* FPCR: an exception traps where its bit is 1     */
+#  define MIXPI_FLOAT_FLAGS 0u
+static mixpi_float_mode mixpi_float_get(void) {
+    mixpi_float_mode m;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(m));
+    return m;
+}
+static void mixpi_float_set(mixpi_float_mode m) { __asm__ __volatile__("msr fpcr, %0" : : "r"(m)); }
+static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m)
+{ return m & ~(mixpi_float_mode)MIXPI_FLOAT_TRAPS; }
+#else
+typedef unsigned mixpi_float_mode;
+#  define MIXPI_FLOAT_FLAGS 0u
+static mixpi_float_mode mixpi_float_get(void) { return 0; }
+static void mixpi_float_set(mixpi_float_mode m) { (void)m; }
+static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) { return m; }
+#endif
+
+/* Sets the thread to a mode, unless it is in it. Returns what it was, for mixpi_float_leave. */
+static mixpi_float_mode mixpi_float_enter(mixpi_float_mode to) {
+    const mixpi_float_mode was = mixpi_float_get();
+    if ((was ^ to) & ~(mixpi_float_mode)MIXPI_FLOAT_FLAGS) mixpi_float_set(to);
+    return was;
+}
+
+/* Sets the thread back. Exceptions that would have trapped leave no flag. */
+static void mixpi_float_leave(mixpi_float_mode was) { (void)mixpi_float_enter(was); }
+
+/* Lets no exception of this thread trap. Returns what it was, for mixpi_float_leave. */
+static mixpi_float_mode mixpi_float_calm(void) {
+    const mixpi_float_mode was = mixpi_float_get(), to = mixpi_float_untrapped(was);
+    if (was != to) mixpi_float_set(to);
+    return was;
+}
 /* ==== 4. KERNELS (implementation) =====================================================
  *
  * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
@@ -6303,14 +6364,32 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
 static int mixpi_workers(const mixp_exec *x, int64_t work)
 { return x->parallel && x->threads > 1 && work >= x->least_work ? x->threads : 1; }
 
+/* The tasks of a loop, and the floating-point mode in which all threads run them. */
+typedef struct mixpi_loop {
+    mixp_task        task;
+    void            *arg;
+    mixpi_float_mode mode;
+} mixpi_loop;
+
+static void mixpi_loop_task(void *arg, int64_t index, int worker) {
+    const mixpi_loop *loop = (const mixpi_loop *)arg;
+    const mixpi_float_mode was = mixpi_float_enter(loop->mode);
+    loop->task(loop->arg, index, worker);
+    mixpi_float_leave(was);
+}
+
 static void mixpi_parallel(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
                            void *arg) {
+    const mixpi_float_mode was = mixpi_float_calm();
     int64_t i;
     if (tasks > 1 && mixpi_workers(x, work) > 1) {
-        x->parallel(x->user, tasks, task, arg);
-        return;
-    }
-    for (i = 0; i < tasks; i++) task(arg, i, 0);
+        mixpi_loop loop;
+        loop.task = task;
+        loop.arg = arg;
+        loop.mode = mixpi_float_untrapped(was);
+        x->parallel(x->user, tasks, mixpi_loop_task, &loop);
+    } else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    mixpi_float_leave(was);
 }
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
@@ -14944,6 +15023,7 @@ struct mixp_context {
     int            refused;     /* 1: a step was refused because operators or hooks were running */
     int            walking;     /* 1: a walk back is running                               */
     int            depth;       /* nesting of calls: on_error waits for the outermost one  */
+    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
     int            untold;      /* 1: on_error has not yet received the error              */
     int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
@@ -15084,13 +15164,18 @@ MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
 { return ctx ? ctx->warning : ""; }
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
- * mixpi_leave calls them only when the outermost such call returns. Returns the `before` argument
- * of mixpi_leave. */
-static int mixpi_enter(mixp_context *ctx) { return ctx ? ctx->depth++ : 0; }
+ * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
+ * traps meanwhile. Returns the `before` argument of mixpi_leave. */
+static int mixpi_enter(mixp_context *ctx) {
+    if (!ctx) return 0;
+    if (!ctx->depth) ctx->float_mode = mixpi_float_calm();
+    return ctx->depth++;
+}
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->depth = before;
+    if (!before) mixpi_float_leave(ctx->float_mode);
     if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
     if (!before && ctx->untold) mixpi_tell(ctx);
     return r;
@@ -19179,6 +19264,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
+    if (ctx->depth) mixpi_float_leave(ctx->float_mode);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
     if (!ctx->walking) return;

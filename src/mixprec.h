@@ -48,6 +48,7 @@ extern "C" {
 MIXPI_SMALL_BEGIN
 #include "results.c"
 #include "formats.c"
+#include "cpu/float_mode.c"
 #include "cpu/shared.c"
 #include "cpu/machine.c"
 #include "cpu/parts.c"

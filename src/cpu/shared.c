@@ -1,6 +1,7 @@
 #pragma once
 #include "../kernels.h"
 #include "../formats.c"
+#include "float_mode.c"
 /* ==== 4. KERNELS (implementation) =====================================================
  *
  * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
@@ -29,14 +30,32 @@
 static int mixpi_workers(const mixp_exec *x, int64_t work)
 { return x->parallel && x->threads > 1 && work >= x->least_work ? x->threads : 1; }
 
+/* The tasks of a loop, and the floating-point mode in which all threads run them. */
+typedef struct mixpi_loop {
+    mixp_task        task;
+    void            *arg;
+    mixpi_float_mode mode;
+} mixpi_loop;
+
+static void mixpi_loop_task(void *arg, int64_t index, int worker) {
+    const mixpi_loop *loop = (const mixpi_loop *)arg;
+    const mixpi_float_mode was = mixpi_float_enter(loop->mode);
+    loop->task(loop->arg, index, worker);
+    mixpi_float_leave(was);
+}
+
 static void mixpi_parallel(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
                            void *arg) {
+    const mixpi_float_mode was = mixpi_float_calm();
     int64_t i;
     if (tasks > 1 && mixpi_workers(x, work) > 1) {
-        x->parallel(x->user, tasks, task, arg);
-        return;
-    }
-    for (i = 0; i < tasks; i++) task(arg, i, 0);
+        mixpi_loop loop;
+        loop.task = task;
+        loop.arg = arg;
+        loop.mode = mixpi_float_untrapped(was);
+        x->parallel(x->user, tasks, mixpi_loop_task, &loop);
+    } else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    mixpi_float_leave(was);
 }
 static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }

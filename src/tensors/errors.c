@@ -27,13 +27,18 @@ MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
 { return ctx ? ctx->warning : ""; }
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
- * mixpi_leave calls them only when the outermost such call returns. Returns the `before` argument
- * of mixpi_leave. */
-static int mixpi_enter(mixp_context *ctx) { return ctx ? ctx->depth++ : 0; }
+ * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
+ * traps meanwhile. Returns the `before` argument of mixpi_leave. */
+static int mixpi_enter(mixp_context *ctx) {
+    if (!ctx) return 0;
+    if (!ctx->depth) ctx->float_mode = mixpi_float_calm();
+    return ctx->depth++;
+}
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->depth = before;
+    if (!before) mixpi_float_leave(ctx->float_mode);
     if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
     if (!before && ctx->untold) mixpi_tell(ctx);
     return r;

@@ -1,6 +1,7 @@
 #pragma once
 #include "../tensors.h"
 #include "../macros.c"
+#include "../cpu/float_mode.c"
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
 /* One block of memory from the allocator. Pieces form a list that the context frees. */
@@ -133,6 +134,7 @@ struct mixp_context {
     int            refused;     /* 1: a step was refused because operators or hooks were running */
     int            walking;     /* 1: a walk back is running                               */
     int            depth;       /* nesting of calls: on_error waits for the outermost one  */
+    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
     int            untold;      /* 1: on_error has not yet received the error              */
     int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,

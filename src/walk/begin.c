@@ -4,6 +4,7 @@
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
+    if (ctx->depth) mixpi_float_leave(ctx->float_mode);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
     if (!ctx->walking) return;
