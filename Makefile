@@ -69,6 +69,9 @@ pack = $(Q)awk $1 -f src/pack.awk src/$(notdir $@) >$@.$$$$ && mv $@.$$$$ $@ || 
 mixprec.h mixprec_cuda.cu: %: $(ROOMS) src/pack.awk
 	$(call say,pack $@)
 	$(call pack)
+docs/pytorch.md: src/pytorch_names.txt src/names.awk
+	$(call say,pack $@)
+	$(Q)awk -f src/names.awk src/pytorch_names.txt $@ >$@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
 $(HEADER) $(COMPANION): $(BUILD)/include/%: % 
 	$(Q)mkdir -p $(@D)
 	$(call pack,-v lines=1)
@@ -382,7 +385,7 @@ always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
 
-pack: mixprec.h mixprec_cuda.cu   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
+pack: mixprec.h mixprec_cuda.cu docs/pytorch.md   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
 
 run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; BUILD/run/report.html
 	@mkdir -p $(BUILD)/run
@@ -538,14 +541,17 @@ dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion,
 clean:   ## remove everything that was built
 	rm -rf $(BUILD)
 
-# The targets that most people want come first.
+# Users' targets in the order in which one wants them; all others are developers'.
+USERS = run show examples reference web cuda shared install uninstall test report clean help
 help:   ## list the targets
-	@awk -F ':.*## ' 'function show(name, text,    line, word, n, i) { \
+	@awk -F ':.*## ' -v users='$(USERS)' 'function show(name, text,    line, word, n, i) { \
 	    line = sprintf("  make %-14s", name); n = split(text, word, " "); \
 	    for (i = 1; i <= n; i++) { if (length(line " " word[i]) > 79) { print line; line = sprintf("%21s", "") } \
 	        line = line " " word[i] } print line } \
 	    /^[a-z-]+:.*## / { text[$$1] = $$2; order[++count] = $$1 } \
-	    END { n = split("run show test", first, " "); \
-	        for (i = 1; i <= n; i++) { show(first[i], text[first[i]]); shown[first[i]] = 1 } \
+	    END { print "To use mixprec:"; n = split(users, user, " "); \
+	        for (i = 1; i <= n; i++) { shown[user[i]] = 1; if (user[i] in text) show(user[i], text[user[i]]) } \
+	        print "\nTo work on mixprec:"; \
 	        for (i = 1; i <= count; i++) if (!(order[i] in shown)) show(order[i], text[order[i]]) }' Makefile
-	@echo '  BUILD is the folder of what make builds: $(BUILD), or another with BUILD=dir'
+	@echo
+	@echo 'BUILD is the folder of what make builds: $(BUILD), or another with BUILD=dir'

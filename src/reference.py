@@ -4,16 +4,21 @@
     python3 src/reference.py >build/reference.html          or: make reference
 
 It reads the public half in reading order, keeps each comment with the declarations below it, links every
-public name, moves what only authors of devices and operators need to the end, and adds an index by
-PyTorch's names from src/pytorch_names.txt. Exit status 1: a name in that file is not in the header.
+public name, moves what only authors of devices and operators need to the end, and adds the functions of the
+add-ons in examples/ and an index by PyTorch's names from src/pytorch_names.txt. Exit status 1: a name in
+that file is neither in the header nor in an add-on.
 """
 import html
 import os
 import re
 import sys
+import textwrap
 
 SRC = os.path.dirname(os.path.abspath(__file__))
+ADDONS = ("conv.h", "recurrent.h", "compare.h")
 NAME = re.compile(r"\b(?:mixp_[a-z0-9_]+|MIXP_[A-Z0-9_]+|MIXPREC_[A-Z0-9_]+)\b")
+
+WORD = re.compile(r"\b[A-Za-z_]\w+\b")
 
 
 class Entry:
@@ -61,15 +66,19 @@ def declared(code):
         return names
     if first.startswith("typedef"):
         return re.findall(r"\(\*(mixp_\w+)\)", code) or re.findall(r"\b(mixp_\w+);", code)
-    return re.findall(r"\b(mixp_\w+)\s*\(", code)[:1]
+    return re.findall(r"\b(\w+)\s*\(", code)[:1]
 
 
 def signature(lines):
-    """A declaration as users see it: inline functions without their bodies."""
+    """A declaration as users see it: inline functions without their bodies, and without the words that
+    only set the linkage."""
     code = "\n".join(lines)
-    if code.startswith(("MIXPREC_HD", "static", "MIXPREC_API")) and "{" in code:
+    if re.match(r"[A-Z]+_API |MIXPREC_HD |static ", code) and "{" in code:
         code = code[:code.index("{")].rstrip() + ";"
-    return code
+    code = re.sub(r"^([A-Z]+_API|MIXPREC_HD) +", "", code)
+    if "{" not in code and not code.startswith("#"):
+        code = re.sub(r"\n +", "\n    ", code)
+    return re.sub(r"\n    struct mixpi_\w+ \{.*?\n    \} \w+;[^\n]*", "", code, flags=re.S)     # private fields
 
 
 def without_comments(lines):
@@ -110,7 +119,8 @@ class Reader:
             title = part.group(1)
             authors = "authors" in title or self.sections[-1].authors and "users" not in title
             base = self.sections[-1].title.split(": ")[0]
-            self.begin(base + ": " + title.split(": users")[0], comment_text(lines[1:]), authors)
+            title = re.sub(r": (users|see) .*", "", title)
+            self.begin(base + ": " + title, comment_text(lines[1:]), authors)
         else:
             self.entry = Entry(comment_text(lines))
             self.sections[-1].entries.append(self.entry)
@@ -144,17 +154,36 @@ class Reader:
                 i = end
 
 
+def addon(name):
+    """The section of an add-on: what its first comment says, and its functions with their comments."""
+    with open(os.path.join(SRC, "..", "examples", name)) as f:
+        text = f.read()
+    first = comment_text(text[:text.index("*/") + 2].split("\n"))
+    section = Section("Add-on: examples/" + name, re.sub(r"^.*? - |\nSPDX.*", "", first), False)
+    comment = r"(/\*(?:(?!\*/).)*?\*/\n)?"
+    struct = r"typedef struct \w+ \{.*?\} \w+;"
+    for match in re.finditer(comment + r"([A-Z]+_API [^{]*\{|%s)" % struct, text, re.S):
+        code = signature(match.group(2).split("\n"))
+        if code.startswith("typedef") and not re.search(r"_API[^{]*\b%s\b" % re.findall(r"\w+", code)[-1], text):
+            continue                            # only the add-on itself uses this struct
+        if match.group(1) or not section.entries:
+            section.entries.append(Entry(comment_text((match.group(1) or "").rstrip("\n").split("\n"))))
+        section.entries[-1].code.append(code)
+    return section
+
+
 def manual():
     with open(os.path.join(SRC, "manual.h")) as f:
-        return comment_text(f.read().rstrip("\n").split("\n"))
+        text = comment_text(f.read().rstrip("\n").split("\n"))
+    return re.sub(r"^SPDX.*\n", "", text, count=1, flags=re.M)
 
 
-def linked(text, anchors):
+def linked(text, anchors, names=NAME):
     """Escaped text whose public names are links."""
     def link(match):
         name = match.group(0)
         return '<a href="#%s">%s</a>' % (name, name) if name in anchors else name
-    return NAME.sub(link, html.escape(text, quote=False))
+    return names.sub(link, html.escape(text, quote=False))
 
 
 def paragraphs(text, anchors):
@@ -165,8 +194,15 @@ def paragraphs(text, anchors):
             continue
         tag = "pre" if all(re.match(r" {2,}|$", line) for line in block.split("\n")) else "p"
         lines = block if tag == "pre" else " ".join(line.strip() for line in block.split("\n"))
-        out.append("<%s>%s</%s>" % (tag, linked(lines, anchors), tag))
-    return "\n".join(out).replace("</pre>\n<pre>", "\n\n")
+        out.append((tag, linked(lines, anchors)))
+    joined = []                     # blocks that follow each other are one piece of code
+    for tag, lines in out:
+        if tag == "pre" and joined and joined[-1][0] == "pre":
+            joined[-1] = (tag, joined[-1][1] + "\n\n" + lines)
+        else:
+            joined.append((tag, lines))
+    return "\n".join("<%s>%s</%s>" % (tag, textwrap.dedent(lines) if tag == "pre" else lines, tag)
+                     for tag, lines in joined)
 
 
 def entry_html(entry, anchors):
@@ -176,10 +212,11 @@ def entry_html(entry, anchors):
         return '<div class="note">%s</div>' % paragraphs(entry.text, anchors)
     shown = [n for n in names if not n.startswith("MIXP_")] or names[:1]
     marks = "".join('<span id="%s"></span>' % n for n in places)
-    code = "\n".join(linked(c, anchors) for c in entry.code)
-    return ('<article data-names="%s">%s<h3>%s</h3>\n%s\n<pre class="code">%s</pre></article>'
+    code = "\n".join(linked(c, anchors, WORD) for c in entry.code)
+    kind = "code" if re.search(r"\{|^#", "\n".join(entry.code), re.M) else "code prototype"
+    return ('<article data-names="%s">%s<h3>%s</h3>\n%s\n<pre class="%s">%s</pre></article>'
             % (" ".join(names).lower(), marks, " ".join("<code>%s</code>" % n for n in shown),
-               paragraphs(entry.text, anchors), code))
+               paragraphs(entry.text, anchors), kind, code))
 
 
 def pytorch_names():
@@ -197,7 +234,7 @@ def pytorch_html(rows, anchors):
     body = "".join(
         '<tr data-names="%s"><td><code>%s</code></td><td>%s</td><td>%s</td></tr>\n'
         % ((theirs + " " + ours).lower(), html.escape(theirs),
-           "<code>%s</code>" % linked(ours, anchors) if ours != "-" else "not here",
+           "<code>%s</code>" % linked(ours, anchors, WORD) if ours != "-" else "not here",
            linked(note, anchors)) for theirs, ours, note in rows)
     return ('<section id="pytorch"><h2>From PyTorch\'s names</h2><table><thead><tr><th>PyTorch</th><th>mixprec</th>'
             "<th></th></tr></thead><tbody>%s</tbody></table></section>" % body)
@@ -221,8 +258,10 @@ header input { flex: 1; min-width: 9rem; font: inherit; padding: .3rem .6rem; co
 main { max-width: 60rem; margin: 0 auto; padding: 1rem }
 nav ul { columns: 16rem; padding-left: 1.2rem }
 h2 { margin: 2.5rem 0 .5rem; border-bottom: 1px solid var(--line) }
-h3 { margin: 1.6rem 0 .3rem; font-size: 1rem; display: flex; flex-wrap: wrap; gap: .2rem 1rem }
+h3 { margin: 2rem 0 .3rem; display: flex; flex-wrap: wrap; gap: .1rem 1rem }
+h3 code { font-size: 1.2rem; font-weight: 600; overflow-wrap: anywhere }
 pre, code { font: .84rem/1.45 ui-monospace, Menlo, Consolas, monospace }
+p { overflow-wrap: anywhere }
 pre { overflow-x: auto; padding: .7rem; background: var(--code); border-radius: 6px }
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
@@ -230,6 +269,11 @@ td, th { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); v
 main.searching { display: flex; flex-direction: column } .searching section { display: contents }
 .again { display: none } .searching .again { display: block; order: 1 }
 .hidden { display: none !important }
+@media (max-width: 40rem) {
+  pre.prototype { white-space: pre-wrap; overflow-wrap: anywhere }
+  table, thead, tbody, tr, td { display: block } thead { display: none }
+  td { border: 0; padding: 0 } tr { padding: .4rem 0; border-bottom: 1px solid var(--line) }
+}
 """
 SCRIPT = """
 const field = document.getElementById('search'), found = document.getElementById('found');
@@ -266,6 +310,7 @@ function search() {
   for (const s of sections) headings(s, words.length > 0);
   for (const table of document.querySelectorAll('table')) table.style.order = table.querySelector('.named') ? 0 : 1;
   found.textContent = words.length ? count + ' found' : '';
+  document.getElementById('none').classList.toggle('hidden', !words.length || count > 0);
 }
 field.addEventListener('input', search);
 document.addEventListener('keydown', e => {
@@ -296,7 +341,9 @@ def page(sections, rows, version):
 <title>mixprec %s: reference</title><style>%s</style></head><body>
 <header><b>mixprec %s</b><input id="search" type="search" placeholder="search (key /)" aria-label="search">
 <span id="found" aria-live="polite"></span></header>
-<main><nav aria-label="contents"><ul><li><a href="#pytorch">From PyTorch's names</a></li>
+<main><p id="none" class="hidden">Nothing has this name. Try PyTorch's name, or a part of a word: "conv", "lstm",
+"schedule". All that mixprec does not do stands at the end of the <a href="#manual">manual</a>.</p>
+<nav aria-label="contents"><ul><li><a href="#pytorch">From PyTorch's names</a></li>
 <li><a href="#manual">Manual</a></li>%s</ul></nav>
 <section id="manual"><h2>Manual</h2>%s</section>
 %s
@@ -314,10 +361,10 @@ def main():
     with open(os.path.join(SRC, "base.h")) as f:
         version = re.search(r'MIXPREC_VERSION "(.*)"', f.read()).group(1)
     rows = pytorch_names()
-    anchors, text = page(reader.sections, rows, version)
+    anchors, text = page(reader.sections + [addon(name) for name in ADDONS], rows, version)
     sys.stdout.write(text)
-    unknown = sorted({n for _, ours, note in rows for n in NAME.findall(ours + " " + note)
-                      if n not in anchors and not n.startswith("MIXPREC_")})
+    unknown = sorted({n for _, ours, note in rows for n in [ours] + NAME.findall(note)
+                      if n != "-" and n not in anchors and not n.startswith("MIXPREC_")})
     for name in unknown:
         print("src/pytorch_names.txt: %s is not in the header" % name, file=sys.stderr)
     return 1 if unknown else 0

@@ -174,13 +174,8 @@ every_example() {
 }
 check 'examples/README.md names every example' every_example
 
-names_table() {
-    awk -F ' *[|] *' '!/^#/ && NF { print tolower($1) "\t| `" $1 "` | " ($2 == "-" ? "not here" : "`" $2 "`") " | " $3 " |" }' \
-        src/pytorch_names.txt | LC_ALL=C sort | cut -f 2- | sed 's/ *|$/ |/' >"$tmp/names"
-    awk '/^<!-- made from/ { on = 1; next } /^<!-- end of/ { exit } on' docs/pytorch.md | sed 1,2d | sed 's/ *|$/ |/' >"$tmp/named"
-    diff "$tmp/names" "$tmp/named"
-}
-check 'docs/pytorch.md has the names of src/pytorch_names.txt' names_table
+names_table() { awk -f src/names.awk src/pytorch_names.txt docs/pytorch.md | diff - docs/pytorch.md; }
+check 'docs/pytorch.md has the names of src/pytorch_names.txt (make pack)' names_table
 
 # The Chinese pages have the programs of the English ones, but for comments, and the figures of their tables. The guide
 # has all of them, README.zh.md the first screens.
