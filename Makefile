@@ -13,6 +13,7 @@ CFLAGS ?= -O2
 WARN   ?= -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual \
           -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes
 PYTHON ?= python3
+VERSION := $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)
 
 # CUDA's headers suffice for the tests on a simulated GPU; a real GPU needs nvcc.
 CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
@@ -32,7 +33,7 @@ ifeq ($(origin CXX),default)
   in_place = $(if $(findstring clang,$(notdir $1)),$(filter-out ./,$(dir $1))$(subst clang,clang++,$(notdir $1)),$1)
   CXX := $(if $(findstring clang,$(CC)),$(foreach word,$(CC),$(call in_place,$(word))),$(CXX))
 endif
-ifeq ($(filter clean help install uninstall pack dist reference,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help install uninstall pack dist-files reference,$(MAKECMDGOALS)),)
   ifeq ($(origin OPENMP),undefined)
     OPENMP := $(shell mkdir -p $(BUILD) && \
         echo 'int omp_get_max_threads(void); int main(void) { return !omp_get_max_threads(); }' \
@@ -40,7 +41,7 @@ ifeq ($(filter clean help install uninstall pack dist reference,$(MAKECMDGOALS))
         $(CC) -fopenmp $(BUILD)/openmp.c $(LDFLAGS) -o $(BUILD)/openmp 2>/dev/null && echo -fopenmp)
   endif
   ifeq ($(MAKELEVEL),0)
-    $(info mixprec $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h): \
+    $(info mixprec $(VERSION): \
            CC=$(CC), CFLAGS=$(CFLAGS), OpenMP $(if $(OPENMP),found,not used))
   endif
 endif
@@ -379,8 +380,8 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always pack examples run report show web cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
-        bench-small bench-conv bench-kernels bench-cuda ledger install uninstall dist reference clean help
+.PHONY: always pack examples run report show web cuda shared coverage test test-long test-variants test-all test-gpu test-programs bench \
+        bench-small bench-conv bench-kernels bench-cuda ledger install uninstall dist dist-files reference clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
@@ -463,7 +464,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
 	    tests/tools/rooms.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
-	    tests/tools/test_packages.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
+	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
@@ -511,33 +512,72 @@ bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on five GPUs (a model)
 	$(Q)$(BUILD)/bench/ledger
 
-install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
-	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
+# What users include, and what they compile: see docs/embedding.md.
+ADDONS  = compare conv recurrent report
+SOURCED = mixprec_cuda.cu LICENSE $(wildcard src/parts/*.c)
+install:   ## copy the header, its parts, add-ons, companion, licence and mixprec.pc below DESTDIR/PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/include/mixprec' '$(DESTDIR)$(PREFIX)/share/pkgconfig' '$(DESTDIR)$(PREFIX)/share/mixprec'
 	install -m 644 mixprec.h '$(DESTDIR)$(PREFIX)/include/'
-	install -d '$(DESTDIR)$(PREFIX)/include/mixprec'
-	install -m 644 examples/compare.h '$(DESTDIR)$(PREFIX)/include/mixprec/'
-	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mixprec' \
-	    'Description: Automatic mixed-precision training for C, C++ and CUDA C' \
-	    "Version: $$(awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)" \
-	    'Cflags: -I$${includedir}' 'Libs: -lm' >'$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
-	@if [ -f mixprec_cuda.cu ]; then install -d '$(DESTDIR)$(PREFIX)/share/mixprec' && \
-	    install -m 644 mixprec_cuda.cu '$(DESTDIR)$(PREFIX)/share/mixprec/'; fi
+	install -m 644 $(ADDONS:%=examples/%.h) '$(DESTDIR)$(PREFIX)/include/mixprec/'
+	install -m 644 $(SOURCED) '$(DESTDIR)$(PREFIX)/share/mixprec/'
+	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' 'sources=$${prefix}/share/mixprec' '' 'Name: mixprec' \
+	    'Description: Automatic mixed-precision training for C, C++ and CUDA C. Define MIXPREC_IMPLEMENTATION before the include in one source file of your program, or compile the five files mixprec_*.c of the variable sources' \
+	    'Version: $(VERSION)' 'Cflags: -I$${includedir}' 'Libs: -lm' >'$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
 
 uninstall:   ## remove what install copied
 	rm -f '$(DESTDIR)$(PREFIX)/include/mixprec.h' '$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
 	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec' '$(DESTDIR)$(PREFIX)/include/mixprec'
 
+# A shared library, for other languages. It exports what starts with mixp_: also the inline functions, from an object
+# of their own. libmixprec.cdef has the declarations that Python's cffi reads. Before 1.0 each minor version has a
+# SONAME of its own.
+SHARED   = $(BUILD)/shared
+SONAME   = libmixprec.so.$(basename $(VERSION))
+RELEASED = $(CC) -std=$(STD) $(WARN) $(CPPFLAGS) $(CFLAGS) $(OPENMP) -fPIC -I.
+ifeq ($(shell uname -s),Darwin)
+  SONAME  = libmixprec.$(basename $(VERSION)).dylib
+  EXPORTS = -dynamiclib -Wl,-install_name,@rpath/$(SONAME) -Wl,-exported_symbol,'_mixp_*'
+else
+  EXPORTS = -shared -Wl,-soname,$(SONAME) -Wl,--version-script,$(SHARED)/exports
+endif
+RELEASE_OBJECTS = $(patsubst src/parts/%.c,$(SHARED)/%.o,$(wildcard src/parts/*.c))
+shared: $(SHARED)/$(SONAME) $(SHARED)/libmixprec.cdef   ## BUILD/shared: a shared library, and its declarations for cffi (examples/from_python.py)
+$(RELEASE_OBJECTS): $(SHARED)/%.o: src/parts/%.c mixprec.h $(BUILD)/flags
+	$(call say,cc $@)
+	$(Q)mkdir -p $(@D) && $(RELEASED) -c $< -o $@
+$(SHARED)/inline.o: mixprec.h $(BUILD)/flags
+	$(call say,cc $@)
+	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_HD extern\n#include "mixprec.h"\n' >$(SHARED)/inline.c
+	$(Q)$(RELEASED) -c $(SHARED)/inline.c -o $@
+$(SHARED)/$(SONAME): $(RELEASE_OBJECTS) $(SHARED)/inline.o
+	$(call say,cc $@)
+	$(Q)echo '{ global: mixp_*; local: *; };' >$(SHARED)/exports
+	$(Q)$(CC) $(EXPORTS) $(OPENMP) $^ $(LDFLAGS) $(LDLIBS) -lm -o $@
+	$(Q)ln -sf $(SONAME) $(SHARED)/libmixprec$(if $(filter %.dylib,$@),.dylib,.so)
+$(SHARED)/libmixprec.cdef: mixprec.h src/declarations.awk
+	$(Q)mkdir -p $(@D) && echo '#include "mixprec.h"' >$(SHARED)/public.c && $(CC) -std=$(STD) -E -dD -DMIXPREC_API= \
+	    -DMIXPREC_HD=MIXPREC_INLINE '-D__attribute__(x)=' -I. $(SHARED)/public.c | awk -f src/declarations.awk >$@
+
 reference:   ## the API reference, one page: BUILD/reference.html (needs Python)
 	$(Q)mkdir -p $(BUILD) && $(PYTHON) src/reference.py >$(BUILD)/reference.html && echo "open $(BUILD)/reference.html"
 
-# A release: the files that users copy, with checksums. The same commit gives the same bytes.
-VERSION = $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)
+# A release: the files that users copy, with checksums, and the library of this machine. The same commit gives the same
+# bytes of the files; those of the library depend on the compiler.
 DIST    = $(BUILD)/dist/mixprec-$(VERSION)
-dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion, compare.h, licence, checksums
-	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h mixprec_cuda.cu examples/compare.h LICENSE $(DIST)/
-	$(Q)cd $(DIST) && sha256sum mixprec.h mixprec_cuda.cu compare.h LICENSE >SHA256SUMS
-	$(Q)cd $(BUILD)/dist && tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
-	    mixprec-$(VERSION) | gzip -n >mixprec-$(VERSION).tar.gz && sha256sum mixprec-$(VERSION).tar.gz
+MACHINE = $(shell uname -sm | tr 'A-Z ' 'a-z-')
+dist: dist-files $(SHARED)/libmixprec.a   ## a release in BUILD/dist: header, companion, parts, add-ons, checksums, and a static library of this machine
+	$(Q)rm -rf $(DIST)-$(MACHINE) && mkdir $(DIST)-$(MACHINE) && cp mixprec.h $(SHARED)/libmixprec.a LICENSE $(DIST)-$(MACHINE)/
+	$(call pack_release,$(DIST)-$(MACHINE))
+dist-files: mixprec.h mixprec_cuda.cu
+	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h $(SOURCED) $(ADDONS:%=examples/%.h) $(DIST)/
+	$(call pack_release,$(DIST))
+define pack_release
+$(Q)cd $1 && sha256sum * >SHA256SUMS
+$(Q)cd $(BUILD)/dist && tar --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime=@0 -cf - \
+    $(notdir $1) | gzip -n >$(notdir $1).tar.gz && sha256sum $(notdir $1).tar.gz
+endef
+$(SHARED)/libmixprec.a: $(RELEASE_OBJECTS)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
 clean:   ## remove everything that was built
 	rm -rf $(BUILD)
 

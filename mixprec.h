@@ -99,6 +99,9 @@
  *                                                MIXPREC_STATIC
  *     MIXPREC_STATIC           every file        everything static: a private copy
  *     MIXPREC_API              every file        your own linkage, such as __declspec(dllexport)
+ *     MIXPREC_HD               one file          defined as extern, in a file without the
+ *                                                implementation: the API's inline functions
+ *                                                become real ones, for a shared library
  *     MIXPREC_ONLY_FORMATS     every file        only formats and conversions of arrays: a
  *                                                fifteenth of the compile time
  *     MIXPREC_NO_SIMD          implementation    scalar code only
@@ -277,8 +280,10 @@
 #  endif
 #endif
 
-/* Arithmetic shared by host and device: one definition, inlined on both sides. */
-#if defined(__CUDACC__)
+/* Arithmetic shared by host and device: one definition, inlined on both sides. A shared library
+ * defines MIXPREC_HD as extern in one file, and so exports these functions too. */
+#if defined(MIXPREC_HD)
+#elif defined(__CUDACC__)
 #  define MIXPREC_HD static __host__ __device__ __forceinline__
 #elif MIXPI_GNU
 #  define MIXPREC_HD static __inline__ __attribute__((__unused__))

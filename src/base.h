@@ -42,8 +42,10 @@
 #  endif
 #endif
 
-/* Arithmetic shared by host and device: one definition, inlined on both sides. */
-#if defined(__CUDACC__)
+/* Arithmetic shared by host and device: one definition, inlined on both sides. A shared library
+ * defines MIXPREC_HD as extern in one file, and so exports these functions too. */
+#if defined(MIXPREC_HD)
+#elif defined(__CUDACC__)
 #  define MIXPREC_HD static __host__ __device__ __forceinline__
 #elif MIXPI_GNU
 #  define MIXPREC_HD static __inline__ __attribute__((__unused__))

@@ -99,6 +99,9 @@
  *                                                MIXPREC_STATIC
  *     MIXPREC_STATIC           every file        everything static: a private copy
  *     MIXPREC_API              every file        your own linkage, such as __declspec(dllexport)
+ *     MIXPREC_HD               one file          defined as extern, in a file without the
+ *                                                implementation: the API's inline functions
+ *                                                become real ones, for a shared library
  *     MIXPREC_ONLY_FORMATS     every file        only formats and conversions of arrays: a
  *                                                fifteenth of the compile time
  *     MIXPREC_NO_SIMD          implementation    scalar code only

@@ -25,7 +25,7 @@ class Mixprec(ConanFile):
         self.version = re.search(r'define MIXPREC_VERSION "(.*)"', header).group(1)
 
     def export_sources(self):
-        for name in ("CMakeLists.txt", "mixprec.h", "mixprec_cuda.cu", "src/parts/*.c", "examples/compare.h", "LICENSE"):
+        for name in ("CMakeLists.txt", "mixprec.h", "mixprec_cuda.cu", "src/parts/*.c", "examples/*.h", "LICENSE"):
             copy(self, name, self._checkout(), self.export_sources_folder)
 
     def layout(self):
@@ -42,6 +42,7 @@ class Mixprec(ConanFile):
         cmake.build()
 
     def package(self):
+        copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
         CMake(self).install()
 
     def package_info(self):

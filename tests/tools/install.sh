@@ -15,10 +15,11 @@ check 'make says which version it builds' sh -c 'case $1 in "mixprec $2: "*) ;; 
                                       - "$(first_line)" "$version"
 check 'make install'                  run_make install
 check 'the header is there'           cmp mixprec.h "$root/include/mixprec.h"
-check 'compare.h is there'            cmp examples/compare.h "$root/include/mixprec/compare.h"
-if [ -f mixprec_cuda.cu ]; then
-    check 'the CUDA companion is there'   cmp mixprec_cuda.cu "$root/share/mixprec/mixprec_cuda.cu"
-fi
+addons() { for h in compare conv recurrent report; do cmp "examples/$h.h" "$root/include/mixprec/$h.h" || return; done; }
+check 'the add-ons are there'         addons
+sources() { for f in mixprec_cuda.cu LICENSE src/parts/*.c; do cmp "$f" "$root/share/mixprec/$(basename "$f")" || return; done; }
+check 'the companion, the parts and the licence are there' sources
+check 'mixprec.pc says what to define' grep -q '^Description: .*MIXPREC_IMPLEMENTATION before the include' "$pc"
 check 'mixprec.pc has the version'    grep -x "Version: $version" "$pc"
 check 'mixprec.pc has the prefix'     grep -x "prefix=$prefix" "$pc"
 check 'and not the staging directory' sh -c "! grep -F '$tmp' '$pc'"
@@ -29,6 +30,9 @@ cat >"$tmp/user.c" <<'END'
 #define MIXPREC_IMPLEMENTATION
 #include <mixprec.h>
 #include <mixprec/compare.h>
+#include <mixprec/conv.h>
+#include <mixprec/recurrent.h>
+#include <mixprec/report.h>
 #include <stdio.h>
 int main(void) { return puts(mixp_version()) < 0; }
 END
@@ -45,18 +49,37 @@ builds() {
     (cd "$tmp" && $CC -O1 user.c $(flags --cflags --libs) -o user) && [ "$("$tmp/user")" = "$version" ]
 }
 check 'a program builds against it'   builds
+# Formats only, which compile in a second.
+parts() {
+    sources=$(flags --variable=sources) || return
+    printf '#include <mixprec.h>\nint main(void) { return (int)mixp_dtype_size(MIXP_F16) - 2; }\n' >"$tmp/uses_parts.c"
+    (cd "$tmp" && $CC -DMIXPREC_ONLY_FORMATS $(flags --cflags) uses_parts.c "$sources"/mixprec_*.c $(flags --libs) -o uses_parts && ./uses_parts)
+}
 if command -v pkg-config >/dev/null 2>&1; then
     check 'pkg-config knows the version'  [ "$(flags --modversion)" = "$version" ]
+    check 'it knows where the parts are, and they build a program' parts
 else
-    skip 'pkg-config knows the version (no pkg-config)'
+    skip 'pkg-config knows the version, and the parts (no pkg-config)'
 fi
 
-# A release, made twice.
-dist() { run_make dist BUILD="$tmp/$1" >/dev/null && (cd "$tmp/$1/dist/mixprec-$version" && sha256sum -c SHA256SUMS); }
+# A release, made twice; once with the library of this machine.
+dist() { run_make dist-files BUILD="$tmp/$1" >/dev/null && (cd "$tmp/$1/dist/mixprec-$version" && sha256sum -c SHA256SUMS); }
 same() { dist again && cmp "$tmp/dist/dist/mixprec-$version.tar.gz" "$tmp/again/dist/mixprec-$version.tar.gz"; }
 if tar --version 2>/dev/null | grep -q GNU && command -v sha256sum >/dev/null; then
     check 'make dist, and its checksums'  dist dist
     check 'it is the same each time'      same
+    contents() { tar tzf "$tmp/dist/dist/mixprec-$version.tar.gz" | sed 's,.*/,,' | LC_ALL=C sort | tr '\n' ' ' >"$tmp/contents"; cat "$tmp/contents"
+        [ "$(cat "$tmp/contents")" = ' LICENSE SHA256SUMS compare.h conv.h mixprec.h mixprec_avx2.c mixprec_avx512.c mixprec_cuda.cu mixprec_host.c mixprec_neon.c mixprec_scalar.c recurrent.h report.h ' ]
+    }
+    check 'it has the files that users copy' contents
+    library() {
+        run_make dist BUILD="$tmp/library" CFLAGS=-O0 && cd "$tmp/library/dist/" && tar xzf mixprec-"$version"-*.tar.gz &&
+            cd mixprec-"$version"-*/ && sha256sum -c SHA256SUMS && cp "$tmp/uses_parts.c" . &&
+            $CC uses_parts.c -I. libmixprec.a -lm ${OPENMP} -o uses && ./uses
+    }
+    if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the library of this machine in a release: in make test-long'
+    else check 'the library of this machine is in it' library
+    fi
 else skip 'make dist (no GNU tar or no sha256sum)'
 fi
 

@@ -16,6 +16,9 @@ version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 cat >"$tmp/main.c" <<'END'
 #include <mixprec.h>
 #include <mixprec/compare.h>
+#include <mixprec/conv.h>
+#include <mixprec/recurrent.h>
+#include <mixprec/report.h>
 #include <stdio.h>
 int main(void) {
     char message[MIXP_MESSAGE_SIZE];
@@ -28,15 +31,18 @@ int main(void) {
 }
 END
 
-# project NAME LINES: a scratch project that gets mixprec by these lines.
+# project NAME LINES [LANGUAGES]: a scratch project of C or of these languages that gets mixprec by these lines. Without
+# C its program is C++.
 project() {
     mkdir -p "$tmp/$1"
-    cp "$tmp/main.c" "$tmp/$1/"
+    main=main.c
+    case ${3:-C} in C*C*X*) main=main.c ;; CXX) main=main.cpp ;; esac
+    cp "$tmp/main.c" "$tmp/$1/$main"
     {
         echo 'cmake_minimum_required(VERSION 3.15)'
-        echo "project($1 C)"
+        echo "project($1 ${3:-C})"
         echo "$2"
-        echo 'add_executable(user main.c)'
+        echo "add_executable(user $main)"
         echo 'target_link_libraries(user PRIVATE mixprec::mixprec)'
     } >"$tmp/$1/CMakeLists.txt"
 }
@@ -64,6 +70,26 @@ project found 'find_package(mixprec 0.1 REQUIRED)'
 check 'cmake --install'                               installed
 check 'the header that is installed'                  cmp mixprec.h "$tmp/prefix/include/mixprec.h"
 check 'find_package'                                  builds found "-DCMAKE_PREFIX_PATH=$tmp/prefix"
+project found_cxx 'find_package(mixprec 0.1 REQUIRED)' CXX
+project found_both 'find_package(mixprec 0.1 REQUIRED)' 'C CXX'
+if command -v "${CXX:-c++}" >/dev/null; then
+    check 'find_package in a project of C++ alone'    builds found_cxx "-DCMAKE_PREFIX_PATH=$tmp/prefix"
+    check 'find_package in a project of C and C++'    builds found_both "-DCMAKE_PREFIX_PATH=$tmp/prefix"
+else skip 'find_package in projects of C++ (no C++ compiler)'
+fi
+files() { for f in include/mixprec/conv.h share/mixprec/LICENSE share/mixprec/mixprec_host.c; do [ -f "$tmp/prefix/$f" ] || { echo "$f"; return 1; }; done; }
+check 'add-ons, licence and parts are installed'      files
+# The folder may be moved: the file that pkg-config reads is relative to itself.
+by_pkg_config() {
+    mv "$tmp/prefix" "$tmp/moved" || return
+    PKG_CONFIG_PATH=$(dirname "$(find "$tmp/moved" -name mixprec.pc)") && export PKG_CONFIG_PATH
+    pkg-config --modversion mixprec | grep -x "$version" &&
+        ${CC:-cc} "$tmp/main.c" $(pkg-config --cflags --libs mixprec) -o "$tmp/by_pkg_config" &&
+        [ "$("$tmp/by_pkg_config")" = "$version 1 65504 0" ] && mv "$tmp/moved" "$tmp/prefix"
+}
+if command -v pkg-config >/dev/null; then check 'pkg-config, in a folder that was moved' by_pkg_config
+else skip 'pkg-config (not there)'
+fi
 other_version() {
     sed 's/mixprec 0.1/mixprec 9.9/' "$tmp/found/CMakeLists.txt" >"$tmp/later.txt"
     mkdir -p "$tmp/later" && cp "$tmp/main.c" "$tmp/later/" && cp "$tmp/later.txt" "$tmp/later/CMakeLists.txt"
@@ -92,6 +118,11 @@ function(vcpkg_cmake_config_fixup)
         message(FATAL_ERROR "no \${a_PACKAGE_NAME}-config.cmake in \${a_CONFIG_PATH}")
     endif()
 endfunction()
+function(vcpkg_fixup_pkgconfig)
+    if(NOT EXISTS "\${CURRENT_PACKAGES_DIR}/lib/pkgconfig/mixprec.pc")
+        message(FATAL_ERROR "no mixprec.pc in lib/pkgconfig")
+    endif()
+endfunction()
 function(vcpkg_install_copyright)
     cmake_parse_arguments(PARSE_ARGV 0 a "" "" "FILE_LIST")
     file(COPY \${a_FILE_LIST} DESTINATION "\${CURRENT_PACKAGES_DIR}/share/mixprec")
@@ -107,7 +138,9 @@ else
     if command -v conan >/dev/null 2>&1; then
         export CONAN_HOME="$tmp/conan"
         package() ( unset CC CXX; conan profile detect && conan create packaging/conan -s build_type=Debug )
+        licence() { [ -n "$(find "$CONAN_HOME/p" -path '*/p/licenses/LICENSE')" ]; }
         check 'Conan builds the package'              package
+        check 'with its licence'                      licence
     else skip 'the package of Conan (no conan)'
     fi
     cuda_target() {

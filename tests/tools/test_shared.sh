@@ -1,0 +1,77 @@
+#!/bin/sh
+# test_shared.sh - make shared: the declarations for other languages, what the shared library exports, its SONAME, and
+# examples/from_python.py.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+
+CC=${CC:-cc}
+PYTHON=${PYTHON:-python3}
+shared="$tmp/build/shared"
+build() { env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" BUILD="$tmp/build" CFLAGS=-O0 "$@"; }
+
+# --- the declarations ----------------------------------------------------------------------
+cdef="$shared/libmixprec.cdef"
+check 'the declarations are made'                build "$cdef"
+# They are C by themselves.
+is_c() {
+    { printf '#include <stddef.h>\n#include <stdint.h>\n'; cat "$cdef"; } >"$tmp/declared.c"
+    $CC -std=c99 -Wall -Wextra -Werror -fsyntax-only "$tmp/declared.c"
+}
+check 'they are C without the header'            is_c
+has() { grep -Fqx "$1" "$cdef"; }
+check 'a function'                               has 'void mixp_context_free(mixp_context *ctx);'
+check 'an inline function'                       has 'mixp_f16 mixp_f16_from_f32(float x);'
+check 'a constant'                               has '#define MIXP_MAX_RANK 8'
+check 'no private function'                      sh -c "! grep -E '^[^({]*mixpi_[a-z0-9_]*\(' '$cdef' | grep -v '^typedef'"
+declared() { sed -n 's/^[^({]*[ *]\(mixp_[a-z0-9_]*\)(.*/\1/p' "$cdef" | grep -v '^typedef' | LC_ALL=C sort -u; }
+# Each public function of the header: one that its text calls MIXPREC_API or MIXPREC_HD. mixp_cuda is the companion's.
+in_header() {
+    awk '/^ \*  Stop here if you only need the API/ { exit } { print }' mixprec.h | tr '\n' ' ' |
+        grep -oE '(MIXPREC_API|MIXPREC_HD)[^({;]*[ *]mixp_[a-z0-9_]*\(' | sed 's/.*[ *]\(mixp_[a-z0-9_]*\)($/\1/' | LC_ALL=C sort -u
+}
+complete() { in_header >"$tmp/in_header"; declared | grep -vx mixp_cuda >"$tmp/declared"; [ -s "$tmp/declared" ] && diff "$tmp/in_header" "$tmp/declared"; }
+check 'all of the header, and nothing else'      complete
+
+# --- the library -----------------------------------------------------------------------------
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the shared library: in make test-long'; report; exit; fi
+if [ "$(uname -s)" != Linux ]; then skip 'the shared library (not Linux)'; report; exit; fi
+check 'make shared'                              build shared
+exports() { nm -D --defined-only "$shared/libmixprec.so" | awk '{ print $3 }' | LC_ALL=C sort -u | diff "$tmp/declared" -; }
+check 'it exports what is declared'              exports
+version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
+soname() { readelf -d "$shared/libmixprec.so" | grep -F "SONAME" | grep -F "[libmixprec.so.${version%.*}]"; }
+check 'its SONAME has the minor version'         soname
+# A program with declarations of its own calls functions, inline ones too, of the library.
+cat >"$tmp/user.c" <<'END'
+#include <stddef.h>
+#include <stdint.h>
+#include DECLARED
+#include <stdio.h>
+int main(void) {
+    float in[2] = { 65504.0f, 1e-8f }, out[2];
+    mixp_f16 half[2];
+    half[0] = mixp_f16_from_f32(in[0]);
+    half[1] = mixp_f16_from_f32(in[1]);
+    mixp_convert(out, MIXP_F32, half, MIXP_F16, 2);
+    printf("%g %g\n", (double)out[0], (double)mixp_f32_from_f16(half[1]));
+    return 0;
+}
+END
+runs() {
+    $CC -std=c99 -DDECLARED="\"$cdef\"" "$tmp/user.c" -L"$shared" -lmixprec -Wl,-rpath,"$shared" -o "$tmp/user" &&
+        [ "$("$tmp/user")" = '65504 0' ]
+}
+check 'a program that includes only the declarations' runs
+
+# --- Python ----------------------------------------------------------------------------------
+python_trains() {
+    "$PYTHON" examples/from_python.py "$shared" >"$tmp/python" || return
+    cat "$tmp/python"
+    awk '/^mixprec/ { runs++; if ($6 + 0 > 0.1 || $9 < 95) bad = 1 }
+         /^PyTorch fp32/ { if ($9 > 1e-5) bad = 1 }
+         END { exit bad || runs != 2 }' "$tmp/python"
+}
+if "$PYTHON" -c 'import cffi, numpy' 2>/dev/null; then check 'examples/from_python.py trains on arrays of numpy' python_trains
+else skip 'examples/from_python.py (no Python with cffi and numpy)'
+fi
+report
