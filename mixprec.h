@@ -15144,6 +15144,42 @@ static void mixpi_block_release(void *p, void *user) {
 }
 /* --- errors ---------------------------------------------------------------------------- */
 
+/* Replaces control characters in a text, because names come from files and other ranks, and may
+ * reach a terminal. The characters U+0080 to U+009F are replaced as well: one of them acts like
+ * ESC [. A newline or a tab becomes a space. */
+static void mixpi_printable(char *text) {
+    for (; *text; text++) {
+        const unsigned char *c = (const unsigned char *)text;
+        if (c[0] == '\n' || c[0] == '\t') *text = ' ';
+        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';
+        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
+    }
+}
+
+static int mixpi_is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* Puts '.' between the digits of numbers, where the program's locale has put its own separator. A
+ * separator between digits is part of a number: the messages' commas precede spaces. */
+static void mixpi_put_points(char *text) {
+    char half[16];
+    size_t n;
+    snprintf(half, sizeof half, "%.1f", 0.5);
+    n = strlen(half) - 2;
+    if (half[1] == '.' || n == 0) return;
+    for (; *text; text++) {
+        if (!mixpi_is_digit(*text) || strncmp(text + 1, half + 1, n) != 0) continue;
+        if (!mixpi_is_digit(text[1 + n])) continue;
+        text[1] = '.';
+        memmove(text + 2, text + 1 + n, strlen(text + 1 + n) + 1);
+    }
+}
+
+/* Every message passes here: it holds no control character, and its numbers have a point. */
+static void mixpi_readable(char *text) {
+    mixpi_printable(text);
+    mixpi_put_points(text);
+}
+
 static void mixpi_tell(mixp_context *ctx) {
     ctx->untold = 0;
     if (ctx->error != MIXP_OK && ctx->on_error)
@@ -15157,6 +15193,7 @@ static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     va_start(args, format);
     vsnprintf(ctx->warning, sizeof ctx->warning, format, args);
     va_end(args);
+    mixpi_readable(ctx->warning);
     ctx->unwarned = 1;
 }
 
@@ -15197,6 +15234,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
+    mixpi_readable(ctx->message);
     ctx->untold = 1;
     if (!ctx->depth) mixpi_tell(ctx);
     return code;
@@ -28114,16 +28152,6 @@ typedef struct mixpi_report {
     size_t      text_size;
 } mixpi_report;
 
-/* Replaces control characters in a text, because names come from files and may reach a terminal.
- * The characters U+0080 to U+009F are replaced as well: one of them acts like ESC [. */
-static void mixpi_printable(char *text) {
-    for (; *text; text++) {
-        const unsigned char *c = (const unsigned char *)text;
-        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';
-        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
-    }
-}
-
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
                                      const char *format, ...) {
@@ -28137,7 +28165,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
     va_end(args);
     n = strlen(r->text);
     snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
-    mixpi_printable(r->text);
+    mixpi_readable(r->text);
     return code;
 }
 
@@ -32653,6 +32681,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
              event->site, *event->site ? " " : "",
              mixpi_event_what(event), number, others, mixpi_event_advice(event));
+    mixpi_readable(text);
     return text;
 }
 

@@ -35,6 +35,12 @@
  *     "param": name, "flushed", "subnormal"                              of its gradient, scaled
  *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
  *
+ * Numbers have a '.' in every locale. A log is a regular file, and no symbolic link.
+ *
+ * To export the functions from a library, define REPORT_API as what declares them, such as
+ * __attribute__((visibility("default"))) or extern "C", before one file of the library includes this file. Its users
+ * define the same REPORT_API and REPORT_NO_IMPLEMENTATION.
+ *
  * The page is one file, without scripts, for phones and desktops, light and dark. If the log is
  * truncated (the run was killed or is still running), the page shows the complete lines.
  */
@@ -49,12 +55,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Writes the file to disk, where the system has fsync. Returns 0 on success. */
-#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L
+/* With POSIX's calls, files are flushed to disk, and neither a symbolic link nor a FIFO in a folder from elsewhere is
+ * opened. (A strict C hides some of the calls: then stdio opens the files, and only FIFOs are refused.) */
+#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200809L
+#  include <fcntl.h>
+#  include <sys/stat.h>
 #  include <unistd.h>
+#  define REPORT_POSIX 1
 #  define REPORT_FLUSH(f) (fflush(f) != 0 || fsync(fileno(f)) != 0)
 #else
+#  define REPORT_POSIX 0
 #  define REPORT_FLUSH(f) (fflush(f) != 0)
+#  if defined(__unix__) || defined(__APPLE__)
+#    include <sys/stat.h>
+#  endif
 #endif
 
 #define REPORT_VERSION 1
@@ -72,55 +86,214 @@ typedef enum report_result {
 } report_result;
 
 #if defined(__GNUC__)
-#  define REPORT_UNUSED __attribute__((unused))
+#  define REPORT_UNUSED __attribute__((__unused__))
+#  define REPORT_PRINTS(format, first) __attribute__((__format__(__printf__, format, first)))
 #else
 #  define REPORT_UNUSED
+#  define REPORT_PRINTS(format, first)
 #endif
+#ifndef REPORT_API
+#  define REPORT_API REPORT_UNUSED static
+#endif
+
+/* ==== The API ======================================================================= */
+
+typedef struct report_file report_file;
+
+/* The numbers of a step; REPORT_NONE = unknown. */
+typedef struct report_point {
+    double step, loss, val, train, norm, clip, lr, scale, skipped;
+    double tokens;                      /* seen so far, or samples */
+    double ms, mem;
+    double mfu;                         /* model FLOPs utilization: 1 = the device's peak */
+    double seconds, time;               /* of training so far; since 1970 */
+} report_point;
+
+REPORT_API void report_header(char *line, size_t space, const char *title, const char *device);
+REPORT_API report_file *report_open(const char *path, const char *header, int append);
+REPORT_API int report_close(report_file *log);
+REPORT_API report_point report_nothing(double step);
+REPORT_API void report_step(report_file *log, const report_point *p);
+REPORT_API void report_skip(report_file *log, double step, const char *why);
+REPORT_API void report_event(report_file *log, double step, const char *what, const char *site,
+                             const char *dtype, double largest, double flushed);
+REPORT_API void report_exponents(report_file *log, double step, int first, const double *count, int
+                                 n);
+REPORT_API void report_param(report_file *log, double step, const char *name, double flushed, double
+                             subnormal);
+REPORT_API void report_part(report_file *log, double step, const char *kind, const char *what,
+                            double amount);
+REPORT_API report_result report_render(const char *path, const char *html, char *error);
+REPORT_API report_result report_csv(const char *path, const char *csv, char *error);
+REPORT_API report_result report_summary(const char *path, FILE *out, char *error);
+#ifdef MIXPREC_H_INCLUDED
+REPORT_API void report_verdict(report_file *log, double step, const mixp_verdict *v);
+REPORT_API void report_training(report_file *log, double step, double loss, double val, const
+                                mixp_scaler *scaler);
+REPORT_API void report_guard(report_file *log, double step, const mixp_context *ctx);
+REPORT_API void report_watching(report_file *log, double step, const mixp_context *ctx,
+                                mixp_optimizer *opt);
+#endif
+
+#ifndef REPORT_NO_IMPLEMENTATION
+
+/* ==== Texts and numbers =============================================================
+ *
+ * A program may have called setlocale. printf then writes 1,5 and strtod reads it. The log, the CSV and the drawings
+ * have 1.5, so all formats go through report_vformat, and numbers are read by report_number_at. */
+
+/* What this program's locale puts between 0 and 5. */
+static const char *report_separator(char room[16]) {
+    snprintf(room, 16, "%.1f", 0.5);
+    room[strlen(room) - 1] = '\0';
+    return room + 1;
+}
+
+/* Puts '.' into a number that printf has written. */
+static void report_set_point(char *number) {
+    char        room[16];
+    const char *separator = report_separator(room);
+    char       *at = strcmp(separator, ".") == 0 ? NULL : strstr(number, separator);
+    if (!at) return;
+    *at = '.';
+    memmove(at + 1, at + strlen(separator), strlen(at + strlen(separator)) + 1);
+}
+
+/* Reads a number of JSON. Returns the first character behind it, or NULL: it is none. */
+static const char *report_number_at(const char *text, double *value) {
+    char        number[512], room[16], *end;
+    const char *separator = report_separator(room), *point;
+    size_t      n = strspn(text, "+-.0123456789eE"), before;
+    if (n == 0 || n + strlen(separator) >= sizeof number) return NULL;
+    point = (const char *)memchr(text, '.', n);
+    before = point ? (size_t)(point - text) : n;
+    memcpy(number, text, before);
+    number[before] = '\0';
+    if (point) sprintf(number + before, "%s%.*s", separator, (int)(n - before - 1), point + 1);
+    *value = strtod(number, &end);
+    return *end ? NULL : text + n;
+}
+
+/* How many bytes of a text stay if `most` may: no part of a letter in UTF-8. */
+static size_t report_fit(const char *text, size_t most) {
+    size_t n = 0;
+    while (n < most && text[n]) n++;
+    while (n == most && n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) most = --n;
+    return n;
+}
+
+typedef struct report_args { va_list list; } report_args;
+
+/* The conversion at format, with each * as a number. Returns the first character behind it. */
+static const char *report_spec(const char *format, report_args *args, char spec[64]) {
+    size_t n = 0;
+    do {
+        if (*format == '*') n += (size_t)sprintf(spec + n, "%d", va_arg(args->list, int));
+        else spec[n++] = *format;
+    } while (!strchr("%diuxcsefg", *++format) && n < 40);
+    spec[n] = *format;
+    spec[n + 1] = '\0';
+    return format + 1;
+}
+
+static void report_convert_text(char *to, size_t space, const char *spec, const char *text) {
+    const char *precision = strchr(spec, '.');
+    int         width = atoi(spec + 1);
+    size_t      n = precision ? report_fit(text, (size_t)atoi(precision + 1)) : strlen(text);
+    snprintf(to, space, "%*.*s", width, (int)n, text);
+}
+
+/* vsnprintf for %s, %d, %x, %ld, %e, %f, %g and %%, with '.' in every locale. */
+static void report_vformat(char *to, size_t space, const char *format, va_list list) {
+    report_args args;
+    size_t      n = 0;
+    va_copy(args.list, list);
+    to[0] = '\0';
+    while (*format && n + 1 < space) {
+        char spec[64], kind;
+        to[n] = *format;
+        to[n + 1] = '\0';
+        if (*format != '%') {
+            format++;
+            n++;
+            continue;
+        }
+        format = report_spec(format, &args, spec);
+        kind = format[-1];
+        if (kind == 's') report_convert_text(to + n, space - n, spec, va_arg(args.list, const char *));
+        else if (kind != '%' && strchr("efg", kind)) {
+            snprintf(to + n, space - n, spec, va_arg(args.list, double));
+            report_set_point(to + n);
+        } else if (kind != '%' && strchr(spec, 'l')) snprintf(to + n, space - n, spec, va_arg(args.list, long));
+        else if (kind != '%') snprintf(to + n, space - n, spec, va_arg(args.list, int));
+        n += strlen(to + n);
+    }
+    va_end(args.list);
+}
+
+static void report_format(char *to, size_t space, const char *format, ...) REPORT_PRINTS(3, 4);
+static void report_format(char *to, size_t space, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    report_vformat(to, space, format, args);
+    va_end(args);
+}
+
+static int report_print(FILE *f, const char *format, ...) REPORT_PRINTS(2, 3);
+static int report_print(FILE *f, const char *format, ...) {
+    char    text[4096];
+    va_list args;
+    va_start(args, format);
+    report_vformat(text, sizeof text, format, args);
+    va_end(args);
+    fputs(text, f);
+    return (int)strlen(text);
+}
 
 static report_result report_fail(char *error, report_result result, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    if (error) vsnprintf(error, REPORT_MESSAGE, format, args);
+    if (error) report_vformat(error, REPORT_MESSAGE, format, args);
     va_end(args);
     return result;
 }
 
 /* ==== Writing ======================================================================= */
 
-typedef struct report_file {
+struct report_file {
     FILE     *f;
     long long skipped;                  /* the newest step that was logged as skipped */
     double    open;                     /* that step in the log's count, while its loss was not
                                            finite and its origin is unknown; 0 = none */
     long long events;                   /* number of the guard's events logged so far */
     int       failed;
-} report_file;
+};
 
 static void report_string(FILE *f, const char *text) {
     fputc('"', f);
     for (; *text; text++) {
         unsigned char c = (unsigned char)*text;
-        if (c < 32 || c == '"' || c == '\\') fprintf(f, "\\u%04x", c);
+        if (c < 32 || c == '"' || c == '\\') report_print(f, "\\u%04x", c);
         else fputc(c, f);
     }
     fputc('"', f);
 }
 
 static void report_text(FILE *f, const char *key, const char *text) {
-    fprintf(f, ",\"%s\":", key);
+    report_print(f, ",\"%s\":", key);
     report_string(f, text);
 }
 
 /* JSON has no NaN and no Inf. */
 static void report_number(FILE *f, const char *key, double value) {
     if (value <= REPORT_NONE && value >= REPORT_NONE) return;
-    if (value - value == 0) fprintf(f, ",\"%s\":%.9g", key, value);
-    else fprintf(f, ",\"%s\":null", key);
+    if (value - value == 0) report_print(f, ",\"%s\":%.9g", key, value);
+    else report_print(f, ",\"%s\":null", key);
 }
 
 /* A count, to its last digit. */
 static void report_whole(FILE *f, const char *key, double value) {
-    if (value > REPORT_NONE) fprintf(f, ",\"%s\":%.0f", key, value);
+    if (value > REPORT_NONE) report_print(f, ",\"%s\":%.0f", key, value);
 }
 
 /* Copies plain text, without characters that JSON would escape. */
@@ -132,20 +305,80 @@ static void report_plain(char *to, size_t space, const char *text) {
 }
 
 /* The first line of a log, for report_open. */
-REPORT_UNUSED static void report_header(char *line, size_t space, const char *title,
-                                        const char *device) {
+REPORT_API void report_header(char *line, size_t space, const char *title, const char *device) {
     char t[200], d[100];            /* with the text around them shorter than REPORT_MESSAGE */
     report_plain(t, sizeof t, title);
     report_plain(d, sizeof d, device);
-    snprintf(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
+    report_format(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
              REPORT_VERSION, d, t);
 }
 
-/* Opens a log. append 1: continues an existing log. Returns NULL with errno set on failure. */
-REPORT_UNUSED static report_file *report_open(const char *path, const char *header, int append) {
+/* ---- files ---- */
+
+/* Refuses what is no regular file: a FIFO would wait for ever. Returns 0 with errno set. */
+#if REPORT_POSIX || defined(__unix__) || defined(__APPLE__)
+static int report_is_regular(const struct stat *st) {
+    if (S_ISREG(st->st_mode)) return 1;
+    errno = EINVAL;
+    return 0;
+}
+#endif
+
+#if REPORT_POSIX
+/* Opens a regular file. Takes the descriptor. */
+static FILE *report_stream(int descriptor, const char *mode, int empty) {
+    struct stat st;
+    FILE *f = NULL;
+    if (descriptor < 0) return NULL;
+    if (fstat(descriptor, &st) == 0 && report_is_regular(&st) &&
+        (!empty || ftruncate(descriptor, 0) == 0))
+        f = fdopen(descriptor, mode);
+    if (!f) {
+        const int why = errno;
+        close(descriptor);
+        errno = why;
+    }
+    return f;
+}
+/* Opens a log, which must not be a symbolic link: a folder from elsewhere may hold one to any file. */
+static FILE *report_open_log(const char *path, int append) {
+    const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (append ? O_APPEND : 0);
+    return report_stream(open(path, flags, 0666), append ? "ab" : "wb", !append);
+}
+static FILE *report_open_input(const char *path)
+{ return report_stream(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), "rb", 0); }
+/* Makes a new file in place of whatever has this name. */
+static FILE *report_open_new(const char *path) {
+    if (unlink(path) != 0 && errno != ENOENT) return NULL;
+    return report_stream(open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666), "wb", 0);
+}
+#else
+static int report_may_open(const char *path) {
+#  if defined(__unix__) || defined(__APPLE__)
+    struct stat st;
+    return stat(path, &st) != 0 || report_is_regular(&st);
+#  else
+    (void)path;
+    return 1;
+#  endif
+}
+static FILE *report_open_log(const char *path, int append)
+{ return report_may_open(path) ? fopen(path, append ? "ab" : "wb") : NULL; }
+static FILE *report_open_input(const char *path)
+{ return report_may_open(path) ? fopen(path, "rb") : NULL; }
+static FILE *report_open_new(const char *path) {
+    if (!report_may_open(path)) return NULL;
+    remove(path);
+    return fopen(path, "wb");
+}
+#endif
+
+/* Opens a log. append 1: continues an existing log. Returns NULL with errno set on failure, also if path is a symbolic
+ * link or no regular file. */
+REPORT_API report_file *report_open(const char *path, const char *header, int append) {
     report_file *log = (report_file *)calloc(1, sizeof *log);
     if (!log) return NULL;
-    log->f = fopen(path, append ? "ab" : "wb");
+    log->f = report_open_log(path, append);
     if (!log->f) { free(log); return NULL; }
     if (!append) fputs(header, log->f);
     return log;
@@ -158,7 +391,7 @@ static void report_line_end(report_file *log) {
 }
 
 /* Returns 0, or 1 if a write failed. */
-REPORT_UNUSED static int report_close(report_file *log) {
+REPORT_API int report_close(report_file *log) {
     int failed;
     if (!log) return 0;
     failed = log->failed || ferror(log->f);
@@ -167,16 +400,7 @@ REPORT_UNUSED static int report_close(report_file *log) {
     return failed;
 }
 
-/* The numbers of a step; REPORT_NONE = unknown. */
-typedef struct report_point {
-    double step, loss, val, train, norm, clip, lr, scale, skipped;
-    double tokens;                      /* seen so far, or samples */
-    double ms, mem;
-    double mfu;                         /* model FLOPs utilization: 1 = the device's peak */
-    double seconds, time;               /* of training so far; since 1970 */
-} report_point;
-
-REPORT_UNUSED static report_point report_nothing(double step) {
+REPORT_API report_point report_nothing(double step) {
     report_point p;
     p.step = step;
     p.loss = p.val = p.train = p.norm = p.clip = p.lr = p.scale = p.skipped = REPORT_NONE;
@@ -184,9 +408,9 @@ REPORT_UNUSED static report_point report_nothing(double step) {
     return p;
 }
 
-REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
+REPORT_API void report_step(report_file *log, const report_point *p) {
     if (!log) return;
-    fprintf(log->f, "{\"step\":%.0f", p->step);
+    report_print(log->f, "{\"step\":%.0f", p->step);
     report_number(log->f, "loss", p->loss);
     report_number(log->f, "val", p->val);
     report_number(log->f, "train", p->train);
@@ -204,18 +428,17 @@ REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
     report_line_end(log);
 }
 
-REPORT_UNUSED static void report_skip(report_file *log, double step, const char *why) {
+REPORT_API void report_skip(report_file *log, double step, const char *why) {
     if (!log) return;
-    fprintf(log->f, "{\"step\":%.0f", step);
+    report_print(log->f, "{\"step\":%.0f", step);
     report_text(log->f, "skip", why);
     report_line_end(log);
 }
 
-REPORT_UNUSED static void report_event(report_file *log, double step, const char *what,
-                                       const char *site, const char *dtype, double largest,
-                                       double flushed) {
+REPORT_API void report_event(report_file *log, double step, const char *what, const char *site,
+                             const char *dtype, double largest, double flushed) {
     if (!log) return;
-    fprintf(log->f, "{\"step\":%.0f", step);
+    report_print(log->f, "{\"step\":%.0f", step);
     report_text(log->f, "event", what);
     report_text(log->f, "site", site);
     report_text(log->f, "dtype", dtype);
@@ -225,35 +448,35 @@ REPORT_UNUSED static void report_event(report_file *log, double step, const char
 }
 
 /* count[i] values have the exponent first + i. Zero counts at either end are left out. */
-REPORT_UNUSED static void report_exponents(report_file *log, double step, int first,
-                                           const double *count, int n) {
+REPORT_API void report_exponents(report_file *log, double step, int first, const double *count, int
+                                 n) {
     double total = 0;
     int    i, low = 0;
     if (!log) return;
     while (low < n && count[low] <= 0) low++;
     while (n > low && count[n - 1] <= 0) n--;
     for (i = low; i < n; i++) total += count[i];
-    fprintf(log->f, "{\"step\":%.0f,\"exponents\":[", step);
-    for (i = low; i < n; i++) fprintf(log->f, "%s%.3g", i > low ? "," : "", count[i] / total);
-    fprintf(log->f, "],\"first\":%d", first + low);
+    report_print(log->f, "{\"step\":%.0f,\"exponents\":[", step);
+    for (i = low; i < n; i++) report_print(log->f, "%s%.3g", i > low ? "," : "", count[i] / total);
+    report_print(log->f, "],\"first\":%d", first + low);
     report_line_end(log);
 }
 
 /* The shares of a gradient's values that fp16 would flush to zero, and hold with fewer bits. */
-REPORT_UNUSED static void report_param(report_file *log, double step, const char *name,
-                                       double flushed, double subnormal) {
+REPORT_API void report_param(report_file *log, double step, const char *name, double flushed, double
+                             subnormal) {
     if (!log) return;
-    fprintf(log->f, "{\"step\":%.0f", step);
+    report_print(log->f, "{\"step\":%.0f", step);
     report_text(log->f, "param", name);
-    fprintf(log->f, ",\"flushed\":%.4g,\"subnormal\":%.4g", flushed, subnormal);
+    report_print(log->f, ",\"flushed\":%.4g,\"subnormal\":%.4g", flushed, subnormal);
     report_line_end(log);
 }
 
 /* Where a step's time, or memory, went: `kind` is "cost" in ms or "memory" in bytes. */
-REPORT_UNUSED static void report_part(report_file *log, double step, const char *kind,
-                                      const char *what, double amount) {
+REPORT_API void report_part(report_file *log, double step, const char *kind, const char *what,
+                            double amount) {
     if (!log) return;
-    fprintf(log->f, "{\"step\":%.0f", step);
+    report_print(log->f, "{\"step\":%.0f", step);
     report_text(log->f, kind, what);
     report_number(log->f, kind[0] == 'c' ? "ms" : "bytes", amount);
     report_line_end(log);
@@ -346,16 +569,16 @@ static char *report_parse_string(report_parser *r) {
 
 /* A number; null = not finite. */
 static int report_parse_number(report_parser *r, double *value) {
-    char *end = NULL;
+    const char *end;
     if (strncmp(r->p, "null", 4) == 0) {
         *value = HUGE_VAL;
         r->p += 4;
         return 1;
     }
     if (!strchr("-0123456789", *r->p)) return 0;
-    *value = strtod(r->p, &end);
-    if (end == r->p) return 0;
-    r->p = end;
+    end = report_number_at(r->p, value);
+    if (!end) return 0;
+    r->p += end - r->p;
     return 1;
 }
 
@@ -579,7 +802,7 @@ static report_result report_read_line(report_data *d, char *line, long number, c
 
 /* Reads a file and appends '\0'. Returns NULL with errno set on failure. */
 static char *report_load(const char *path, size_t *size) {
-    FILE  *f = fopen(path, "rb");
+    FILE  *f = report_open_input(path);
     size_t room = 1 << 16, n = 0, got = 1;
     char  *text = NULL, *bigger;
     while (f && got) {
@@ -688,19 +911,19 @@ static void report_label(const report_axes *a, double x, double y, const char *a
     char    text[200];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    report_vformat(text, sizeof text, format, args);
     va_end(args);
-    fprintf(a->f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
+    report_print(a->f, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y, anchor);
     report_escape(a->f, text);
     fputs("</text>", a->f);
 }
 
 /* Writes 1.5e4 as 15k, because labels have little space. */
 static const char *report_short(double v, char *text) {
-    if (fabs(v) >= 1e9 || (v > 0 && v < 1e-3)) snprintf(text, 24, "%.1e", v);
-    else if (fabs(v) >= 1e6) snprintf(text, 24, "%.4gM", v / 1e6);
-    else if (fabs(v) >= 1e4) snprintf(text, 24, "%.4gk", v / 1e3);
-    else snprintf(text, 24, "%.4g", v);
+    if (fabs(v) >= 1e9 || (v > 0 && v < 1e-3)) report_format(text, 24, "%.1e", v);
+    else if (fabs(v) >= 1e6) report_format(text, 24, "%.4gM", v / 1e6);
+    else if (fabs(v) >= 1e4) report_format(text, 24, "%.4gk", v / 1e3);
+    else report_format(text, 24, "%.4g", v);
     return text;
 }
 
@@ -728,12 +951,12 @@ static void report_x_marks(const report_axes *a) {
         report_label(a, report_x(a, at), a->bottom + 16, at > 0.95 * a->x_last ? "end" : "middle",
                      "%s", report_short(at, text));
     report_x_title(a);
-    fprintf(a->f, "<path class=\"axis\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, a->bottom, REPORT_RIGHT);
+    report_print(a->f, "<path class=\"axis\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, a->bottom, REPORT_RIGHT);
 }
 
 static void report_y_mark(const report_axes *a, double value, const char *text) {
     double y = report_y(a, value);
-    fprintf(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
+    report_print(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
     report_label(a, REPORT_LEFT - 5, y + 4, "end", "%s", text);
 }
 
@@ -755,8 +978,8 @@ static void report_power_marks(const report_axes *a, int base, int marks) {
     if (each < 1) each = 1;
     for (at = (int)ceil(a->low); at <= a->high; at += each) {
         double y = report_y(a, at);
-        fprintf(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
-        fprintf(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%d<tspan dy=\"-5\" "
+        report_print(a->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, y, REPORT_RIGHT);
+        report_print(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%d<tspan dy=\"-5\" "
                 "font-size=\"9\">%d</tspan></text>", REPORT_LEFT - 5, y + 4, base, at);
     }
 }
@@ -782,7 +1005,7 @@ static void report_line(const report_data *d, const report_axes *a, size_t field
                         const char *style) {
     const char *pen = "M";
     int         i;
-    fprintf(a->f, "<path class=\"%s\" d=\"", style);
+    report_print(a->f, "<path class=\"%s\" d=\"", style);
     for (i = 0; i < d->n_points;) {
         double x = report_x(a, d->points[i].step), least = HUGE_VAL, most = -HUGE_VAL;
         int    broken = 0;
@@ -796,10 +1019,10 @@ static void report_line(const report_data *d, const report_axes *a, size_t field
         }
         if (broken) pen = "M";
         if (least > most) continue;
-        if (base == 2 && *pen == 'L') fprintf(a->f, "H%.1f", x);    /* the value holds until then */
-        fprintf(a->f, "%s%.1f %.1f", pen, x, report_y(a, least));
+        if (base == 2 && *pen == 'L') report_print(a->f, "H%.1f", x);    /* the value holds until then */
+        report_print(a->f, "%s%.1f %.1f", pen, x, report_y(a, least));
         if (report_y(a, least) - report_y(a, most) > 0.5)
-            fprintf(a->f, "L%.1f %.1f", x, report_y(a, most));
+            report_print(a->f, "L%.1f %.1f", x, report_y(a, most));
         pen = "L";
     }
     fputs("\"/>", a->f);
@@ -813,7 +1036,7 @@ static void report_nan_marks(const report_data *d, const report_axes *a, size_t 
     for (i = 0; i < d->n_points; i++) {
         double v = report_value(&d->points[i], field), x = report_x(a, d->points[i].step);
         if (!report_is_there(v) || report_is_finite(v) || x < before + 5) continue;
-        fprintf(a->f, "M%.1f %.1fl4.5 4.5l-4.5 4.5l-4.5 -4.5z", x, a->top - 4.5);
+        report_print(a->f, "M%.1f %.1fl4.5 4.5l-4.5 4.5l-4.5 -4.5z", x, a->top - 4.5);
         before = x;
     }
     fputs("\"/>", a->f);
@@ -832,7 +1055,7 @@ static int report_count_nan(const report_data *d, size_t field) {
 static const char *report_nan_key(int n, char *text, size_t space) {
     text[0] = '\0';
     if (n)
-        snprintf(text, space, " &nbsp; <svg class=\"box\" viewBox=\"0 0 13 10\"><path class=\"gap\" "
+        report_format(text, space, " &nbsp; <svg class=\"box\" viewBox=\"0 0 13 10\"><path class=\"gap\" "
                  "d=\"M6.5 0l5 5-5 5-5-5z\"/></svg> Inf or NaN (%d)", n);
     return text;
 }
@@ -847,7 +1070,7 @@ static void report_dots(const report_data *d, const report_axes *a, size_t field
     for (i = n = 0; i < d->n_points; i++) {
         double v = report_value(&d->points[i], field);
         if (!report_is_finite(v) || n++ % each) continue;
-        fprintf(a->f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>", style,
+        report_print(a->f, "<circle class=\"%s\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>", style,
                 report_x(a, d->points[i].step), report_y(a, v));
     }
 }
@@ -873,7 +1096,7 @@ static void report_skip_marks(const report_data *d, const report_axes *a) {
     for (i = 0; i < d->n_notes; i++) {
         double x = report_x(a, d->notes[i].step), y = a->top - 8;
         if (d->notes[i].kind != REPORT_SKIP || x < before + 3) continue;
-        fprintf(a->f, "M%.1f %.1fl7 7m0-7l-7 7M%.1f %.1fV%.1f", x - 3.5, y - 3.5, x, y + 6,
+        report_print(a->f, "M%.1f %.1fl7 7m0-7l-7 7M%.1f %.1fV%.1f", x - 3.5, y - 3.5, x, y + 6,
                 a->bottom);
         before = x;
     }
@@ -884,14 +1107,14 @@ static void report_skip_marks(const report_data *d, const report_axes *a) {
 
 static void report_panel(FILE *f, const char *title, const char *key, int height,
                          const char *alt) {
-    fprintf(f, "<section><h2>%s</h2><p>%s</p><svg viewBox=\"0 0 400 %d\" role=\"img\" "
+    report_print(f, "<section><h2>%s</h2><p>%s</p><svg viewBox=\"0 0 400 %d\" role=\"img\" "
             "aria-label=\"%s\">", title, key, height, alt);
 }
 
 static void report_panel_end(FILE *f) { fputs("</svg></section>\n", f); }
 
 static void report_empty(FILE *f, const char *title, const char *why) {
-    fprintf(f, "<section><h2>%s</h2><p class=\"none\">%s</p></section>\n", title, why);
+    report_print(f, "<section><h2>%s</h2><p class=\"none\">%s</p></section>\n", title, why);
 }
 
 static report_axes report_frame(const report_data *d, FILE *f, double top, double bottom) {
@@ -918,7 +1141,7 @@ static void report_draw_loss(const report_data *d, FILE *f) {
     report_axes a = report_frame(d, f, 28, 200);
     int         bad = report_count_nan(d, REPORT_FIELD(loss)) + report_count_nan(d, REPORT_FIELD(val));
     char        key[600], nan[200];
-    snprintf(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" d=\"M0 "
+    report_format(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" d=\"M0 "
              "5H26\"/></svg> training &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
              "class=\"two\" d=\"M0 5H26\"/><circle class=\"dot\" cx=\"13\" cy=\"5\" "
              "r=\"2.6\"/></svg> validation%s", report_nan_key(bad, nan, sizeof nan));
@@ -941,7 +1164,7 @@ static void report_draw_scale(const report_data *d, FILE *f) {
     report_axes a = report_frame(d, f, 34, 200);
     int         skips = report_count(d, REPORT_SKIP);
     char        key[200];
-    snprintf(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" "
+    report_format(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" "
              "d=\"M0 5H26\"/></svg> scale &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
              "class=\"skip\" d=\"M9 1l8 8m0-8l-8 8\"/></svg> skipped step (%d)", skips);
     report_range(d, &a, REPORT_FIELD(scale), 2);
@@ -962,7 +1185,7 @@ static void report_draw_norm(const report_data *d, FILE *f) {
     char        key[300], nan[200];
     report_range(d, &a, REPORT_FIELD(norm), 10);
     if (a.low > a.high) { report_empty(f, "Gradient norm", "No norm was taken."); return; }
-    snprintf(key, sizeof key, "above: the norm before clipping &nbsp; below: what clipping multiplies "
+    report_format(key, sizeof key, "above: the norm before clipping &nbsp; below: what clipping multiplies "
              "by%s", report_nan_key(report_count_nan(d, REPORT_FIELD(norm)), nan, sizeof nan));
     report_panel(f, "Gradient norm and clipping", key, 240, "Gradient norm and clip coefficient by step");
     report_y_title(&a, "L2 norm, powers of 10");
@@ -996,12 +1219,12 @@ static void report_cells(const report_axes *a, const double *cell, int columns, 
     double w = (double)(REPORT_RIGHT - REPORT_LEFT - 44) / columns, h = (a->bottom - a->top) / rows;
     int    shade, c, r;
     for (shade = 1; shade <= REPORT_SHADES; shade++) {
-        fprintf(a->f, "<path class=\"heat\" fill-opacity=\"%.2f\" d=\"",
+        report_print(a->f, "<path class=\"heat\" fill-opacity=\"%.2f\" d=\"",
                 0.05 + 0.95 * pow((double)shade / (double)REPORT_SHADES, 1.3));
         for (c = 0; c < columns; c++)
             for (r = 0; r < rows; r++)
                 if (report_shade(cell[c * rows + r]) == shade)
-                    fprintf(a->f, "M%.1f %.1fh%.1fv%.1fh-%.1fz", (double)REPORT_LEFT + c * w,
+                    report_print(a->f, "M%.1f %.1fh%.1fv%.1fh-%.1fz", (double)REPORT_LEFT + c * w,
                             a->top + r * h, w + 0.1, h + 0.1, w + 0.1);
         fputs("\"/>", a->f);
     }
@@ -1043,26 +1266,26 @@ static double report_exponent_y(const report_axes *a, int e)
 
 /* Text on top of cells. */
 static void report_halo(const report_axes *a, double x, double y, const char *text)
-{ fprintf(a->f, "<text class=\"on\" x=\"%.1f\" y=\"%.1f\">%s</text>", x, y, text); }
+{ report_print(a->f, "<text class=\"on\" x=\"%.1f\" y=\"%.1f\">%s</text>", x, y, text); }
 
 static void report_half_range(const report_axes *a) {
     static const struct { int e; const char *name; } lines[] = {
         { 16, "65504" }, { -14, "6e-5" }, { -24, "6e-8" } };
     double right = REPORT_RIGHT - 44;
     int    i;
-    fprintf(a->f, "<path class=\"out\" d=\"M%d %.1fH%.1fV%.1fH%dzM%d %.1fH%.1fV%.1fH%dz\"/>",
+    report_print(a->f, "<path class=\"out\" d=\"M%d %.1fH%.1fV%.1fH%dzM%d %.1fH%.1fV%.1fH%dz\"/>",
             REPORT_LEFT, a->top, right, report_exponent_y(a, 16), REPORT_LEFT, REPORT_LEFT,
             report_exponent_y(a, -24), right, a->bottom, REPORT_LEFT);
     for (i = 0; i < 3; i++) {
         double y = report_exponent_y(a, lines[i].e);
-        fprintf(a->f, "<path class=\"limit\" d=\"M%d %.1fH%.1f\"/>", REPORT_LEFT, y, right + 4);
+        report_print(a->f, "<path class=\"limit\" d=\"M%d %.1fH%.1f\"/>", REPORT_LEFT, y, right + 4);
         report_label(a, right + 6, y + 4, "start", "%s", lines[i].name);
     }
     report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, 16) - 3, "overflows");
     report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, -19) + 4, "loses bits");
     report_halo(a, REPORT_LEFT + 5, report_exponent_y(a, -30) + 4, "becomes zero");
     for (i = -40; i <= 10; i += 10)
-        fprintf(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">2<tspan dy=\"-5\" "
+        report_print(a->f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">2<tspan dy=\"-5\" "
                 "font-size=\"9\">%d</tspan></text>", REPORT_LEFT - 5, report_exponent_y(a, i) + 4,
                 i);
 }
@@ -1108,13 +1331,13 @@ static void report_layer_of(const char *name, char *layer) {
     for (; part; before = part, part = strchr(part, '.') ? strchr(part, '.') + 1 : NULL) {
         size_t n = strspn(part, "0123456789");
         if (n > 0 && (part[n] == '.' || part[n] == '\0')) {
-            snprintf(layer, REPORT_NAME, "%.*s", (int)(part + n - before), before);
+            report_format(layer, REPORT_NAME, "%.*s", (int)(part + n - before), before);
             return;
         }
     }
     for (part = name, before = name; last && part < last; part++)
         if (*part == '.') before = part + 1;
-    snprintf(layer, REPORT_NAME, "%.*s", last ? (int)(last - before) : 23, before);
+    report_format(layer, REPORT_NAME, "%.*s", last ? (int)(last - before) : 23, before);
 }
 
 /* The layers in the order of the log, and the flushed share of each layer at each sample. */
@@ -1197,7 +1420,7 @@ static void report_draw_underflow(const report_data *d, FILE *f) {
                  "Share of gradients flushed to zero, by layer and step");
     report_y_title(&a, "layer");
     report_label(&a, REPORT_RIGHT, a.top - 11, "end", "newest");
-    fprintf(f, "<path class=\"frame\" d=\"M%d %.1fH%dV%.1fH%dz\"/>", REPORT_LEFT, a.top,
+    report_print(f, "<path class=\"frame\" d=\"M%d %.1fH%dV%.1fH%dz\"/>", REPORT_LEFT, a.top,
             REPORT_RIGHT - 44, a.bottom, REPORT_LEFT);
     report_draw_layers(&l, &a);
     report_heat_steps(&a, l.steps[0], l.steps[l.samples - 1]);
@@ -1214,9 +1437,9 @@ static void report_draw_fall(const report_data *d, const report_axes *a, int i, 
     char               step[24], text[120];
     if (x1 < x0 + 3) x1 = x0 + 3;
     report_label(a, 4, y, "start", "%.56s", n->site);
-    fprintf(a->f, "<path class=\"fall\" d=\"M%.1f %.1fH%.1fv9H%.1fz\"/>", x0, y + 7, x1, x0);
-    fprintf(a->f, "<path class=\"mark\" d=\"M%.1f %.1fl-5 9h10z\"/>", x0, y + 7);
-    snprintf(text, sizeof text, "%.60s at step %s%s", n->text, report_short(n->step, step),
+    report_print(a->f, "<path class=\"fall\" d=\"M%.1f %.1fH%.1fv9H%.1fz\"/>", x0, y + 7, x1, x0);
+    report_print(a->f, "<path class=\"mark\" d=\"M%.1f %.1fl-5 9h10z\"/>", x0, y + 7);
+    report_format(text, sizeof text, "%.60s at step %s%s", n->text, report_short(n->step, step),
              end < 0 ? "; still f32" : "");
     wide = 7.0 * (double)strlen(text);          /* at most, at this size of type */
     if (x0 + 8 + wide > (double)REPORT_RIGHT)
@@ -1262,9 +1485,9 @@ static double report_parts_total(const report_data *d, report_kind kind, int *n)
 
 /* Time in ms, memory in MiB or GiB. */
 static void report_amount(report_kind kind, double amount, char *text, size_t space) {
-    if (kind == REPORT_COST) snprintf(text, space, "%.4g ms", amount);
-    else if (amount < 1e10) snprintf(text, space, "%.4g MiB", amount / 1048576);
-    else snprintf(text, space, "%.4g GiB", amount / 1073741824);
+    if (kind == REPORT_COST) report_format(text, space, "%.4g ms", amount);
+    else if (amount < 1e10) report_format(text, space, "%.4g MiB", amount / 1048576);
+    else report_format(text, space, "%.4g GiB", amount / 1073741824);
 }
 
 static double report_draw_parts(const report_data *d, const report_axes *a, report_kind kind,
@@ -1285,9 +1508,9 @@ static double report_draw_parts(const report_data *d, const report_axes *a, repo
         double             w = most > 0 ? 160 * p->amount / most : 0;
         if (p->kind != kind || p->step < step) continue;
         report_label(a, 150, y + 12, "end", "%.*s", (int)strcspn(p->text, ","), p->text);
-        fprintf(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
+        report_print(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
         if (kind == REPORT_MEMORY) report_amount(kind, p->amount, text, sizeof text);
-        else snprintf(text, sizeof text, "%.0f%%", 100 * p->amount / (total > 0 ? total : 1));
+        else report_format(text, sizeof text, "%.0f%%", 100 * p->amount / (total > 0 ? total : 1));
         report_label(a, 162 + w, y + 12, "start", "%s", text);
         y += 19;
     }
@@ -1376,9 +1599,9 @@ static void report_tile(FILE *f, const char *what, const char *format, ...) {
     char    text[200];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    report_vformat(text, sizeof text, format, args);
     va_end(args);
-    fprintf(f, "<div><dt>%s</dt><dd>", what);
+    report_print(f, "<div><dt>%s</dt><dd>", what);
     report_escape(f, text);
     fputs("</dd></div>", f);
 }
@@ -1401,7 +1624,7 @@ static void report_tiles(const report_data *d, FILE *f) {
     if (report_is_there(t.ms)) report_tile(f, "a step", "%.4g ms", t.ms);
     fputs("</dl>\n", f);
     if (!t.why[0]) return;
-    fprintf(f, "<p class=\"note\">Step %.0f was skipped, %s: ", t.last_skip,
+    report_print(f, "<p class=\"note\">Step %.0f was skipped, %s: ", t.last_skip,
             t.skipped > 1 ? "the newest of them" : "the only one");
     report_escape(f, t.why);
     fputs("</p>\n", f);
@@ -1411,12 +1634,12 @@ static void report_tiles(const report_data *d, FILE *f) {
 
 static void report_cell(FILE *f, double v, const char *format) {
     char text[40] = "";
-    if (report_is_there(v)) snprintf(text, sizeof text, report_is_finite(v) ? format : "Inf or NaN", v);
-    fprintf(f, "<td>%s</td>", text);
+    if (report_is_there(v)) report_format(text, sizeof text, report_is_finite(v) ? format : "Inf or NaN", v);
+    report_print(f, "<td>%s</td>", text);
 }
 
 static void report_table_row(FILE *f, const report_point *p) {
-    fprintf(f, "<tr><th scope=\"row\">%.0f</th>", p->step);
+    report_print(f, "<tr><th scope=\"row\">%.0f</th>", p->step);
     report_cell(f, p->loss, "%.5g");
     report_cell(f, p->val, "%.5g");
     report_cell(f, p->norm, "%.4g");
@@ -1437,9 +1660,9 @@ static void report_table(const report_data *d, FILE *f) {
     if (n == 0) return;
     fputs("<details><summary>The figures as a table</summary><div class=\"wide\"><table>\n"
           "<caption>What was logged", f);
-    if (each > 1) fprintf(f, ": one row of %d, and the last", each);
+    if (each > 1) report_print(f, ": one row of %d, and the last", each);
     fputs("</caption><thead><tr>", f);
-    for (i = 0; i < 9; i++) fprintf(f, "<th scope=\"col\">%s</th>", heads[i]);
+    for (i = 0; i < 9; i++) report_print(f, "<th scope=\"col\">%s</th>", heads[i]);
     fputs("</tr></thead><tbody>\n", f);
     for (i = 0; i < n; i++)
         if (i % each == 0 || i == n - 1) report_table_row(f, &d->points[i]);
@@ -1535,8 +1758,8 @@ static report_result report_replace(const report_data *d, const char *to, const 
     char  temporary[2048];
     FILE *f;
     int   good;
-    snprintf(temporary, sizeof temporary, "%s.tmp", to);
-    f = fopen(temporary, "wb");
+    report_format(temporary, sizeof temporary, "%s.tmp", to);
+    f = report_open_new(temporary);
     if (f) write(d, f, cut);
     good = f && !ferror(f) && !REPORT_FLUSH(f);
     if (f && fclose(f) != 0) good = 0;
@@ -1563,7 +1786,7 @@ static report_result report_convert(const char *path, const char *to, report_wri
 
 /* Renders the log at `path` as the page `html`, which is replaced atomically. REPORT_ERR_CUT: the
  * page is written from the complete lines of the log. Any other error: the page is not written. */
-REPORT_UNUSED static report_result report_render(const char *path, const char *html, char *error)
+REPORT_API report_result report_render(const char *path, const char *html, char *error)
 { return report_convert(path, html, report_page, error); }
 
 static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
@@ -1575,13 +1798,13 @@ static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
     size_t k;
     int    i;
     (void)cut;
-    fprintf(f, "%s\n", names);
+    report_print(f, "%s\n", names);
     for (i = 0; i < d->n_points; i++) {
-        fprintf(f, "%.0f", d->points[i].step);
+        report_print(f, "%.0f", d->points[i].step);
         for (k = 0; k < sizeof fields / sizeof fields[0]; k++) {
             double v = report_value(&d->points[i], fields[k]);
             if (!report_is_there(v)) fputc(',', f);
-            else if (report_is_finite(v)) fprintf(f, ",%.15g", v);
+            else if (report_is_finite(v)) report_print(f, ",%.15g", v);
             else fputs(",nan", f);
         }
         fputc('\n', f);
@@ -1590,7 +1813,7 @@ static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
 
 /* Writes the steps of the log at `path` as the table `csv`. The first row has the names. An unknown
  * number is an empty field; Inf and NaN are nan. Errors: as report_render. */
-REPORT_UNUSED static report_result report_csv(const char *path, const char *csv, char *error)
+REPORT_API report_result report_csv(const char *path, const char *csv, char *error)
 { return report_convert(path, csv, report_csv_table, error); }
 
 /* ==== The same in a terminal ======================================================== */
@@ -1617,15 +1840,15 @@ static void report_say_parts(const report_data *d, report_kind kind, FILE *out) 
     int    i, n, used = 0;
     double total = report_parts_total(d, kind, &n), step = n ? report_newest(d, kind)->step : 0;
     if (n == 0) return;
-    fprintf(out, "%-9s", kind == REPORT_COST ? "time" : "memory");
+    report_print(out, "%-9s", kind == REPORT_COST ? "time" : "memory");
     for (i = 0; i < d->n_notes; i++) {
         const report_note *p = &d->notes[i];
         char               part[64];
         if (p->kind != kind || p->step < step) continue;
-        snprintf(part, sizeof part, "%.*s %.0f%%", (int)strcspn(p->text, ","), p->text,
+        report_format(part, sizeof part, "%.*s %.0f%%", (int)strcspn(p->text, ","), p->text,
                  100 * p->amount / (total > 0 ? total : 1));
-        if (used && used + (int)strlen(part) > 66) { fprintf(out, ",\n         "); used = 0; }
-        used += fprintf(out, "%s%s", used ? ", " : "", part);
+        if (used && used + (int)strlen(part) > 66) { report_print(out, ",\n         "); used = 0; }
+        used += report_print(out, "%s%s", used ? ", " : "", part);
     }
     fputc('\n', out);
 }
@@ -1636,11 +1859,11 @@ static void report_say_sites(const report_data *d, FILE *out) {
         const report_note *p = &d->notes[i];
         double             end = p->end;
         if (!p->begins || n++ >= 8) continue;
-        fprintf(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
-        if (end >= 0) fprintf(out, " to %.0f", end);
-        fprintf(out, "\n");
+        report_print(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
+        if (end >= 0) report_print(out, " to %.0f", end);
+        report_print(out, "\n");
     }
-    if (n > 8) fprintf(out, "         and %d more\n", n - 8);
+    if (n > 8) report_print(out, "         and %d more\n", n - 8);
 }
 
 /* Prints the newest skip and its reason, with line breaks between words. */
@@ -1649,21 +1872,21 @@ static void report_say_skip(const report_total *t, FILE *out) {
     char        line[REPORT_MESSAGE];
     const char *at = line;
     if (!t->why[0]) return;
-    snprintf(line, sizeof line, "step %.0f: %.300s", t->last_skip, t->why);
+    report_format(line, sizeof line, "step %.0f: %.300s", t->last_skip, t->why);
     while (*at) {
         size_t n = strlen(at);
         if (n > WIDTH) {
             for (n = WIDTH; n > 0 && at[n] != ' '; n--) {}
             if (n == 0) n = WIDTH;
         }
-        fprintf(out, "         %.*s\n", (int)n, at);
+        report_print(out, "         %.*s\n", (int)n, at);
         at += n;
         while (*at == ' ') at++;
     }
 }
 
 /* Prints the content of the page in lines of at most 79 columns. */
-REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, char *error) {
+REPORT_API report_result report_summary(const char *path, FILE *out, char *error) {
     report_data   d;
     report_total  t;
     char          spark[64], a[24], b[24];
@@ -1672,19 +1895,19 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
         t = report_sum(&d);
         report_spark(&d, REPORT_FIELD(loss), spark, 40);
         if (report_is_there(t.loss))
-            fprintf(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
+            report_print(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
         report_spark(&d, REPORT_FIELD(norm), spark, 40);
-        fprintf(out, "norm     %s  of all gradients\n", spark);
-        fprintf(out, "         gradients clipped in %.0f%% of the logged steps\n", 100 * t.clipped);
-        snprintf(a, sizeof a, "%.8g", t.scale);
-        fprintf(out, "scale    %s; %.0f of %s steps skipped\n",
+        report_print(out, "norm     %s  of all gradients\n", spark);
+        report_print(out, "         gradients clipped in %.0f%% of the logged steps\n", 100 * t.clipped);
+        report_format(a, sizeof a, "%.8g", t.scale);
+        report_print(out, "scale    %s; %.0f of %s steps skipped\n",
                 report_is_there(t.scale) ? a : "none", t.skipped,
                 report_short(d.last, b));
         report_say_skip(&t, out);
         if (report_is_there(t.worst) && t.worst < 5e-5)
-            fprintf(out, "fp16     flushes no gradient to zero\n");
+            report_print(out, "fp16     flushes no gradient to zero\n");
         else if (report_is_there(t.worst))
-            fprintf(out, "fp16     flushes at most %.2g%% of a layer's gradient, in %s\n",
+            report_print(out, "fp16     flushes at most %.2g%% of a layer's gradient, in %s\n",
                     100 * t.worst, t.worst_layer);
         report_say_sites(&d, out);
         report_say_parts(&d, REPORT_COST, out);
@@ -1702,23 +1925,23 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
     const char *gradient = v->bad_tensor ? v->bad_tensor : "a parameter";
     const int   at = v->site && v->site[0];
     if (v->reason == MIXP_SKIP_SPIKE_NORM || v->reason == MIXP_SKIP_SPIKE_LOSS)
-        snprintf(text, space, "a spike of the %s, %.1f standard deviations off. It changed no "
+        report_format(text, space, "a spike of the %s, %.1f standard deviations off. It changed no "
                  "weight. No action needed",
                  v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
     else if (v->origin == MIXP_ORIGIN_FORWARD && at)
-        snprintf(text, space, "%.100s made a number outside the range of its dtype. If the guard "
+        report_format(text, space, "%.100s made a number outside the range of its dtype. If the guard "
                  "lets the site store f32, no action is needed", v->site);
     else if (v->origin == MIXP_ORIGIN_BACKWARD && at)
-        snprintf(text, space, "a gradient of %.100s overflowed. The loss scale was too large and "
+        report_format(text, space, "a gradient of %.100s overflowed. The loss scale was too large and "
                  "was lowered. No action needed", v->site);
     else if (v->origin != MIXP_ORIGIN_UNKNOWN)
-        snprintf(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
+        report_format(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
                  at ? v->site : "");
     else if (v->loss_bad)
-        snprintf(text, space, "the loss was not finite: a number left the range of its dtype in the forward "
+        report_format(text, space, "the loss was not finite: a number left the range of its dtype in the forward "
                  "pass. No loss scale prevents that. The guard looks for the site in the next step");
     else
-        snprintf(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes a skip "
+        report_format(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes a skip "
                  "now and then. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
 }
 
@@ -1728,14 +1951,14 @@ static void report_skip_again(report_file *log, double step, const char *site) {
     const double late = 8;
     char why[300];
     if (log->open <= 0 || step > log->open + late || !site || !site[0]) return;
-    snprintf(why, sizeof why, "the loss was not finite: %.100s made a number outside the range of "
+    report_format(why, sizeof why, "the loss was not finite: %.100s made a number outside the range of "
              "its dtype. The guard lets the site store f32. No action needed", site);
     report_skip(log, log->open, why);
     log->open = 0;
 }
 
 /* Logs a skipped step once. On a GPU the verdict may belong to an earlier step. */
-REPORT_UNUSED static void report_verdict(report_file *log, double step, const mixp_verdict *v) {
+REPORT_API void report_verdict(report_file *log, double step, const mixp_verdict *v) {
     char why[300];
     int  is_next;
     if (!log || v->outcome != MIXP_STEP_SKIPPED || v->step == log->skipped) return;
@@ -1748,8 +1971,8 @@ REPORT_UNUSED static void report_verdict(report_file *log, double step, const mi
 }
 
 /* Logs a training step with the scaler's verdict. */
-REPORT_UNUSED static void report_training(report_file *log, double step, double loss, double val,
-                                          const mixp_scaler *scaler) {
+REPORT_API void report_training(report_file *log, double step, double loss, double val, const
+                                mixp_scaler *scaler) {
     mixp_verdict v = mixp_scaler_verdict(scaler);
     report_point p = report_nothing(step);
     p.loss = loss;
@@ -1767,7 +1990,7 @@ REPORT_UNUSED static void report_training(report_file *log, double step, double 
 }
 
 /* Logs the guard's events since the last call. */
-REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
+REPORT_API void report_guard(report_file *log, double step, const mixp_context *ctx) {
     static const char *const words[MIXP_EVENT_COUNT] = {
         "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full",
         "imprecise", "operand", "operand back" };
@@ -1798,12 +2021,13 @@ static void report_gradients(report_file *log, double step, mixp_optimizer *opt)
 }
 
 /* Logs guard and gradients. Call mixp_optimizer_sample(opt) before the step. Waits for the device. */
-REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
-                                          mixp_optimizer *opt) {
+REPORT_API void report_watching(report_file *log, double step, const mixp_context *ctx,
+                                mixp_optimizer *opt) {
     if (!log) return;
     report_guard(log, step, ctx);
     report_gradients(log, step, opt);
 }
 
 #endif  /* MIXPREC_H_INCLUDED */
+#endif  /* REPORT_NO_IMPLEMENTATION */
 #endif  /* MIXPREC_REPORT_H */

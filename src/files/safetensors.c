@@ -22,16 +22,6 @@ typedef struct mixpi_report {
     size_t      text_size;
 } mixpi_report;
 
-/* Replaces control characters in a text, because names come from files and may reach a terminal.
- * The characters U+0080 to U+009F are replaced as well: one of them acts like ESC [. */
-static void mixpi_printable(char *text) {
-    for (; *text; text++) {
-        const unsigned char *c = (const unsigned char *)text;
-        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';
-        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
-    }
-}
-
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
                                      const char *format, ...) {
@@ -45,7 +35,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
     va_end(args);
     n = strlen(r->text);
     snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
-    mixpi_printable(r->text);
+    mixpi_readable(r->text);
     return code;
 }
 

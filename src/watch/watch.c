@@ -210,6 +210,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
              event->site, *event->site ? " " : "",
              mixpi_event_what(event), number, others, mixpi_event_advice(event));
+    mixpi_readable(text);
     return text;
 }
 

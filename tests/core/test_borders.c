@@ -2,8 +2,10 @@
  * saves, names that a terminal would interpret, the maximum of open regions, kernels that fail
  * once, callbacks that change the data a walk works on.
  * SPDX-License-Identifier: MIT OR Unlicense */
+#define _POSIX_C_SOURCE 200809L
 #include <unistd.h>
 #include "mixprec.h"
+#include "comma.h"
 #include "test.h"
 #include "new_optimizer.h"
 
@@ -160,6 +162,49 @@ static void no_control_character_of_a_name_is_told(void) {
         CHECK(strchr(why, names[i][0]) != NULL);
         clear(ctx, MIXP_ERR_SHAPE, "in the file only");
     }
+    mixp_context_free(ctx);
+}
+
+/* Messages of the context: names of parameters, texts of the program's operators, warnings. */
+static void no_control_character_is_told(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    const char   *why;
+    CHECK(mixp_param(ctx, "a\x1B]0;b\a\xC2\x9B\x7F" "c\nd", MIXP_I32, 0, NULL) == NULL);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "a?]0;b????c d");
+    mixp_context_clear_error(ctx);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "two\nlines\tof \xC3\xA4");
+    mixp_context_error(ctx, &why);
+    CHECK(strcmp(why, "two lines of \xC3\xA4") == 0);
+    mixp_context_free(ctx);
+}
+
+/* Numbers of messages have a point where the program's locale has a comma. Names keep their commas
+ * beside letters. */
+static void points_in_each_locale(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer_desc d = mixp_adamw_defaults();
+    mixp_event event;
+    char text[400];
+    const char *why;
+    if (!comma_begin()) {
+        mixp_context_free(ctx);
+        SKIP(COMMA_SKIP);
+    }
+    mixp_clip_grad_norm(mixp_optimizer_new(ctx, &d), -1.5);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "max_norm -1.5 must");
+    mixp_context_clear_error(ctx);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "'a,b' is [%d, %d], %g of %.3f, not %.0f", 2, 3, 1e-5, 12.25, 7.0);
+    mixp_context_error(ctx, &why);
+    CHECK(strcmp(why, "'a,b' is [2, 3], 1e-05 of 12.250, not 7") == 0);
+    memset(&event, 0, sizeof event);
+    event.kind = MIXP_EVENT_HIGH;
+    event.site = "h.3: linear";
+    event.dtype = MIXP_F32;
+    event.largest = 40000.5f;
+    CHECK_TEXT(mixp_event_text(&event, text, sizeof text), "largest 40000.5");
+    comma_end();
     mixp_context_free(ctx);
 }
 
@@ -570,6 +615,8 @@ int main(void) {
     RUN(a_refused_save_changes_nothing);
     RUN(weights_go_to_trained_views);
     RUN(no_control_character_of_a_name_is_told);
+    RUN(no_control_character_is_told);
+    RUN(points_in_each_locale);
     RUN(letters_of_a_name_are_told);
     RUN(a_walk_within_as_many_regions_as_may_be);
     RUN(a_region_too_many_is_left_all_the_same);

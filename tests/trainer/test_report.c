@@ -2,9 +2,11 @@
  * and the page and the summary show the report.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#define _POSIX_C_SOURCE 200809L
 #include <time.h>
 #include "../../examples/report.h"
 #include "test.h"
+#include "comma.h"
 
 #define LOG  "test_report.jsonl.tmp"
 #define PAGE "test_report.html.tmp"
@@ -365,6 +367,157 @@ static void test_told_again(void) {
     CHECK_TEXT(text, "2 of 10 steps skipped");
 }
 
+/* --- other locales ------------------------------------------------------------------------------- */
+
+typedef struct written { char *log, *page, *csv, *summary; } written;
+
+static char *copy_of(const char *path) {
+    const char *whole = slurp(path);
+    char *copy = (char *)malloc(strlen(whole) + 1);
+    return strcpy(copy, whole);
+}
+
+/* All that report.h writes, in the program's locale. Numbers of all sizes. */
+static written write_all(void) {
+    written w;
+    report_file *log;
+    report_point p = report_nothing(50);
+    FILE *out;
+    write_log();
+    log = report_open(LOG, NULL, 1);
+    p.loss = 1.25;
+    p.val = 1e-12;
+    p.norm = 123456.789;
+    p.lr = 6e-4;
+    p.scale = 1.5e38;
+    p.ms = 12.345;
+    p.clip = 0.5;
+    p.tokens = 1e9;
+    p.seconds = 3.75;
+    report_step(log, &p);
+    CHECK_INT(report_close(log), 0);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    w.log = copy_of(LOG);
+    w.page = copy_of(PAGE);
+    CHECK_INT(report_csv(LOG, PAGE, error), REPORT_OK);
+    w.csv = copy_of(PAGE);
+    out = fopen(PAGE, "wb");
+    CHECK_INT(report_summary(LOG, out, error), REPORT_OK);
+    fclose(out);
+    w.summary = copy_of(PAGE);
+    return w;
+}
+
+static void free_all(written *w) {
+    free(w->log);
+    free(w->page);
+    free(w->csv);
+    free(w->summary);
+}
+
+/* The bytes of files and summary do not depend on the locale; a log of another program is read. */
+static void test_decimal_comma(void) {
+    written here = write_all(), there;
+    report_data d;
+    if (!comma_begin()) {
+        free_all(&here);
+        SKIP(COMMA_SKIP);
+    }
+    there = write_all();
+    CHECK(strcmp(here.log, there.log) == 0);
+    CHECK(strcmp(here.page, there.page) == 0);
+    CHECK(strcmp(here.csv, there.csv) == 0);
+    CHECK(strcmp(here.summary, there.summary) == 0);
+    CHECK_INT(report_read(&d, LOG, error), REPORT_OK);
+    CHECK_NEAR(d.points[d.n_points - 1].norm, 123456.789, 0);
+    CHECK_NEAR(d.points[d.n_points - 1].val, 1e-12, 0);
+    report_free(&d);
+    comma_end();
+    free_all(&here);
+    free_all(&there);
+}
+
+/* Each conversion that report.h uses beside snprintf's, and texts cut between letters of UTF-8. */
+static void test_formats(void) {
+    char got[200], want[200];
+    static const double values[6] = { 0, 1.5, -2.25e-7, 123456789, 1e300, 0.1 };
+    int i;
+    for (i = 0; i < 6; i++) {
+        report_format(got, sizeof got, "%.9g|%.1f|%.0f|%.1e|%8.3g|%-9.2g|%%", values[i], values[i], values[i], values[i],
+                      values[i], values[i]);
+        snprintf(want, sizeof want, "%.9g|%.1f|%.0f|%.1e|%8.3g|%-9.2g|%%", values[i], values[i], values[i], values[i],
+                 values[i], values[i]);
+        CHECK(strcmp(got, want) == 0);
+    }
+    report_format(got, sizeof got, "%d,%5d,%-5d,%04x,%ld,%s,%-9s,%.3s,%.*s,%*d", 7, -8, 9, 10, 11L, "a,b", "cd", "efgh", 2,
+                  "ijk", 4, 5);
+    CHECK(strcmp(got, "7,   -8,9    ,000a,11,a,b,cd       ,efg,ij,   5") == 0);
+    report_format(got, sizeof got, "%.4s|%.5s|%.6s|%.1s", "a\xC3\xA9\xE2\x82\xAC", "a\xC3\xA9\xE2\x82\xAC",
+                  "a\xC3\xA9\xE2\x82\xAC", "\xF0\x9F\x98\x80");
+    CHECK(strcmp(got, "a\xC3\xA9|a\xC3\xA9|a\xC3\xA9\xE2\x82\xAC|") == 0);
+    report_format(got, 6, "%s%d", "abc", 123456);
+    CHECK(strcmp(got, "abc12") == 0);
+}
+
+/* --- links and pipes in a folder from elsewhere -------------------------------------------------- */
+
+#define VICTIM "test_report.victim.tmp"
+
+static void put_victim(void) {
+    FILE *f = fopen(VICTIM, "wb");
+    CHECK(f && fputs("precious", f) >= 0 && fclose(f) == 0);
+}
+
+static void test_links(void) {
+    report_file *log;
+    int append;
+    write_log();
+    put_victim();
+    remove(PAGE);
+    remove(PAGE ".tmp");
+    CHECK(symlink(VICTIM, PAGE ".tmp") == 0);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK(strcmp(slurp(VICTIM), "precious") == 0);
+    CHECK_TEXT(slurp(PAGE), "<svg");
+    remove(PAGE);
+    CHECK(symlink(VICTIM, PAGE) == 0 && symlink(VICTIM, PAGE ".tmp") == 0);
+    CHECK_INT(report_csv(LOG, PAGE, error), REPORT_OK);
+    CHECK(strcmp(slurp(VICTIM), "precious") == 0);
+    remove(LOG);
+    CHECK(symlink(VICTIM, LOG) == 0);
+    for (append = 0; append < 2; append++) {
+        log = report_open(LOG, "header\n", append);
+        CHECK(log == NULL);
+        CHECK(strcmp(slurp(VICTIM), "precious") == 0);
+        report_close(log);
+    }
+    remove(LOG);
+    remove(PAGE);
+    remove(VICTIM);
+}
+
+static void test_pipes(void) {
+    report_file *log;
+    int append;
+    write_log();
+    alarm(60);                      /* a call that waits for the other end of the pipe */
+    remove(PAGE ".tmp");
+    CHECK(mkfifo(PAGE ".tmp", 0666) == 0);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    remove(LOG);
+    CHECK(mkfifo(LOG, 0666) == 0);
+    for (append = 0; append < 2; append++) {
+        log = report_open(LOG, "header\n", append);
+        CHECK(log == NULL);
+        report_close(log);
+    }
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_ERR_IO);
+    CHECK_INT(report_summary(LOG, stdout, error), REPORT_ERR_IO);
+    alarm(0);
+    remove(LOG);
+    remove(PAGE);
+}
+
 int main(void) {
     RUN(test_read_back);
     RUN(test_layers);
@@ -382,6 +535,10 @@ int main(void) {
     RUN(test_many_events);
     RUN(test_zero_byte);
     RUN(test_told_again);
+    RUN(test_formats);
+    RUN(test_decimal_comma);
+    RUN(test_links);
+    RUN(test_pipes);
     remove(LOG);
     remove(PAGE);
     return test_report();
