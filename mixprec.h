@@ -1976,6 +1976,11 @@ MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t 
     return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
+/* The bits of a quantised magnitude. x: bits of the element; a: magnitude of its product with the
+ * scale; number: `a` on the grid. An Inf or NaN of x stays, so that the product is not finite. */
+MIXPREC_HD uint32_t mixpi_grid_keep(uint32_t x, uint32_t a, uint32_t number)
+{ return mixpi_q_choose(mixpi_q_below(0x7F7FFFFFu, x & 0x7FFFFFFFu), a, number); }
+
 /* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
 typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
@@ -2027,9 +2032,9 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
     return s;
 }
 
-/* tensor: the scale of the whole array. */
+/* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
 MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
-    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
+    const float wanted = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax) * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
@@ -2532,10 +2537,10 @@ typedef enum mixp_e8m0_rounding {
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
- * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
- * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
- * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
- * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the sources
+ * make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN has s =
+ * 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
  * above.
  *
  * The same inputs give the same bits on every instruction set and at any number of threads. */
@@ -2580,7 +2585,8 @@ typedef struct mixp_hadamard_args {
 } mixp_hadamard_args;
 
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
- * values of codes are those that were turned into codes, bit for bit; a NaN becomes some NaN. e4m3:
+ * values of codes are those that were turned into codes, bit for bit; a NaN or Inf becomes some NaN
+ * (e2m1: by the NaN of its block's scale). e4m3:
  * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
  * multiple of 16. The kernel's results are the same on every instruction set and at any number of
  * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without
@@ -4038,6 +4044,13 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  *                          e5m2      0.045 to 0.052
  *                          e2m1      0.18 to 0.41     0.94
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
+ *
+ * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is skipped,
+ * and a guard names the batch, the operator or the weight. The sources say otherwise of Inf. The FP8
+ * paper (arXiv 2209.05433) leaves both to the conversion; ONNX's Cast saturates by default
+ * (`saturate` 1: Inf becomes the largest number; 0: NaN in e4m3, Inf in e5m2); TransformerEngine's
+ * casts saturate (satfinite), so a step on an Inf is applied with wrong numbers. Only values that
+ * are finite saturate here.
  *
  * A block "along the sum" lies along the dimension over which its product adds. An operand of two
  * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
@@ -13954,6 +13967,8 @@ MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
 /* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
 #if MIXPI_PASS == 0
 MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b) { return a > b ? a : b; }
+MIXPI_V mixpi_vbits MIXPI_P(q_keep)(mixpi_vbits x, mixpi_vbits a, mixpi_vbits number)
+{ return mixpi_grid_keep(x, a, number); }
 MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_bf16_of_f32(u); }
 MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a)
 { return mixpi_grid_round(g, a); }
@@ -13970,6 +13985,9 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
 MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b)
 { return mixpi_vbits_max(a, b); }
 MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_vcode_bf16(u); }
+
+MIXPI_V mixpi_vbits MIXPI_P(q_keep)(mixpi_vbits x, mixpi_vbits a, mixpi_vbits number)
+{ return mixpi_vbits_gt(x & 0x7FFFFFFFu, mixpi_vbits_all(0x7F7FFFFFu), a, number); }
 
 /* number, but a NaN in a stays. */
 MIXPI_V mixpi_vbits MIXPI_P(q_unless_nan)(mixpi_vbits a, mixpi_vbits number)
@@ -14041,7 +14059,9 @@ MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax,
 MIXPI_V void MIXPI_P(q_scales_e4m3)(float tensor, mixpi_vbits amax, mixpi_vreg *in,
                                     mixpi_vreg *out) {
     const mixpi_grid grid = mixpi_grid_of(MIXP_F8_E4M3);
-    const mixpi_vreg wanted = mixpi_rof(amax) * mixpi_rset(tensor * (1.0f / 6.0f));
+    const mixpi_vbits nan = mixpi_vbits_all(0x7FC00000u);
+    const mixpi_vbits known = mixpi_vbits_gt(amax, mixpi_vbits_all(0x7F7FFFFFu), nan, amax);
+    const mixpi_vreg wanted = mixpi_rof(known) * mixpi_rset(tensor * (1.0f / 6.0f));
     const mixpi_vbits most = mixpi_vbits_all(0x7F7FFFFFu);
     mixpi_vbits s;
     *out = mixpi_rof(MIXPI_P(q_nearest)(&grid, mixpi_rbits(wanted)));
@@ -14122,8 +14142,11 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes)(const mixpi_grid *g, mixpi_v a, MIXPI_P(q_
     mixpi_vcodes c;
     MIXPI_EACH({
         const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
-        const mixpi_vbits r = MIXPI_P(q_nearest)(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
-        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(r) * MIXPI_R(s.out, i)));
+        const mixpi_vbits size = v & 0x7FFFFFFFu;
+        const mixpi_vbits x = mixpi_rbits(MIXPI_R(a, i));
+        const mixpi_vbits r = MIXPI_P(q_keep)(x, size, MIXPI_P(q_nearest)(g, size));
+        const mixpi_vbits value = r | (v & 0x80000000u);
+        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(value) * MIXPI_R(s.out, i)));
     })
     return c;
 }
@@ -14134,7 +14157,9 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
     mixpi_vrandom(key, (uint64_t)first, random);
     MIXPI_EACH({
         const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
-        const mixpi_vbits r = MIXPI_P(q_random)(g, v & 0x7FFFFFFFu, mixpi_vbits_at(random, i));
+        const mixpi_vbits size = v & 0x7FFFFFFFu;
+        const mixpi_vbits up = MIXPI_P(q_random)(g, size, mixpi_vbits_at(random, i));
+        const mixpi_vbits r = MIXPI_P(q_keep)(mixpi_rbits(MIXPI_R(a, i)), size, up);
         const mixpi_vbits value = r | (v & 0x80000000u);
         MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(value) * MIXPI_R(s.out, i)));
     })
@@ -14332,9 +14357,9 @@ MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
         codes[i] = (uint8_t)(mixpi_e2m1_code(x[2 * i]) | mixpi_e2m1_code(x[2 * i + 1]) << 4);
 }
 MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
-    static const mixp_rounding saturated = { 1, 0, 0, 0, 0, 0 };
+    static const mixp_rounding nearest = { 0, 0, 0, 0, 0, 0 };      /* an Inf becomes NaN */
     static const uint32_t no_random[16] = { 0 };
-    mixpi_vput_rounded(MIXP_F8_E4M3, codes, v, &saturated, no_random);
+    mixpi_vput_rounded(MIXP_F8_E4M3, codes, v, &nearest, no_random);
 }
 
 MIXPI_V mixpi_v MIXPI_P(get_e2m1)(const uint8_t *codes) {

@@ -1191,6 +1191,11 @@ MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t 
     return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
+/* The bits of a quantised magnitude. x: bits of the element; a: magnitude of its product with the
+ * scale; number: `a` on the grid. An Inf or NaN of x stays, so that the product is not finite. */
+MIXPREC_HD uint32_t mixpi_grid_keep(uint32_t x, uint32_t a, uint32_t number)
+{ return mixpi_q_choose(mixpi_q_below(0x7F7FFFFFu, x & 0x7FFFFFFFu), a, number); }
+
 /* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
 typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
@@ -1242,9 +1247,9 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
     return s;
 }
 
-/* tensor: the scale of the whole array. */
+/* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
 MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
-    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
+    const float wanted = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax) * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;

@@ -486,10 +486,10 @@ typedef enum mixp_e8m0_rounding {
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
- * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
- * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
- * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
- * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the sources
+ * make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN has s =
+ * 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
  * above.
  *
  * The same inputs give the same bits on every instruction set and at any number of threads. */
@@ -534,7 +534,8 @@ typedef struct mixp_hadamard_args {
 } mixp_hadamard_args;
 
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
- * values of codes are those that were turned into codes, bit for bit; a NaN becomes some NaN. e4m3:
+ * values of codes are those that were turned into codes, bit for bit; a NaN or Inf becomes some NaN
+ * (e2m1: by the NaN of its block's scale). e4m3:
  * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
  * multiple of 16. The kernel's results are the same on every instruction set and at any number of
  * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without

@@ -7,6 +7,8 @@
 /* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
 #if MIXPI_PASS == 0
 MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b) { return a > b ? a : b; }
+MIXPI_V mixpi_vbits MIXPI_P(q_keep)(mixpi_vbits x, mixpi_vbits a, mixpi_vbits number)
+{ return mixpi_grid_keep(x, a, number); }
 MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_bf16_of_f32(u); }
 MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a)
 { return mixpi_grid_round(g, a); }
@@ -23,6 +25,9 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
 MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b)
 { return mixpi_vbits_max(a, b); }
 MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_vcode_bf16(u); }
+
+MIXPI_V mixpi_vbits MIXPI_P(q_keep)(mixpi_vbits x, mixpi_vbits a, mixpi_vbits number)
+{ return mixpi_vbits_gt(x & 0x7FFFFFFFu, mixpi_vbits_all(0x7F7FFFFFu), a, number); }
 
 /* number, but a NaN in a stays. */
 MIXPI_V mixpi_vbits MIXPI_P(q_unless_nan)(mixpi_vbits a, mixpi_vbits number)
@@ -94,7 +99,9 @@ MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax,
 MIXPI_V void MIXPI_P(q_scales_e4m3)(float tensor, mixpi_vbits amax, mixpi_vreg *in,
                                     mixpi_vreg *out) {
     const mixpi_grid grid = mixpi_grid_of(MIXP_F8_E4M3);
-    const mixpi_vreg wanted = mixpi_rof(amax) * mixpi_rset(tensor * (1.0f / 6.0f));
+    const mixpi_vbits nan = mixpi_vbits_all(0x7FC00000u);
+    const mixpi_vbits known = mixpi_vbits_gt(amax, mixpi_vbits_all(0x7F7FFFFFu), nan, amax);
+    const mixpi_vreg wanted = mixpi_rof(known) * mixpi_rset(tensor * (1.0f / 6.0f));
     const mixpi_vbits most = mixpi_vbits_all(0x7F7FFFFFu);
     mixpi_vbits s;
     *out = mixpi_rof(MIXPI_P(q_nearest)(&grid, mixpi_rbits(wanted)));
@@ -175,8 +182,11 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes)(const mixpi_grid *g, mixpi_v a, MIXPI_P(q_
     mixpi_vcodes c;
     MIXPI_EACH({
         const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
-        const mixpi_vbits r = MIXPI_P(q_nearest)(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
-        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(r) * MIXPI_R(s.out, i)));
+        const mixpi_vbits size = v & 0x7FFFFFFFu;
+        const mixpi_vbits x = mixpi_rbits(MIXPI_R(a, i));
+        const mixpi_vbits r = MIXPI_P(q_keep)(x, size, MIXPI_P(q_nearest)(g, size));
+        const mixpi_vbits value = r | (v & 0x80000000u);
+        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(value) * MIXPI_R(s.out, i)));
     })
     return c;
 }
@@ -187,7 +197,9 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
     mixpi_vrandom(key, (uint64_t)first, random);
     MIXPI_EACH({
         const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
-        const mixpi_vbits r = MIXPI_P(q_random)(g, v & 0x7FFFFFFFu, mixpi_vbits_at(random, i));
+        const mixpi_vbits size = v & 0x7FFFFFFFu;
+        const mixpi_vbits up = MIXPI_P(q_random)(g, size, mixpi_vbits_at(random, i));
+        const mixpi_vbits r = MIXPI_P(q_keep)(mixpi_rbits(MIXPI_R(a, i)), size, up);
         const mixpi_vbits value = r | (v & 0x80000000u);
         MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(value) * MIXPI_R(s.out, i)));
     })

@@ -28,9 +28,9 @@ MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
         codes[i] = (uint8_t)(mixpi_e2m1_code(x[2 * i]) | mixpi_e2m1_code(x[2 * i + 1]) << 4);
 }
 MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
-    static const mixp_rounding saturated = { 1, 0, 0, 0, 0, 0 };
+    static const mixp_rounding nearest = { 0, 0, 0, 0, 0, 0 };      /* an Inf becomes NaN */
     static const uint32_t no_random[16] = { 0 };
-    mixpi_vput_rounded(MIXP_F8_E4M3, codes, v, &saturated, no_random);
+    mixpi_vput_rounded(MIXP_F8_E4M3, codes, v, &nearest, no_random);
 }
 
 MIXPI_V mixpi_v MIXPI_P(get_e2m1)(const uint8_t *codes) {

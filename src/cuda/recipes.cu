@@ -59,6 +59,7 @@ __device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, fl
     uint32_t r = q.k.stochastic
                ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
                : mixpi_grid_round(&q.grid, a);
+    r = mixpi_grid_keep(mixp_bits_of_f32(x), a, r);
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 
@@ -316,7 +317,7 @@ __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
     for (int j = 0; j < 8; j++) {
         float x = v[j] / s[j];
         uint32_t code = narrow ? mixpi_e2m1_code(x)
-                               : mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0);
+                               : mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0);
         if (narrow) c.lo |= code << 4 * j;
         else if (j < 4) c.lo |= code << 8 * (j % 4);
         else c.hi |= code << 8 * (j % 4);

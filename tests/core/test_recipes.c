@@ -89,6 +89,7 @@ static factors factors_of(const mixp_quantise_args *k, const grid *g, double ama
     }
     if (kind == MIXP_SCALE_E4M3) {
         double want = f32(amax * f32(tensor * f32(1.0 / 6.0)));
+        if (amax > 1e39) want = amax - amax;                /* a block with an Inf becomes NaN */
         f.out = on_grid(&grids[0], want);
         f.in = amax == 0 ? 0.0 : f32(1.0 / f32(f.out * f32(1.0 / tensor)));
         if (f.in > 3.4028234663852886e38) f.in = 3.4028234663852886e38;
@@ -123,8 +124,8 @@ static double reference(const mixp_quantise_args *k) {
             f = factors_of(k, g, amax, tensor);
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++) {
-                    double x = f32((double)mixp_get(k->x, i * k->cols + j) * f.in);
-                    want[i * k->cols + j] = (float)(on_grid(g, x) * f.out);
+                    double own = (double)mixp_get(k->x, i * k->cols + j), x = f32(own * f.in);
+                    want[i * k->cols + j] = (float)((fabs(own) > 1e39 ? own : on_grid(g, x)) * f.out);
                 }
         }
     return f32(1.0 / tensor);
