@@ -889,8 +889,8 @@ typedef struct mixp_scaler_rule {
 #define MIXP_PAST_SCALES 16
 
 /* The state of a scaler, in device memory. Checkpoints hold every field except found_inf and past.
- * They hold largest and peak only if the rule predicts, forgiven and forgiven_at only under a
- * guard. */
+ * They hold largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
+ * a guard. */
 typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -905,6 +905,8 @@ typedef struct mixp_scaler_state {
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
+    float   ahead;              /* under a guard: the scale that the newest overflow would have left
+                                   under the rule alone; 0 = settled by a clean step       */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
@@ -920,9 +922,15 @@ MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
 MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
 { mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
 
-/* After an overflow: spend hysteresis, then back off, never below the floor. */
+/* One backoff from a scale, never below the floor. */
+MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
+    const float lower = r->divides ? (float)((double)scale / r->growth_factor)
+                                   : (float)((double)scale * r->backoff_factor);
+    return lower < r->min_scale ? r->min_scale : lower;
+}
+
+/* After an overflow: spend hysteresis, then back off. */
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
-    float lower;
     s->skips++;
     s->growth_tracker = 0;
     if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
@@ -932,9 +940,7 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
     if (s->hysteresis_left > 0) s->hysteresis_left--;
     if (s->hysteresis_left > 0) return;
-    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
-                       : (float)((double)s->scale * r->backoff_factor);
-    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    s->scale = mixpi_scaler_lower(s->scale, r);
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 
@@ -2988,6 +2994,21 @@ MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     return moved == held;
 }
 
+/* The result of one look at an array; counts are of elements. An array already stored in `low` does
+ * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
+ * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
+typedef struct mixp_look {
+    float   largest;            /* largest finite magnitude; 0 without a finite element */
+    int32_t nan;                /* 1: an element is NaN */
+    int64_t count;              /* elements looked at */
+    int64_t nonfinite, zeros;
+    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
+    int64_t least;              /* rounds to the smallest subnormal of `low` */
+    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
+    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
+                                   saturating cast makes it that largest number */
+} mixp_look;
+
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
  * `falls`: see mixp_scaler_advance_guarded. */
 typedef struct mixp_advance_args {
@@ -2995,8 +3016,9 @@ typedef struct mixp_advance_args {
     mixp_scaler_state      *scaler;
     int32_t                 forgives;   /* 0: no guard is on                               */
     int32_t                 falls;  /* how many sites have fallen back so far              */
-    const float            *largest;    /* device memory: largest scaled gradient seen in the
-                                           backward pass; NULL = none was measured         */
+    const mixp_look        *wide;   /* device memory: the look at this update's scaled f32
+                                       gradients, for rules that predict; NULL = not seen   */
+    const mixp_look        *narrow; /* likewise at those in f16 and bf16                     */
 } mixp_advance_args;
 
 /* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
@@ -3015,35 +3037,65 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
-/* The result of one look at an array; counts are of elements. An array already stored in `low` does
- * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
- * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
-typedef struct mixp_look {
-    float   largest;            /* largest finite magnitude; 0 without a finite element */
-    int32_t nan;                /* 1: an element is NaN */
-    int64_t count;              /* elements looked at */
-    int64_t nonfinite, zeros;
-    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
-    int64_t least;              /* rounds to the smallest subnormal of `low` */
-    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
-    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
-                                   saturating cast makes it that largest number */
-} mixp_look;
+/* How far the guard lowers a scale beyond the rule's own backoff: in backoffs, and to no less than
+ * a scale of 2, because at 1 and below the site of the gradient falls back instead. */
+enum { MIXPI_MOST_BACKOFFS = 16 };
+
+/* After the second overflow in a row: the size of an overflow is unknown, so the scale goes far
+ * below. narrow: the look at this update's low gradients, or NULL. */
+MIXPREC_HD void mixpi_scaler_dive(mixp_scaler_state *s, const mixp_scaler_rule *r, float before,
+                                  const mixp_look *narrow) {
+    const int again = s->ahead > 0.0f;
+    int i;
+    if (!(s->scale < before)) return;           /* hysteresis, a fixed scale, or the floor */
+    s->ahead = s->scale;
+    if (!again || r->predicts || !narrow || !narrow->nonfinite) return;
+    for (i = 0; i < MIXPI_MOST_BACKOFFS; i++) {
+        const float lower = mixpi_scaler_lower(s->scale, r);
+        if (lower < 2.0f) return;
+        s->scale = lower;
+    }
+}
+
+/* After a clean step: the scale returns to the first backoff under which the gradients that were
+ * seen reach at most half of the largest low number, as if each backoff had cost a step. Waits for
+ * a step that was seen. before: the scale of that step. */
+MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rule *r, float before,
+                                     const mixp_look *narrow) {
+    float at = s->ahead;
+    double largest;
+    if (!(at > before)) s->ahead = 0.0f;
+    if (!(at > before) || !narrow || !narrow->count) return;
+    s->ahead = 0.0f;
+    largest = (double)narrow->largest / (double)before;
+    while (at > before && largest * (double)at > 0.5 * (double)r->low_largest) {
+        const float lower = mixpi_scaler_lower(at, r);
+        if (!(lower < at)) break;
+        at = lower;
+    }
+    if (at > s->scale) s->scale = at;
+}
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
  * loss. So up to `forgives` skips in a row with a non-finite loss leave the scale as it is; the
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
- * finds nothing to fix must not keep a run from ending. */
+ * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
+ * gradients (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
-                                            int32_t forgives, int32_t falls) {
-    if (!s->found_inf || s->forgiven_at != falls) s->forgiven = 0;
+                                            int32_t forgives, int32_t falls,
+                                            const mixp_look *narrow) {
+    const int bad = s->found_inf, forward = s->loss_bad;
+    const float before = s->scale;
+    if (!bad || s->forgiven_at != falls) s->forgiven = 0;
     s->forgiven_at = falls;
-    if (!s->found_inf || !s->loss_bad || s->forgiven >= forgives) {
-        mixp_scaler_advance(s, r, s->found_inf);
+    if (bad && forward && s->forgiven < forgives) {
+        s->forgiven++;
+        mixpi_scaler_forgive(s, r);
         return;
     }
-    s->forgiven++;
-    mixpi_scaler_forgive(s, r);
+    mixp_scaler_advance(s, r, bad);
+    if (forgives && bad) mixpi_scaler_dive(s, r, before, forward ? NULL : narrow);
+    else if (forgives)   mixpi_scaler_surface(s, r, before, narrow);
 }
 
 /* Thresholds of rounding to a format, as bits of f32 magnitudes. */
@@ -5099,7 +5151,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
-    MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
+    MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit; a guard finds a scale with
+                                   fewer skips, see mixp_guard_start                       */
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
     MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: a clean step refills the
@@ -5226,6 +5279,7 @@ typedef struct mixp_scaler_saved {
     int32_t growth_interval, growth_tracker, hysteresis_left;
     int32_t floor_skips;        /* skips in a row while the scale could not go lower */
     int32_t forgiven, forgiven_at;  /* under a guard: see mixp_scaler_state */
+    float   ahead;              /* under a guard: see mixp_scaler_state */
     float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state. Otherwise 0 */
 } mixp_scaler_saved;
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
@@ -5665,20 +5719,24 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
  * than `imprecise` of the variation of its values over the batch, with the means subtracted.
- * Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32 weights
- * too, and the mean of its error counts; if it falls back for its precision, it reads f32 weights and
- * inputs from then on. Batches of fewer than 8 rows are not judged.
+ * Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
+ * weights too, and the mean of its error counts; if it falls back for its precision, it reads f32
+ * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends as its f32 run lose at most 0.042 at a site. A set of raw columns 40 times as large as
- * their variation loses 0.05 to 0.12, and its loss without a guard is 40 % above that of f32.
+ * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times as
+ * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
  * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
  *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
- * and again after each fallback. All other skips lower the scale as without a guard. On a GPU the
+ * and again after each fallback. All other skips lower the scale as without a guard, with one
+ * exception: after a second skip in a row in whose sample a low gradient overflowed, the scale goes
+ * 16 more backoffs down, to no less than 2, and the next clean sampled step returns it to the first
+ * backoff at which the largest low gradient is at most half of f16's largest number. So two skips
+ * find the scale to which many would lead. Rules that predict do so by themselves. On a GPU the
  * host learns of a skip one update later. Without mixp_retry, the step after a skip is therefore
  * not sampled; if it is skipped too, the scale is lowered. Without a guard none of this code runs,
  * and nothing is allocated.
@@ -8904,8 +8962,9 @@ static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k)
 
 static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
-    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    if (k->wide) mixp_scaler_note_scaled(k->scaler, k->wide->largest);
+    if (k->wide && k->narrow) mixp_scaler_note_scaled(k->scaler, k->narrow->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
     return MIXP_OK;
 }
 
@@ -25233,6 +25292,7 @@ static uint64_t mixpi_scale_now(mixp_scaler *s) {
 static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
     mixpi_scaler_remember(state);
     state->scale = scale;
+    state->ahead = 0.0f;
     state->found_inf = 0;
     state->loss_bad = 0;
 }
@@ -25297,6 +25357,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
     out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
+    out->ahead = state.ahead;
     out->largest = scaler->rule.predicts ? state.largest : 0.0f;
     out->peak = scaler->rule.predicts ? state.peak : 0.0f;
     return MIXP_OK;
@@ -25312,6 +25373,8 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
     if (in->growth_tracker < 0 || in->hysteresis_left < 0 || in->floor_skips < 0 ||
         in->forgiven < 0 || in->forgiven_at < 0)
         return "a counter is negative";
+    if (in->ahead != 0.0f && !mixpi_scale_is_usable(in->ahead))
+        return "ahead is neither 0 nor in [2^-126, 2^126]";
     if (!mixpi_finite((double)in->largest) || !mixpi_finite((double)in->peak) ||
         in->largest < 0.0f || in->peak < 0.0f)
         return "largest or peak is negative, Inf or NaN";
@@ -25344,6 +25407,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     state.floor_skips = in->floor_skips;
     state.forgiven = in->forgiven;
     state.forgiven_at = in->forgiven_at;
+    state.ahead = in->ahead;
     state.largest = scaler->rule.predicts ? in->largest : 0.0f;
     state.peak = scaler->rule.predicts ? in->peak : 0.0f;
     return mixpi_scaler_replace(scaler, &state);
@@ -29463,9 +29527,9 @@ typedef struct mixpi_field {
 #define MIXPI_FIELD_PREDICTION(member) \
     { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
       offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0, 0 }
-#define MIXPI_FIELD_FORGIVEN(member) \
+#define MIXPI_FIELD_FORGIVEN(member, dtype, must) \
     { MIXPI_OF_FORGIVEN, "mixprec.guard." #member, offsetof(mixp_scaler_state, member), \
-      MIXP_I32, MIXPI_COUNTER, 0 }
+      dtype, must, 0 }
 #define MIXPI_FIELD_SPIKE(name, member, dtype, of) \
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
@@ -29475,8 +29539,9 @@ typedef struct mixpi_field {
       dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
-    MIXPI_FIELD_FORGIVEN(forgiven),
-    MIXPI_FIELD_FORGIVEN(forgiven_at),
+    MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_FORGIVEN(forgiven_at, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -31079,7 +31144,8 @@ static int mixpi_traits_of(const mixp_op *op) {
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
 enum {
-    MIXPI_ROW_BACKWARD,         /* all gradients so far, of activations and of leaves */
+    MIXPI_ROW_WIDE,             /* all f32 gradients so far, of activations and of leaves */
+    MIXPI_ROW_NARROW,           /* all f16 and bf16 gradients so far */
     MIXPI_ROW_WEIGHT,           /* a weight that is under suspicion */
     MIXPI_ROW_SITES
 };
@@ -31306,12 +31372,6 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
 static int mixpi_context_sampled(const mixp_context *ctx)
 { return ctx->watch && ctx->watch->sampled; }
-
-/* The look at all gradients of this sampled step so far, of activations and of parameters, still
- * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
- * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
-static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
-{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     const char *end = strstr(name, ": ");
@@ -31846,9 +31906,10 @@ typedef enum mixpi_reweighed {
 /* A low copy of an f32 weight for this step; NULL: no memory. */
 static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     mixp_tensor *copy = mixp_activation(t->ctx, low, t->rank, t->shape);
+    mixp_result r;
     if (!copy) return NULL;
-    return mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count) == MIXP_OK
-         ? copy : NULL;
+    r = mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
+    return r == MIXP_OK ? copy : NULL;
 }
 
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
@@ -31900,8 +31961,8 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     return r;
 }
 
-/* Measures what a call loses in low precision: in its result and in its weights. Computes the call a
- * second time where that is needed, then restores the call. */
+/* Measures what a call loses in low precision: in its result and in its weights. Computes the call
+ * a second time where that is needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
                                        mixp_result (*run)(mixp_call *,
                                                           mixp_result (*)(mixp_call *))) {
@@ -31935,9 +31996,10 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
     return mixpi_is_low(site->around) ? site->around : MIXP_F16;
 }
 
-/* Looks at t for a row of a site; at a gradient also for the row of all gradients. */
+/* Looks at t for a row of a site; at a gradient also for the row of all such gradients. */
 static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
     const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
+    const int total = mixpi_is_low(t->dtype) ? MIXPI_ROW_NARROW : MIXPI_ROW_WIDE;
     mixp_look_args k;
     if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
@@ -31945,7 +32007,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.x = mixpi_tensor_in(t);
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
-    k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
+    k.total = is_grad ? &ctx->watch->rows[total] : NULL;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -32400,28 +32462,35 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
 
 /* Words of a table that is shared at once, so that its memory does not grow with the ranks. A table
  * has at least one site of each rank. */
-enum { MIXPI_SHARED_WORDS = 1 << 16 };
+enum {
+    MIXPI_SHARED_WORDS = 1 << 16,
+    MIXPI_SHARED_LOOKS = 2      /* at all gradients in f32, and at all low gradients */
+};
 
-/* The sites [first, end) of a list, and for first 0 the look at the losses before them. */
+/* The sites [first, end) of a list, and for first 0 the looks at all gradients before them. */
 typedef struct mixpi_share {
     const uint64_t *list;
     int64_t first, end;
 } mixpi_share;
 
-static int64_t mixpi_share_words(const mixpi_share *s)
-{ return (s->first ? 0 : MIXPI_LOOK_WORDS) + (s->end - s->first) * MIXPI_SITE_WORDS; }
+static int64_t mixpi_share_words(const mixpi_share *s) {
+    const int64_t looks = s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    return looks + (s->end - s->first) * MIXPI_SITE_WORDS;
+}
 
 /* Sites that one table takes: all of them if there are few ranks. */
 static int64_t mixpi_share_most(const mixp_context *ctx) {
-    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_LOOK_WORDS;
+    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) -
+                        MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;
 }
 
 /* Fills this rank's row with what it has seen. */
 static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
     int64_t i;
-    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_WIDE], row);
+    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
+    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_to_words(w, number, row);
@@ -32431,8 +32500,9 @@ static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double 
 /* Adds one rank's row for the sites that this rank has. */
 static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
     int64_t i;
-    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_WIDE], row);
+    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
+    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_join_words(w, number, row);
@@ -32793,8 +32863,8 @@ static int mixpi_site_can_fall(const mixpi_site *site) {
     return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
 }
 
-/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much of
- * a product's inputs or result, rounding its weights loses as much. */
+/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
+ * of a product's inputs or result, rounding its weights loses as much. */
 static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
     const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
     const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
@@ -33320,7 +33390,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     w->settling_bad = mixpi_began_forward(origin);
     w->inspect_all |= w->settling_bad;
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
-    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {
+    if (w->seen[MIXPI_ROW_WIDE].count + w->seen[MIXPI_ROW_NARROW].count > 0) {
         w->looked = 1;
         if (!w->found) {
             w->found = (int)origin;
@@ -34281,15 +34351,27 @@ static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k)
     k->falls = ctx->watch->falls;
 }
 
+/* The look at the low gradients of the update's sample, in device memory. Several ranks have just
+ * added theirs on the host. */
+static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narrow) {
+    mixpi_watch *w = ctx->watch;
+    mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
+    *narrow = row;
+    if (mixpi_world(ctx) == 1) return MIXP_OK;
+    return mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
+}
+
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
-    const int on = mixpi_guard_on(ctx);
-    const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
-    /* With several ranks, a rank's own look would change only its own scale. */
-    const mixp_look *met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(ctx);
+    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capturing;
+    const int fresh = decides && ctx->watch->fresh;
+    mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
     if (on) mixpi_update_forgives(ctx, k);
-    k->largest = met ? &met->largest : NULL;
+    if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
+    /* With several ranks, a rank's own look would change only its own scale. */
+    if (mixpi_world(ctx) == 1 && mixpi_context_sampled(ctx))
+        k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
     return r;
 }
 

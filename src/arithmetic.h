@@ -104,8 +104,8 @@ typedef struct mixp_scaler_rule {
 #define MIXP_PAST_SCALES 16
 
 /* The state of a scaler, in device memory. Checkpoints hold every field except found_inf and past.
- * They hold largest and peak only if the rule predicts, forgiven and forgiven_at only under a
- * guard. */
+ * They hold largest and peak only if the rule predicts; forgiven, forgiven_at and ahead only under
+ * a guard. */
 typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
@@ -120,6 +120,8 @@ typedef struct mixp_scaler_state {
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
+    float   ahead;              /* under a guard: the scale that the newest overflow would have left
+                                   under the rule alone; 0 = settled by a clean step       */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
@@ -135,9 +137,15 @@ MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
 MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
 { mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
 
-/* After an overflow: spend hysteresis, then back off, never below the floor. */
+/* One backoff from a scale, never below the floor. */
+MIXPREC_HD float mixpi_scaler_lower(float scale, const mixp_scaler_rule *r) {
+    const float lower = r->divides ? (float)((double)scale / r->growth_factor)
+                                   : (float)((double)scale * r->backoff_factor);
+    return lower < r->min_scale ? r->min_scale : lower;
+}
+
+/* After an overflow: spend hysteresis, then back off. */
 MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
-    float lower;
     s->skips++;
     s->growth_tracker = 0;
     if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
@@ -147,9 +155,7 @@ MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_ru
     if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
     if (s->hysteresis_left > 0) s->hysteresis_left--;
     if (s->hysteresis_left > 0) return;
-    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
-                       : (float)((double)s->scale * r->backoff_factor);
-    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    s->scale = mixpi_scaler_lower(s->scale, r);
     if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
 }
 

@@ -937,6 +937,21 @@ MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     return moved == held;
 }
 
+/* The result of one look at an array; counts are of elements. An array already stored in `low` does
+ * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
+ * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
+typedef struct mixp_look {
+    float   largest;            /* largest finite magnitude; 0 without a finite element */
+    int32_t nan;                /* 1: an element is NaN */
+    int64_t count;              /* elements looked at */
+    int64_t nonfinite, zeros;
+    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
+    int64_t least;              /* rounds to the smallest subnormal of `low` */
+    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
+    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
+                                   saturating cast makes it that largest number */
+} mixp_look;
+
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
  * `falls`: see mixp_scaler_advance_guarded. */
 typedef struct mixp_advance_args {
@@ -944,8 +959,9 @@ typedef struct mixp_advance_args {
     mixp_scaler_state      *scaler;
     int32_t                 forgives;   /* 0: no guard is on                               */
     int32_t                 falls;  /* how many sites have fallen back so far              */
-    const float            *largest;    /* device memory: largest scaled gradient seen in the
-                                           backward pass; NULL = none was measured         */
+    const mixp_look        *wide;   /* device memory: the look at this update's scaled f32
+                                       gradients, for rules that predict; NULL = not seen   */
+    const mixp_look        *narrow; /* likewise at those in f16 and bf16                     */
 } mixp_advance_args;
 
 /* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
@@ -964,35 +980,65 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
-/* The result of one look at an array; counts are of elements. An array already stored in `low` does
- * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
- * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
-typedef struct mixp_look {
-    float   largest;            /* largest finite magnitude; 0 without a finite element */
-    int32_t nan;                /* 1: an element is NaN */
-    int64_t count;              /* elements looked at */
-    int64_t nonfinite, zeros;
-    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
-    int64_t least;              /* rounds to the smallest subnormal of `low` */
-    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
-    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
-                                   saturating cast makes it that largest number */
-} mixp_look;
+/* How far the guard lowers a scale beyond the rule's own backoff: in backoffs, and to no less than
+ * a scale of 2, because at 1 and below the site of the gradient falls back instead. */
+enum { MIXPI_MOST_BACKOFFS = 16 };
+
+/* After the second overflow in a row: the size of an overflow is unknown, so the scale goes far
+ * below. narrow: the look at this update's low gradients, or NULL. */
+MIXPREC_HD void mixpi_scaler_dive(mixp_scaler_state *s, const mixp_scaler_rule *r, float before,
+                                  const mixp_look *narrow) {
+    const int again = s->ahead > 0.0f;
+    int i;
+    if (!(s->scale < before)) return;           /* hysteresis, a fixed scale, or the floor */
+    s->ahead = s->scale;
+    if (!again || r->predicts || !narrow || !narrow->nonfinite) return;
+    for (i = 0; i < MIXPI_MOST_BACKOFFS; i++) {
+        const float lower = mixpi_scaler_lower(s->scale, r);
+        if (lower < 2.0f) return;
+        s->scale = lower;
+    }
+}
+
+/* After a clean step: the scale returns to the first backoff under which the gradients that were
+ * seen reach at most half of the largest low number, as if each backoff had cost a step. Waits for
+ * a step that was seen. before: the scale of that step. */
+MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rule *r, float before,
+                                     const mixp_look *narrow) {
+    float at = s->ahead;
+    double largest;
+    if (!(at > before)) s->ahead = 0.0f;
+    if (!(at > before) || !narrow || !narrow->count) return;
+    s->ahead = 0.0f;
+    largest = (double)narrow->largest / (double)before;
+    while (at > before && largest * (double)at > 0.5 * (double)r->low_largest) {
+        const float lower = mixpi_scaler_lower(at, r);
+        if (!(lower < at)) break;
+        at = lower;
+    }
+    if (at > s->scale) s->scale = at;
+}
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
  * loss. So up to `forgives` skips in a row with a non-finite loss leave the scale as it is; the
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
- * finds nothing to fix must not keep a run from ending. */
+ * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
+ * gradients (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
-                                            int32_t forgives, int32_t falls) {
-    if (!s->found_inf || s->forgiven_at != falls) s->forgiven = 0;
+                                            int32_t forgives, int32_t falls,
+                                            const mixp_look *narrow) {
+    const int bad = s->found_inf, forward = s->loss_bad;
+    const float before = s->scale;
+    if (!bad || s->forgiven_at != falls) s->forgiven = 0;
     s->forgiven_at = falls;
-    if (!s->found_inf || !s->loss_bad || s->forgiven >= forgives) {
-        mixp_scaler_advance(s, r, s->found_inf);
+    if (bad && forward && s->forgiven < forgives) {
+        s->forgiven++;
+        mixpi_scaler_forgive(s, r);
         return;
     }
-    s->forgiven++;
-    mixpi_scaler_forgive(s, r);
+    mixp_scaler_advance(s, r, bad);
+    if (forgives && bad) mixpi_scaler_dive(s, r, before, forward ? NULL : narrow);
+    else if (forgives)   mixpi_scaler_surface(s, r, before, narrow);
 }
 
 /* Thresholds of rounding to a format, as bits of f32 magnitudes. */

@@ -224,6 +224,7 @@ static uint64_t mixpi_scale_now(mixp_scaler *s) {
 static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
     mixpi_scaler_remember(state);
     state->scale = scale;
+    state->ahead = 0.0f;
     state->found_inf = 0;
     state->loss_bad = 0;
 }
@@ -288,6 +289,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
     out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
+    out->ahead = state.ahead;
     out->largest = scaler->rule.predicts ? state.largest : 0.0f;
     out->peak = scaler->rule.predicts ? state.peak : 0.0f;
     return MIXP_OK;
@@ -303,6 +305,8 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
     if (in->growth_tracker < 0 || in->hysteresis_left < 0 || in->floor_skips < 0 ||
         in->forgiven < 0 || in->forgiven_at < 0)
         return "a counter is negative";
+    if (in->ahead != 0.0f && !mixpi_scale_is_usable(in->ahead))
+        return "ahead is neither 0 nor in [2^-126, 2^126]";
     if (!mixpi_finite((double)in->largest) || !mixpi_finite((double)in->peak) ||
         in->largest < 0.0f || in->peak < 0.0f)
         return "largest or peak is negative, Inf or NaN";
@@ -335,6 +339,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     state.floor_skips = in->floor_skips;
     state.forgiven = in->forgiven;
     state.forgiven_at = in->forgiven_at;
+    state.ahead = in->ahead;
     state.largest = scaler->rule.predicts ? in->largest : 0.0f;
     state.peak = scaler->rule.predicts ? in->peak : 0.0f;
     return mixpi_scaler_replace(scaler, &state);

@@ -19,7 +19,8 @@
  * view cannot have been scaled by it: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
-    MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
+    MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit; a guard finds a scale with
+                                   fewer skips, see mixp_guard_start                       */
     MIXP_RULE_STATIC,           /* the scale never changes                                 */
     MIXP_RULE_APEX,             /* apex.amp: ceiling 2^24                                  */
     MIXP_RULE_APEX_HYSTERESIS,  /* apex update_scale_hysteresis: a clean step refills the
@@ -146,6 +147,7 @@ typedef struct mixp_scaler_saved {
     int32_t growth_interval, growth_tracker, hysteresis_left;
     int32_t floor_skips;        /* skips in a row while the scale could not go lower */
     int32_t forgiven, forgiven_at;  /* under a guard: see mixp_scaler_state */
+    float   ahead;              /* under a guard: see mixp_scaler_state */
     float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state. Otherwise 0 */
 } mixp_scaler_saved;
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,

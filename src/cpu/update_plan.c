@@ -238,8 +238,9 @@ static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k)
 
 static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
     (void)x;
-    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    if (k->wide) mixp_scaler_note_scaled(k->scaler, k->wide->largest);
+    if (k->wide && k->narrow) mixp_scaler_note_scaled(k->scaler, k->narrow->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls, k->narrow);
     return MIXP_OK;
 }
 

@@ -99,14 +99,15 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 
 /* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const float *largest, int32_t forgives, int32_t falls,
-                               const int32_t *stop,
+                               const mixp_look *wide, const mixp_look *narrow, int32_t forgives,
+                               int32_t falls, const int32_t *stop,
                                const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
-        if (largest) mixp_scaler_note_scaled(scaler, *largest);
-        mixp_scaler_advance_guarded(scaler, &rule, forgives, falls);
+        if (wide) mixp_scaler_note_scaled(scaler, wide->largest);
+        if (wide && narrow) mixp_scaler_note_scaled(scaler, narrow->largest);
+        mixp_scaler_advance_guarded(scaler, &rule, forgives, falls, narrow);
     }
     const Mirrored one[1] = { mirror };
     mirror_store(one);
@@ -787,7 +788,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->largest, args->forgives, args->falls,
+        *args->rule, args->scaler, args->wide, args->narrow, args->forgives, args->falls,
         &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }

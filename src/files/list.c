@@ -53,9 +53,9 @@ typedef struct mixpi_field {
 #define MIXPI_FIELD_PREDICTION(member) \
     { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
       offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0, 0 }
-#define MIXPI_FIELD_FORGIVEN(member) \
+#define MIXPI_FIELD_FORGIVEN(member, dtype, must) \
     { MIXPI_OF_FORGIVEN, "mixprec.guard." #member, offsetof(mixp_scaler_state, member), \
-      MIXP_I32, MIXPI_COUNTER, 0 }
+      dtype, must, 0 }
 #define MIXPI_FIELD_SPIKE(name, member, dtype, of) \
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
@@ -65,8 +65,9 @@ typedef struct mixpi_field {
       dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
-    MIXPI_FIELD_FORGIVEN(forgiven),
-    MIXPI_FIELD_FORGIVEN(forgiven_at),
+    MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_FORGIVEN(forgiven_at, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),

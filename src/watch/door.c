@@ -103,15 +103,27 @@ static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k)
     k->falls = ctx->watch->falls;
 }
 
+/* The look at the low gradients of the update's sample, in device memory. Several ranks have just
+ * added theirs on the host. */
+static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narrow) {
+    mixpi_watch *w = ctx->watch;
+    mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
+    *narrow = row;
+    if (mixpi_world(ctx) == 1) return MIXP_OK;
+    return mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
+}
+
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
-    const int on = mixpi_guard_on(ctx);
-    const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
-    /* With several ranks, a rank's own look would change only its own scale. */
-    const mixp_look *met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(ctx);
+    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capturing;
+    const int fresh = decides && ctx->watch->fresh;
+    mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
     if (on) mixpi_update_forgives(ctx, k);
-    k->largest = met ? &met->largest : NULL;
+    if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
+    /* With several ranks, a rank's own look would change only its own scale. */
+    if (mixpi_world(ctx) == 1 && mixpi_context_sampled(ctx))
+        k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
     return r;
 }
 

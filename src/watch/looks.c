@@ -14,9 +14,10 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
     return mixpi_is_low(site->around) ? site->around : MIXP_F16;
 }
 
-/* Looks at t for a row of a site; at a gradient also for the row of all gradients. */
+/* Looks at t for a row of a site; at a gradient also for the row of all such gradients. */
 static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
     const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
+    const int total = mixpi_is_low(t->dtype) ? MIXPI_ROW_NARROW : MIXPI_ROW_WIDE;
     mixp_look_args k;
     if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
@@ -24,7 +25,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.x = mixpi_tensor_in(t);
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
-    k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
+    k.total = is_grad ? &ctx->watch->rows[total] : NULL;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 

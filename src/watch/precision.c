@@ -149,9 +149,10 @@ typedef enum mixpi_reweighed {
 /* A low copy of an f32 weight for this step; NULL: no memory. */
 static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     mixp_tensor *copy = mixp_activation(t->ctx, low, t->rank, t->shape);
+    mixp_result r;
     if (!copy) return NULL;
-    return mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count) == MIXP_OK
-         ? copy : NULL;
+    r = mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
+    return r == MIXP_OK ? copy : NULL;
 }
 
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
@@ -203,8 +204,8 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     return r;
 }
 
-/* Measures what a call loses in low precision: in its result and in its weights. Computes the call a
- * second time where that is needed, then restores the call. */
+/* Measures what a call loses in low precision: in its result and in its weights. Computes the call
+ * a second time where that is needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
                                        mixp_result (*run)(mixp_call *,
                                                           mixp_result (*)(mixp_call *))) {

@@ -252,28 +252,35 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
 
 /* Words of a table that is shared at once, so that its memory does not grow with the ranks. A table
  * has at least one site of each rank. */
-enum { MIXPI_SHARED_WORDS = 1 << 16 };
+enum {
+    MIXPI_SHARED_WORDS = 1 << 16,
+    MIXPI_SHARED_LOOKS = 2      /* at all gradients in f32, and at all low gradients */
+};
 
-/* The sites [first, end) of a list, and for first 0 the look at the losses before them. */
+/* The sites [first, end) of a list, and for first 0 the looks at all gradients before them. */
 typedef struct mixpi_share {
     const uint64_t *list;
     int64_t first, end;
 } mixpi_share;
 
-static int64_t mixpi_share_words(const mixpi_share *s)
-{ return (s->first ? 0 : MIXPI_LOOK_WORDS) + (s->end - s->first) * MIXPI_SITE_WORDS; }
+static int64_t mixpi_share_words(const mixpi_share *s) {
+    const int64_t looks = s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    return looks + (s->end - s->first) * MIXPI_SITE_WORDS;
+}
 
 /* Sites that one table takes: all of them if there are few ranks. */
 static int64_t mixpi_share_most(const mixp_context *ctx) {
-    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_LOOK_WORDS;
+    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) -
+                        MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;
 }
 
 /* Fills this rank's row with what it has seen. */
 static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
     int64_t i;
-    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_WIDE], row);
+    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
+    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_to_words(w, number, row);
@@ -283,8 +290,9 @@ static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double 
 /* Adds one rank's row for the sites that this rank has. */
 static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
     int64_t i;
-    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_WIDE], row);
+    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
+    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
     for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_join_words(w, number, row);

@@ -5,7 +5,8 @@
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
 enum {
-    MIXPI_ROW_BACKWARD,         /* all gradients so far, of activations and of leaves */
+    MIXPI_ROW_WIDE,             /* all f32 gradients so far, of activations and of leaves */
+    MIXPI_ROW_NARROW,           /* all f16 and bf16 gradients so far */
     MIXPI_ROW_WEIGHT,           /* a weight that is under suspicion */
     MIXPI_ROW_SITES
 };
@@ -232,12 +233,6 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
 static int mixpi_context_sampled(const mixp_context *ctx)
 { return ctx->watch && ctx->watch->sampled; }
-
-/* The look at all gradients of this sampled step so far, of activations and of parameters, still
- * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
- * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
-static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
-{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     const char *end = strstr(name, ": ");

@@ -297,8 +297,8 @@ static int mixpi_site_can_fall(const mixpi_site *site) {
     return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
 }
 
-/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much of
- * a product's inputs or result, rounding its weights loses as much. */
+/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
+ * of a product's inputs or result, rounding its weights loses as much. */
 static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
     const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
     const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
@@ -824,7 +824,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     w->settling_bad = mixpi_began_forward(origin);
     w->inspect_all |= w->settling_bad;
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
-    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {
+    if (w->seen[MIXPI_ROW_WIDE].count + w->seen[MIXPI_ROW_NARROW].count > 0) {
         w->looked = 1;
         if (!w->found) {
             w->found = (int)origin;

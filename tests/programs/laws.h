@@ -111,7 +111,9 @@ static yardstick yardstick_of(const program *p, int parts) {
 
 /* The same run with a guard and without. Returns how many laws it breaks. Where a loss overflowed, a run
  * without a guard lowers its loss scale for it, and may so be spared a skip by a gradient: one is granted.
- * Beside a run without a guard that learns far less, the program's spared steps are granted. */
+ * Beside a run without a guard that learns far less, the program's spared steps are granted. Where the
+ * guard has found a loss scale with two skips in place of many (a dive), the steps that follow have other
+ * bits; and where many skipped steps happen to help a program, it may end as f32 does. */
 static int hold(const program *p, const mode *how, const outcome *plain, const outcome *guarded,
                 yardstick y) {
     const double way = fabs(y.first - y.f32), near = p->near > 0 ? p->near : 0.15;
@@ -123,13 +125,15 @@ static int hold(const program *p, const mode *how, const outcome *plain, const o
             "network %d: %lld steps applied, %lld without a guard", i, (long long)guarded->applied[i],
             (long long)plain->applied[i]);
     LAW(ERROR, guarded->error == MIXP_OK || plain->error != MIXP_OK, "ends with: %s", guarded->why);
-    LAW(WORSE, guarded->score <= plain->score + 0.05 * way, "ends at %.4g, without a guard at %.4g",
-        guarded->score, plain->score);
+    LAW(WORSE, guarded->score <= plain->score + 0.05 * way ||
+               (guarded->dives && guarded->score <= y.f32 + 0.05 * way),
+        "ends at %.4g, without a guard at %.4g", guarded->score, plain->score);
     LAW(AS_F32, how->rule || how->level > 2 || guarded->score <= y.f32 + near * way,
         "ends at %.4g, f32 at %.4g", guarded->score, y.f32);
     LAW(EVALUATIONS, guarded->bad_evaluations == 0, "%d of %d are not finite, though f32's are",
         guarded->bad_evaluations, guarded->evaluations);
-    LAW(BITS, guarded->falls || how->rule == 2 || guarded->bits == plain->bits,
+    LAW(BITS, guarded->falls || how->rule == 2 || guarded->dives ||
+              guarded->bits == plain->bits,
         "nothing falls back, and they differ from those without a guard");
     LAW(EVENTS, guarded->false_events == 0, "%d of %d are false, first: %s", guarded->false_events,
         guarded->events, guarded->first_false);

@@ -466,10 +466,10 @@ static inline mixp_attention_backward_args args_attention_backward(
 /* With what was met on the way back. */
 static inline const mixp_advance_args *args_advance_looked(const mixp_scaler_rule *rule,
                                                            mixp_scaler_state *scaler,
-                                                           const float *largest) {
+                                                           const mixp_look *wide) {
     static mixp_advance_args k;
     k = *args_advance(rule, scaler);
-    k.largest = largest;
+    k.wide = wide;
     return &k;
 }
 #endif
