@@ -3740,7 +3740,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are ten:
+ * changes nothing and is no error. There are eleven:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -3761,6 +3761,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
+ * - A loaded weight is Inf or NaN, or an fp8 weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
@@ -6078,7 +6079,9 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
  * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
  * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
- * weights. desc NULL: every parameter and every tensor must match, with its dtype. */
+ * weights. desc NULL: every parameter and every tensor must match, with its dtype. A warning names
+ * a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so does
+ * mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by allow_extra. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -30115,6 +30118,68 @@ static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
     mixpi_st_release(what->ctx, here);
     return map;
 }
+/* --- loaded weights that are not finite ------------------------------------------------------- */
+
+/* How many of n elements are Inf or NaN. */
+static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n) {
+    const size_t size = mixp_dtype_size(dtype);
+    const mixp_dtype wide = dtype == MIXP_F64 ? MIXP_F64 : MIXP_F32;
+    double some[256];           /* of f32 or f64 */
+    const float *narrow = (const float *)(const void *)some;
+    int64_t at, bad = 0;
+    int i;
+    for (at = 0; at < n; at += 256) {
+        const int part = (int)mixpi_min(256, n - at);
+        mixp_convert(some, wide, (const char *)data + (size_t)at * size, dtype, part);
+        for (i = 0; wide == MIXP_F64 && i < part; i++) bad += !mixpi_f64_is_finite(some[i]);
+        for (i = 0; wide == MIXP_F32 && i < part; i++)
+            bad += mixp_bits_of_f32(narrow[i]) << 1 >= 0xFF000000u;
+    }
+    return bad;
+}
+
+/* Does the file have a scale for this fp8 tensor that no parameter takes? "fc.weight_scale_inv" and
+ * "fc.scale" go with "fc.weight". */
+static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st_item *weight) {
+    const char *name = weight->e.name, *dot = strrchr(name, '.');
+    const size_t stem = dot ? (size_t)(dot - name) + 1 : strlen(name);
+    size_t i;
+    if (mixp_dtype_size(weight->e.dtype) != 1) return NULL;
+    for (i = 0; i < file->n_items; i++) {
+        const char *other = file->items[i].e.name;
+        if (!file->items[i].wanted && strncmp(other, name, stem) == 0 &&
+            strstr(other + stem, "scale")) return other;
+    }
+    return NULL;
+}
+
+/* Warns of the first weight that is not finite, or whose scale was left aside. file: with dtypes
+ * that may differ from the weights'; NULL: they are the same. */
+static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *file,
+                                  const char *who) {
+    size_t i;
+    for (i = 0; i < s->n_items && !*s->ctx->warning; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
+        const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
+        int64_t bad, left;
+        if (!item->weight || item->absent || (file && !item->from) || !item->e.data) continue;
+        bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
+        left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
+        if (left)
+            mixpi_warn(s->ctx, "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
+                               "an earlier checkpoint", who, item->e.name, (double)left);
+        else if (bad)
+            mixpi_warn(s->ctx, "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
+                               "parameter is %s, whose largest number is %g; make it f32 or bf16",
+                       who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
+                       mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
+        else if (scale)
+            mixpi_warn(s->ctx, "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
+                               "multiply the weight by its scale after loading",
+                       who, item->e.name, mixp_dtype_name(from->dtype), scale);
+    }
+}
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -30783,6 +30848,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
+    if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
 }
 
 MIXPI_SELDOM
@@ -30978,6 +31044,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
     converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
     mixpi_st_release(s->ctx, converted);
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }

@@ -93,7 +93,9 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
  * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
  * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
  * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
- * weights. desc NULL: every parameter and every tensor must match, with its dtype. */
+ * weights. desc NULL: every parameter and every tensor must match, with its dtype. A warning names
+ * a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so does
+ * mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by allow_extra. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,

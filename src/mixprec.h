@@ -182,6 +182,7 @@ MIXPI_SELDOM_BEGIN
 #include "files/writer.c"
 #include "files/list.c"
 #include "files/groups.c"
+#include "files/sound.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
 #endif

@@ -319,7 +319,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are ten:
+ * changes nothing and is no error. There are eleven:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -340,6 +340,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
+ * - A loaded weight is Inf or NaN, or an fp8 weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 

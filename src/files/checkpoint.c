@@ -1,7 +1,7 @@
 #pragma once
 #include "reader.c"
 #include "writer.c"
-#include "groups.c"
+#include "sound.c"
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -670,6 +670,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
+    if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
 }
 
 MIXPI_SELDOM

@@ -156,6 +156,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result != MIXP_OK || mixpi_st_read_data(file, f) != MIXP_OK) return;
     converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
+    if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
     mixpi_st_release(s->ctx, converted);
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }

@@ -187,6 +187,82 @@ static void test_metadata_of_a_checkpoint(void) {
     mixp_context_free(m.ctx);
 }
 
+/* --- weights that are not finite ----------------------------------------------------------------- */
+
+/* Writes a file of one tensor "fc.w", and a scale unless its name is NULL. */
+static void write_one(mixp_dtype dtype, const void *data, const char *scale_name) {
+    static const float scale = 0.5f;
+    mixp_st_entry e[2];
+    memset(e, 0, sizeof e);
+    e[0].name = "fc.w";
+    e[0].dtype = dtype;
+    e[0].rank = 1;
+    e[0].shape[0] = 4;
+    e[0].data = data;
+    e[0].bytes = 4 * mixp_dtype_size(dtype);
+    e[1].name = scale_name;
+    e[1].dtype = MIXP_F32;
+    e[1].data = &scale;
+    e[1].bytes = sizeof scale;
+    CHECK_INT(mixp_safetensors_write(path, e, scale_name ? 2 : 1, NULL, 0, NULL, 0), MIXP_OK);
+}
+
+/* Loads the file into one parameter, and checks the warning; NULL: none. */
+static void load_one(mixp_dtype dtype, const char *says) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_weights_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.convert = desc.allow_extra = 1;
+    CHECK(mixp_param(ctx, "fc.w", dtype, 1, row) != NULL);
+    CHECK_INT(mixp_checkpoint_load_weights(path, ctx, &desc), MIXP_OK);
+    if (says) CHECK_TEXT(mixp_context_warning(ctx), says);
+    else CHECK(!*mixp_context_warning(ctx));
+    mixp_context_free(ctx);
+}
+
+static void test_weights_that_are_not_finite(void) {
+    static const float large[4] = { 1.0f, 70000.0f, -1e6f, 65504.0f }, fine[4] = { 1, 2, 3, 4 };
+    static const uint8_t codes[4] = { 0x38, 0x40, 0x48, 0x50 };
+    static const double wide[4] = { 1.0, 1e300, 2.0, 3.0 };
+    float bad[4] = { 1, 2, 3, 4 };
+    write_one(MIXP_F32, large, NULL);
+    load_one(MIXP_F16, "2 values of 'fc.w' became Inf: the file has f32, and the parameter is f16, whose largest number is 65504");
+    load_one(MIXP_BF16, NULL);
+    load_one(MIXP_F32, NULL);
+    write_one(MIXP_F64, wide, NULL);
+    load_one(MIXP_F32, "1 values of 'fc.w' became Inf: the file has f64, and the parameter is f32");
+    bad[2] = mixp_f32_of_bits(0x7FC00000u);
+    write_one(MIXP_F32, bad, NULL);
+    load_one(MIXP_F32, "'fc.w' holds 1 values that are Inf or NaN in the file");
+    load_one(MIXP_F16, "'fc.w' holds 1 values that are Inf or NaN in the file");
+    write_one(MIXP_F8_E4M3, codes, "fc.w_scale_inv");
+    load_one(MIXP_F32, "'fc.w' is f8_e4m3 in the file, and its scale 'fc.w_scale_inv' was left aside");
+    write_one(MIXP_F8_E4M3, codes, "fc.scale");
+    load_one(MIXP_BF16, "its scale 'fc.scale' was left aside");
+    write_one(MIXP_F8_E4M3, codes, "gc.w_scale");
+    load_one(MIXP_F32, NULL);
+    write_one(MIXP_F32, fine, "fc.w_scale");
+    load_one(MIXP_F32, NULL);
+}
+
+/* A checkpoint that holds NaN says so, too. */
+static void test_a_checkpoint_with_a_nan(void) {
+    float values[6] = { 1, 2, 3, 4, 5, 6 };
+    mixp_checkpoint what;
+    model m;
+    model_open(&m);
+    values[1] = mixp_f32_of_bits(0x7FC00000u);
+    CHECK_INT(mixp_write(m.w, values, MIXP_F32, 6), MIXP_OK);
+    memset(&what, 0, sizeof what);
+    what.ctx = m.ctx;
+    what.optimizers = &m.opt;
+    what.n_optimizers = 1;
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
+    CHECK_TEXT(mixp_context_warning(m.ctx), "mixp_checkpoint_load: 'layer.weight' holds 1 values that are Inf or NaN");
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     snprintf(path, sizeof path, "/tmp/mixprec_weights_%ld.safetensors", (long)getpid());
     RUN(test_nothing_but_weights);
@@ -194,6 +270,8 @@ int main(void) {
     RUN(test_metadata_of_a_checkpoint);
     RUN(test_refused);
     RUN(test_past_2_gb);
+    RUN(test_weights_that_are_not_finite);
+    RUN(test_a_checkpoint_with_a_nan);
     unlink(path);
     return test_report();
 }
