@@ -9,18 +9,8 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
-#include "options.h"
-#include "tokenizer.h"
-
-/* One file of the data, mapped into memory: the system reads only the pages in use, and ranks share
- * them. */
-typedef struct shard {
-    const unsigned char *at;            /* its tokens, the low byte first */
-    int                  width;         /* bytes of a token: 1 (a text), 2 or 4 */
-    int64_t              first, count;  /* of the tokens of all files */
-    char                *path, *memory; /* memory: its address; mapped 0: allocated   */
-    size_t               mapped;
-} shard;
+#include "token_files.h"
+#include "words.h"
 
 /* The data set: tokens 0 .. vocab-1. The first `train` tokens are for training, the rest for
  * validation. In a text, a token is the index of a byte among the bytes that occur. */
@@ -29,7 +19,8 @@ typedef struct corpus {
     int64_t       n_shards, count, train, vocab;
     int64_t       rows;                 /* of the token table: vocab, or --vocab */
     int64_t       own;                  /* bytes that were allocated, not mapped */
-    int           is_text;
+    int           has_tokens;           /* 1: the files hold tokens, not text */
+    int           is_text;              /* 1: a token is a byte; 0: the model knows tokens */
     int           id_of_byte[256];      /* for a text; -1: the byte does not occur */
     unsigned char byte_of_id[256];
     tokenizer    *words;                /* from --tokenizer; NULL: tokens are printed as numbers */
@@ -73,66 +64,28 @@ static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int6
     return (const unsigned char *)s->memory;
 }
 
-static int32_t little_endian_i32(const unsigned char *b) {
-    return (int32_t)(b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24);
-}
-
-enum { LLM_HEADER = 1024, LLM_16_BITS = 20240520, LLM_32_BITS = 20240801 };
-
-/* llm.c's format: a header of 256 numbers, which begins with magic, version and count. */
-static void take_llm_tokens(shard *s, const unsigned char *bytes, int64_t size) {
-    int     wide = little_endian_i32(bytes) == LLM_32_BITS, known = wide ? 7 : 1;
-    int32_t version, count;
-    if (size < LLM_HEADER) die(1, "%s is cut off within its header: get the whole file", s->path);
-    version = little_endian_i32(bytes + 4);
-    count = little_endian_i32(bytes + 8);
-    s->width = wide ? 4 : 2;
-    if (version != known)
-        die(1, "%s has version %ld of llm.c's format: of tokens of %d bits only %d can be read",
-            s->path, (long)version, 8 * s->width, known);
-    if (count < 0 || size != LLM_HEADER + s->width * (int64_t)count)
-        die(1, "%s has %lld bytes, but its header promises %ld tokens, which are %lld: get the "
-               "whole file", s->path, (long long)size, (long)count,
-            LLM_HEADER + s->width * (long long)count);
-    s->at = bytes + LLM_HEADER;
-    s->count = count;
-}
-
-/* Do 32-bit tokens look like 16-bit tokens? Then every second token is nearly 0. */
-static int looks_wide(const unsigned char *bytes, int64_t size) {
-    int64_t n = size < 65536 ? size : 65536;
-    int     even = 0, odd = 0;
-    for (int64_t i = 0; i + 3 < n; i += 4) {
-        int low = bytes[i] | bytes[i + 1] << 8, high = bytes[i + 2] | bytes[i + 3] << 8;
-        if (low > even) even = low;
-        if (high > odd) odd = high;
+/* A text as tokens of --tokenizer. */
+static void take_words(corpus *d, shard *s, const unsigned char *bytes, int64_t size) {
+    int64_t        n = 0;
+    int32_t       *ids;
+    unsigned char *at;
+    show_work("cutting into tokens", s->path, 0, 0);
+    ids = encode_text(d->words, (const char *)bytes, size, &n);
+    if (s->mapped) munmap(s->memory, s->mapped);
+    else free(s->memory);
+    d->own += n * (int64_t)sizeof *ids - (s->mapped ? 0 : size);
+    s->mapped = 0;
+    s->memory = (char *)ids;
+    s->at = at = (unsigned char *)ids;
+    for (int64_t i = 0; i < n; i++, at += 4) {          /* the low byte first, on every machine */
+        uint32_t id = (uint32_t)ids[i];
+        at[0] = (unsigned char)id;
+        at[1] = (unsigned char)(id >> 8);
+        at[2] = (unsigned char)(id >> 16);
+        at[3] = (unsigned char)(id >> 24);
     }
-    return size % 4 == 0 && even > 255 && odd < 16;
-}
-
-/* nanoGPT's format: no header. The file does not state the width of its tokens. */
-static void take_raw_tokens(shard *s, const config *c, const unsigned char *bytes, int64_t size) {
-    s->width = c->token_bits == TOKEN_BITS_32 ? 4 : 2;
-    if (c->token_bits == TOKEN_BITS_AUTO && looks_wide(bytes, size))
-        die(1, "%s has no header, and looks as if its tokens were of 32 bits: add --token-bits 32, or "
-               "--token-bits 16 if they are not", s->path);
-    if (size % s->width != 0)
-        die(1, "%s has %s, %lld: tokens of %d bits were expected. Is it whole? (A text must not be "
-               "named .bin)", s->path, s->width == 2 ? "an odd number of bytes" : "a number of bytes",
-            (long long)size, 8 * s->width);
-    s->at = bytes;
-    s->count = size / s->width;
-}
-
-static void take_tokens(shard *s, const config *c, const unsigned char *bytes, int64_t size) {
-    int32_t magic = size >= 4 ? little_endian_i32(bytes) : 0;
-    if (magic == LLM_16_BITS || magic == LLM_32_BITS) take_llm_tokens(s, bytes, size);
-    else take_raw_tokens(s, c, bytes, size);
-}
-
-static int is_bin(const char *path) {
-    size_t n = strlen(path);
-    return n > 4 && strcmp(path + n - 4, ".bin") == 0;
+    s->width = 4;
+    s->count = n;
 }
 
 /* --- vocabulary --- */
@@ -187,11 +140,6 @@ static void vocabulary_text(const corpus *d, char *text, size_t space) {
 
 /* --- tokens, wherever they lie --- */
 
-static int32_t token_in(const shard *s, int64_t i) {
-    const unsigned char *b = s->at + i * s->width;
-    return s->width == 1 ? b[0] : s->width == 2 ? b[0] | b[1] << 8 : little_endian_i32(b);
-}
-
 /* The file that contains token i. */
 static const shard *shard_with(const corpus *d, int64_t i) {
     int64_t low = 0, high = d->n_shards - 1;
@@ -204,6 +152,10 @@ static const shard *shard_with(const corpus *d, int64_t i) {
 }
 
 static void die_beyond(const corpus *d, const shard *s, int32_t token) {
+    if (token < 0) die(1, "%s holds a number that is no token: it is negative, or 2^31 and more", s->path);
+    if (d->words && d->rows == d->words->count)
+        die(1, "%s holds token %ld, and the %lld tokens of --tokenizer end before it: take the one that "
+               "made the data", s->path, (long)token, (long long)d->rows);
     die(1, "%s holds token %ld, beyond those of --vocab %lld: raise it, or leave it out", s->path,
         (long)token, (long long)d->rows);
 }
@@ -262,10 +214,13 @@ static void find_largest(corpus *d) {
 /* Finds the vocabulary, and checks that the token table has a row for each token. */
 static void make_vocabulary(corpus *d, const config *c) {
     int64_t limit = c->vocab != AUTO ? c->vocab : d->rows;      /* 0 = none */
+    int     is_new = d->vocab == 0;
+    if (!limit && d->words) limit = d->words->count;
     d->rows = limit;
     if (d->is_text) number_bytes(d, c);
     else if (!limit || d->count <= MANY_TOKENS) find_largest(d);
     else if (d->vocab == 0) d->vocab = limit;   /* each batch checks its own tokens */
+    if (is_new && d->words) d->vocab = d->words->count < limit ? d->words->count : limit;
     if (d->vocab < 2)
         die(1, "%s is one %s repeated: nothing to learn", c->data, d->is_text ? "byte" : "token");
     if (d->vocab > TOKENS_MOST)
@@ -318,10 +273,12 @@ static void add_file(corpus *d, const config *c, const char *path, const char *f
     if (!s->path) die(1, "out of memory");
     strcpy(s->path, path);
     s->first = d->count;
-    if (is_bin(path) == d->is_text)
+    if (holds_tokens(path) != d->has_tokens)
         die(2, "%s: all of %s must be texts, or all of them tokens (FILE.bin)", path, flag);
     bytes = map_file(d, s, flag, &size);
-    if (!d->is_text) take_tokens(s, c, bytes, size);
+    if (!d->has_tokens) refuse_foreign(path, bytes, size, 1);
+    if (d->has_tokens) take_tokens(s, c, bytes, size);
+    else if (d->words) take_words(d, s, bytes, size);
     else {
         s->at = bytes;
         s->width = 1;
@@ -330,20 +287,52 @@ static void add_file(corpus *d, const config *c, const char *path, const char *f
     d->count += s->count;
 }
 
-/* Opens a file, or all files that match a pattern such as 'dir/train_*.bin', in order of name. */
-static void add_files(corpus *d, const config *c, const char *pattern, const char *flag) {
+/* The pattern with a backslash before each special character of its folder, if there is a folder of that
+ * name. The caller frees it. */
+static char *plain_folder(const char *pattern) {
+    const char *slash = strrchr(pattern, '/');
+    char       *text = (char *)malloc(2 * strlen(pattern) + 1), *to = text;
+    struct stat info;
+    int         is_folder = 0;
+    if (!text) die(1, "out of memory");
+    if (slash) {
+        sprintf(text, "%.*s", (int)(slash - pattern), pattern);
+        is_folder = stat(text, &info) == 0 && S_ISDIR(info.st_mode);
+    }
+    for (const char *p = pattern; *p; p++) {
+        if (is_folder && p < slash && strchr("*?[\\", *p)) *to++ = '\\';
+        *to++ = *p;
+    }
+    *to = '\0';
+    return text;
+}
+
+/* The files that match a pattern such as 'dir/train_*.bin', in order of name. None: it is a name. */
+static glob_t find_data(const char *pattern, const char *flag) {
     struct stat info;
     glob_t      found;
-    int         wrong;
-    if (!pattern[strcspn(pattern, "*?[")] || stat(pattern, &info) == 0) {
-        add_file(d, c, pattern, flag);
-        return;
-    }
-    wrong = glob(pattern, 0, NULL, &found);
-    if (wrong)
-        die(1, "no file matches %s. Check %s", pattern, flag);
+    int         is_name = !pattern[strcspn(pattern, "*?[")] || stat(pattern, &info) == 0;
+    char       *text = is_name ? NULL : plain_folder(pattern);
+    memset(&found, 0, sizeof found);
+    if (!is_name && glob(text, 0, NULL, &found) != 0) die(1, "no file matches %s. Check %s", pattern, flag);
+    free(text);
+    return found;
+}
+
+/* Opens a file, or all files that match a pattern. */
+static void add_files(corpus *d, const config *c, const char *pattern, const char *flag) {
+    glob_t found = find_data(pattern, flag);
+    if (!found.gl_pathc) add_file(d, c, pattern, flag);
     for (size_t i = 0; i < found.gl_pathc; i++) add_file(d, c, found.gl_pathv[i], flag);
     globfree(&found);
+}
+
+/* Does the first file of a pattern hold tokens? */
+static int data_hold_tokens(const char *pattern, const char *flag) {
+    glob_t found = find_data(pattern, flag);
+    int    tokens = holds_tokens(found.gl_pathc ? found.gl_pathv[0] : pattern);
+    globfree(&found);
+    return tokens;
 }
 
 static void free_corpus(corpus *d) {
@@ -377,11 +366,15 @@ static void on_lost_file(int number) {
 
 static void read_corpus(corpus *d, const config *c) {
     int64_t first;
-    if (d->vocab > 0 && d->is_text == is_bin(c->data))
-        die(2, "%s holds %s, but the model knows %s: name other --data", c->data,
-            d->is_text ? "tokens" : "text", d->is_text ? "text" : "tokens");
-    d->is_text = !is_bin(c->data);
-    if (c->val_data[0] && is_bin(c->val_data) == d->is_text)
+    int     bytes;
+    d->has_tokens = data_hold_tokens(c->data, "--data");
+    bytes = !d->has_tokens && !d->words;
+    if (d->vocab > 0 && d->is_text != bytes)
+        die(2, "%s holds %s, but the model knows %s: name other --data%s", c->data,
+            d->is_text ? "tokens" : "text", d->is_text ? "text" : "tokens",
+            d->is_text ? "" : ", or add the --tokenizer of the model");
+    d->is_text = bytes;
+    if (c->val_data[0] && data_hold_tokens(c->val_data, "--val-data") != d->has_tokens)
         die(2, "--data and --val-data must both be texts, or both be tokens (FILE.bin)");
     signal(SIGBUS, on_lost_file);
     add_files(d, c, c->data, "--data");
@@ -425,15 +418,29 @@ static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_
 
 /* --- prompts --- */
 
-/* --tokenizer: prompts and samples of a token model are text. */
+/* --tokenizer: texts become tokens; prompts and samples of a token model are text. */
 static void read_words(corpus *d, const config *c) {
     if (!c->tokenizer[0]) return;
-    if (d->is_text)
-        die(2, "--tokenizer is for tokens (FILE.bin): this model reads a text byte by byte");
+    if (d->vocab > 0 && d->is_text)
+        die(2, "--tokenizer is for tokens: this model reads a text byte by byte");
     d->words = read_tokenizer(c->tokenizer);
-    if (d->words->count > d->rows)
-        die(1, "%s has tokens up to %lld, and the model has %lld: take the one that made its data",
-            c->tokenizer, (long long)d->words->count - 1, (long long)d->rows);
+}
+
+/* The tokens of a prompt. A tokenizer may have more tokens than the model, for example one that its data
+ * do not hold. */
+static int64_t read_prompt_words(const config *c, const corpus *d, int32_t *ids) {
+    int64_t  n = 0;
+    int32_t *all = encode_text(d->words, c->prompt, (int64_t)strlen(c->prompt), &n);
+    for (int64_t i = 0; i < n; i++) {
+        const bpe_token *word = &d->words->tokens[all[i]];
+        if (all[i] >= d->rows)
+            die(1, "--prompt holds \"%.*s\", token %ld of %s, and the model has %lld tokens: leave it out, or "
+                   "take the tokenizer that made the model's data", word->length, word->bytes, (long)all[i],
+                c->tokenizer, (long long)d->rows);
+        ids[i] = all[i];
+    }
+    free(all);
+    return n;
 }
 
 /* A FILE.bin has no tokenizer: its prompt consists of token numbers. */
@@ -451,11 +458,14 @@ static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
     return n;
 }
 
+/* Tokens of the longest prompt: a tokenizer may begin words with a space. */
+enum { PROMPT_TOKENS = 2 * (int)sizeof(((config *)0)->prompt) };
+
 /* The prompt as tokens; run before training, to report a bad prompt early. By default, a text
  * begins at the start of a line, and GPT-2's tokens begin with its end-of-text token. */
 static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
     enum { END_OF_TEXT = 50256 };
-    int64_t n = d->is_text ? 0 : d->words ? encode_text(d->words, c->tokenizer, c->prompt, ids)
+    int64_t n = d->is_text ? 0 : d->words ? read_prompt_words(c, d, ids)
                                           : read_numbers(c, d, ids);
     for (const char *p = c->prompt; d->is_text && *p; p++) {
         int byte = (unsigned char)*p, id = d->id_of_byte[byte];

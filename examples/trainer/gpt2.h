@@ -110,7 +110,7 @@ static void gpt2_read_index(gpt2_file *f, const char *index) {
     const char *slash = strrchr(index, '/'), *root, *map;
     int         folder = slash ? (int)(slash - index + 1) : 0;
     size_t      n;
-    char       *text = read_json(index, (int64_t)1 << 26, &root);
+    char       *text = read_json(index, (int64_t)1 << 26, "", &root);
     map = json_get(root, "weight_map");
     if (!map || *map != '{') die(1, "%s is no index of weights: it has no weight_map", index);
     files = index_files(index, map, &n);

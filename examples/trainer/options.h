@@ -22,7 +22,7 @@ enum { NORM_LAYER, NORM_RMS };
 enum { POSITIONS_LEARNED, POSITIONS_ROPE };
 enum { HEAD_TIED, HEAD_OWN };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
-enum { TOKEN_BITS_AUTO, TOKEN_BITS_16, TOKEN_BITS_32 };
+enum { TOKEN_BITS_AUTO, TOKEN_BITS_16, TOKEN_BITS_32, TOKEN_BITS_64 };
 enum { TOKENS_MOST = 1 << 24 };         /* rows of a token table */
 enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
@@ -82,15 +82,15 @@ typedef struct option {
 static const option options[] = {
     GROUP("Data and model"),
     TEXT_OPT("data", data, "FILE",
-             "text, or tokens in a FILE.bin; or many, as in 'dir/train_*.bin' (default: mixprec.h's "
+             "text, or tokens in a FILE.bin or FILE.npy; or many, as in 'dir/train_*.bin' (default: mixprec.h's "
              "source)"),
     TEXT_OPT("val-data", val_data, "FILE", "to validate on (default: the last tenth of --data)"),
-    CHOICE_OPT("token-bits", token_bits, "auto", "auto|16|32",
-               "of a FILE.bin without llm.c's header; auto = 16, unless it looks like 32"),
+    CHOICE_OPT("token-bits", token_bits, "auto", "auto|16|32|64",
+               "of a FILE.bin without llm.c's or numpy's header; auto = 16, unless it looks like others"),
     TEXT_OPT("tokenizer", tokenizer, "FILE",
-             "tokenizer.json that made the tokens, of GPT-2's kind: prompts and samples are text"),
+             "tokenizer.json of bytes, as GPT-2's: cuts a text into tokens; prompts and samples are text"),
     WHOLE_OPT("vocab", vocab, "auto", 2, TOKENS_MOST,
-              "rows of the token table; auto = what the data needs"),
+              "rows of the token table; auto = the tokenizer's tokens, or what the data needs"),
     TEXT_OPT("vocabulary", vocabulary, "TEXT",
              "of a model made before, as its config.json has it (default: the data's)"),
     WHOLE_OPT("layers", layers, "4", 1, 512, "transformer blocks"),
@@ -473,12 +473,13 @@ static void apply_presets(config *c, const char *names) {
     }
 }
 
-/* Reads a file of JSON. Returns the text, which the caller frees; *root: its value. */
-static char *read_json(const char *path, int64_t most, const char **root) {
+/* Reads a file of JSON. Returns the text, which the caller frees; *root: its value. hint: what to check if
+ * the file cannot be read, or "". */
+static char *read_json(const char *path, int64_t most, const char *hint, const char **root) {
     int64_t     size = 0;
     const char *wrong = NULL;
     char       *text = read_file(path, most, &size);
-    if (!text) die(1, "cannot read %s: %s", path, read_error());
+    if (!text) die(1, "cannot read %s: %s%s", path, read_error(), hint);
     if (strlen(text) != (size_t)size)
         die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Take another, "
                "or make it anew", path);
@@ -535,7 +536,7 @@ static void config_text(const char *path, const option *o, const char *value, ch
 static void apply_config_file(config *c, const char *path, config_part part) {
     char        value[6 * 1024], seen[N_OPTIONS] = {0};
     const char *root;
-    char       *text = read_json(path, 1 << 20, &root);
+    char       *text = read_json(path, 1 << 20, "", &root);
     if (*root != '{') die(1, "%s is no object of options: it does not begin with {", path);
     for (const char *key = json_first(root); key; key = json_next(json_of_key(key))) {
         const option *o = option_of_key(path, key);
@@ -871,7 +872,7 @@ static void apply_gpt2_config(config *c, const char *path) {
                                           {"vocab_size", "vocab"}};
     char        value[600];
     const char *root;
-    char       *text = read_json(path, 1 << 20, &root);
+    char       *text = read_json(path, 1 << 20, "", &root);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         if (!json_text(json_find(root, keys[i][0]), value, sizeof value))
             die(1, "%s has no %s: take the one that belongs to the weights", path, keys[i][0]);
@@ -1017,7 +1018,7 @@ static void find_sizes(config *c, const char *weights, const char *const *given)
     config_kind kind = config_beside(weights, path);
     description d = read_description(weights);
     const char *root;
-    if (kind == CONFIG_OTHER) free(read_json(path, 1 << 20, &root));    /* may say why */
+    if (kind == CONFIG_OTHER) free(read_json(path, 1 << 20, "", &root));    /* may say why */
     if (kind == CONFIG_OTHER)
         die(1, "%s is neither a run's nor a GPT-2's: put the config.json of %s there, or remove it", path,
             weights);

@@ -92,7 +92,7 @@ static void sample_logits(trainer *t, kv_cache *cache, const int32_t *ids, int64
 static void sample_text(trainer *t) {
     const config *c = &t->c;
     int64_t       tokens = c->sample ? c->sample : 100;
-    int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)tokens));
+    int32_t      *ids = (int32_t *)malloc(sizeof *ids * (PROMPT_TOKENS + (size_t)tokens));
     float        *logits = (float *)malloc(sizeof *logits * 2 * (size_t)t->data.rows);
     kv_cache      cache = make_cache(t);
     speaker       out = {&t->data, !c->prompt[0], ""};

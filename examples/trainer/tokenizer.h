@@ -1,44 +1,88 @@
-/* tokenizer.h - text and tokens of a byte-level BPE, read from GPT-2's tokenizer.json: a part of
- * trainer.c
+/* tokenizer.h - reads a tokenizer.json, of a byte-level BPE: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Lets a token model use text for prompts and samples. The file holds the bytes of each token, written in
- * an alphabet of 256 letters without spaces, and the merges: pairs of tokens that make another token, in
- * order of priority. A text is cut into words; in each word the merge of highest priority is applied until
- * none applies. Beyond ASCII, letters are recognised approximately: some words may be cut differently than
- * in `transformers`, which gives other tokens for the same text.
+ * words.h applies it. With --tokenizer, texts become tokens, and prompts and samples of a token model are text. A text passes
+ * these stages, in the order of the `tokenizers` library:
+ *
+ *     added tokens    a text such as <|endoftext|> is one token, wherever it stands
+ *     normalizer      changes letters
+ *     pre_tokenizer   cuts the text into words, and writes each byte as one of 256 letters
+ *     model           begins with the tokens of a word's bytes, and applies the merges, pairs of tokens
+ *                     that make another token, in order of priority
+ *
+ * What a file asks for is done as the library does it, or refused by the name of its field, or there is a
+ * warning with that name. Special tokens that a post_processor adds around a text are not added.
  */
 #ifndef TRAINER_TOKENIZER_H
 #define TRAINER_TOKENIZER_H
-#define HEX_DIGITS "0123456789abcdefABCDEF"
 
-#include <ctype.h>
 #include "options.h"
 
 enum { TOKENIZER_MOST_BYTES = 1 << 26, TOKEN_SPACE = 1024 /* of one token's text, in UTF-8 */ };
 
 typedef struct bpe_token {
-    char *bytes;                        /* NULL: no token has this number */
-    int   length, is_special;           /* special: never the result of a merge, for example <|endoftext|> */
+    const char *bytes;                  /* NULL: no token has this number */
+    int         length;
 } bpe_token;
 
-typedef struct bpe_merge {
-    int32_t left, right, made, rank;    /* left -1: free slot         */
-} bpe_merge;
+typedef struct bpe_name {               /* a token of the model, to be found by its bytes */
+    const char *bytes;
+    int         length;
+    int32_t     id;
+} bpe_name;
+
+typedef struct bpe_merge { int32_t left, right, made, rank; } bpe_merge;
+
+typedef struct added_token {
+    const char *text;
+    int         length;
+    int32_t     id;
+    int         single_word, lstrip, rstrip;
+} added_token;
+
+/* Added tokens in order of text. */
+typedef struct added_set {
+    added_token *all;
+    size_t       count;
+    char         begins[256];           /* 1: an added token begins with this byte */
+} added_set;
+
+enum { NORMALIZE_NFC = 1, NORMALIZE_OTHER = 2, NORMALIZE_LOWER = 4 };
+
+/* How a stage of the pre_tokenizer cuts; CUT_GPT4_1: numbers of one digit each. */
+typedef enum cut_kind { CUT_GPT2, CUT_GPT4, CUT_GPT4_1, CUT_DIGITS, CUT_DIGIT_RUNS, CUT_NOT } cut_kind;
+typedef struct cut_stage { cut_kind kind; int prefix; } cut_stage;
+enum { CUT_STAGES = 8 };
 
 typedef struct tokenizer {
-    bpe_token *tokens;
-    int64_t    count, most;             /* largest number + 1; its limit                        */
-    int32_t   *by_text;                 /* a hash table of numbers; -1: free slot */
-    bpe_merge *merges;                  /* a hash table      */
-    uint32_t   text_mask, merge_mask;   /* sizes of the tables - 1; sizes are powers of two */
-    int32_t    of_byte[256];            /* the token of a single byte, or -1 */
+    const char *path;
+    bpe_token  *tokens;
+    int64_t     count, most;            /* largest number + 1; its limit */
+    char       *pool;                   /* the texts of all tokens */
+    size_t      pooled;
+    bpe_name   *names;                  /* in order of bytes */
+    int64_t     n_names;
+    bpe_merge  *merges;                 /* in order of left, then of right */
+    int32_t    *first_merge;            /* of each left token; [count]: the number of merges */
+    int32_t     of_byte[256];           /* the token of a single byte, or -1 */
+    int         normalizer;             /* NORMALIZE_, or 0 */
+    added_set   raw, normal;            /* found before and after the normalizer */
+    cut_stage   cuts[CUT_STAGES];
+    int         n_cuts, has_bytes, ignore_merges;   /* has_bytes: ByteLevel is among the cuts */
+    int         warned;                 /* bits of the warnings that were given */
 } tokenizer;
 
 /* ==== The alphabet ================================================================== */
 
 /* Printable bytes keep their number; the others are numbered from 256, in order. */
 static int is_own_letter(int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); }
+
+static unsigned letter_of_byte(int byte) {
+    unsigned next = 256;
+    if (is_own_letter(byte)) return (unsigned)byte;
+    for (int b = 0; b < byte; b++) next += !is_own_letter(b);
+    return next;
+}
 
 /* The byte of a letter, or -1. */
 static int byte_of_letter(unsigned long letter) {
@@ -49,365 +93,431 @@ static int byte_of_letter(unsigned long letter) {
     return -1;
 }
 
-/* The code point of a UTF-8 character, or else the first byte. *bytes: its length. */
-static unsigned long utf8_letter(const unsigned char *p, int *bytes) {
-    int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC2 ? 1 : 0;
+/* The code point of the UTF-8 character at p, or else the first byte. *bytes: its length. */
+static unsigned long utf8_letter(const char *at, const char *end, int *bytes) {
+    const unsigned char *p = (const unsigned char *)at;
+    int           more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC2 ? 1 : 0;
     unsigned long letter = more ? p[0] & (0x3Fu >> more) : p[0];
     for (int i = 1; i <= more; i++) {
-        if ((p[i] & 0xC0) != 0x80) { *bytes = 1; return p[0]; }
+        if (at + i >= end || (p[i] & 0xC0) != 0x80) { *bytes = 1; return p[0]; }
         letter = letter << 6 | (p[i] & 0x3Fu);
     }
     *bytes = more + 1;
     return letter;
 }
 
-/* Converts a token's text to its bytes, in place. Returns the length, or -1 if a letter is not in
- * the alphabet. */
-static int bytes_of_letters(char *text) {
-    unsigned char *from = (unsigned char *)text;
-    int            n = 0, length;
-    while (*from) {
-        int byte = byte_of_letter(utf8_letter(from, &length));
+/* Converts a token's n bytes of letters to the bytes that they mean. Returns their number, or -1 if a
+ * letter is not in the alphabet. */
+static int bytes_of_letters(const char *text, int n, char *to) {
+    const char *end = text + n;
+    int         made = 0, length;
+    while (text < end) {
+        int byte = byte_of_letter(utf8_letter(text, end, &length));
         if (byte < 0) return -1;
-        from += length;
-        text[n++] = (char)byte;
+        text += length;
+        to[made++] = (char)byte;
     }
+    return made;
+}
+
+/* Is the text that writes these bytes in letters this one? */
+static int letters_are(const bpe_token *token, const char *text, int n) {
+    char letter[4];
+    for (int i = 0; i < token->length; i++) {
+        int length = (int)put_utf8(letter, letter_of_byte((unsigned char)token->bytes[i]));
+        if (length > n || memcmp(text, letter, (size_t)length) != 0) return 0;
+        text += length;
+        n -= length;
+    }
+    return n == 0;
+}
+
+/* ==== Reading the file ============================================================== */
+
+static void *tokenizer_memory(size_t count, size_t size) {
+    void *memory = calloc(count ? count : 1, size);
+    if (!memory) die(1, "out of memory for --tokenizer");
+    return memory;
+}
+
+/* Copies a text into the pool, which has room for all texts of the file. */
+static const char *pool_text(tokenizer *t, const char *text, int n) {
+    char *to = t->pool + t->pooled;
+    memcpy(to, text, (size_t)n);
+    t->pooled += (size_t)n;
+    return to;
+}
+
+/* Warns once for each bit. */
+static void tokenizer_warns(tokenizer *t, int bit, const char *what) {
+    if (!(t->warned & bit)) warn("%s: %s", t->path, what);
+    t->warned |= bit;
+}
+
+static void set_token(tokenizer *t, int64_t id, const char *bytes, int n) {
+    if (id >= t->count) t->count = id + 1;
+    t->tokens[id].bytes = bytes;
+    t->tokens[id].length = n;
+}
+
+/* The number of a token, which the size of the file limits. */
+static int64_t token_number(const tokenizer *t, const char *value) {
+    int64_t id = json_count(value);
+    if (id < 0 || id >= t->most)
+        die(1, "%s: a token has the number %.*s, and the numbers of a file of its size end at %lld", t->path,
+            value ? (int)strcspn(value, ",} \r\n") % 40 : 4, value ? value : "none", (long long)t->most);
+    return id;
+}
+
+static int64_t count_items(const char *container) {
+    int64_t n = 0;
+    if (!container || (*container != '{' && *container != '[')) return 0;
+    for (const char *p = json_first(container); p; n++)
+        p = json_next(*container == '{' ? json_of_key(p) : p);
     return n;
 }
 
-/* ==== Reading JSON ================================================================== */
-
-static const char *skip_space(const char *p) { return p + strspn(p, " \t\r\n,:"); }
-
-static int bpe_put_utf8(char *to, unsigned code) {
-    if (code < 0x80) { to[0] = (char)code; return 1; }
-    if (code < 0x800) {
-        to[0] = (char)(0xC0 | code >> 6);
-        to[1] = (char)(0x80 | (code & 0x3F));
-        return 2;
-    }
-    to[0] = (char)(0xE0 | code >> 12);
-    to[1] = (char)(0x80 | (code >> 6 & 0x3F));
-    to[2] = (char)(0x80 | (code & 0x3F));
-    return 3;
-}
-
-/* Reads the string at p, without quotes and escapes. Returns its end, or NULL. */
-static const char *bpe_json_string(const char *p, char *to, size_t space) {
-    static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
-    size_t n = 0;
-    p = skip_space(p);
-    if (*p++ != '"') return NULL;
-    for (; *p != '"'; p++) {
-        const char *escape;
-        unsigned    code = 0;
-        if (!*p || n + 4 > space) return NULL;
-        if (*p != '\\') { to[n++] = *p; continue; }
-        escape = p[1] ? strchr(escapes, p[1]) : NULL;
-        if (escape) to[n++] = meant[escape - escapes];
-        else if (p[1] == 'u' && strspn(p + 2, HEX_DIGITS) >= 4 && sscanf(p + 2, "%4x", &code) == 1 && code) {
-            n += (size_t)bpe_put_utf8(to + n, code);
-            p += 4;
-        } else return NULL;
-        p++;
-    }
-    to[n] = '\0';
-    return p + 1;
-}
-
-/* The value of a key after p, or NULL. The value must begin with one of `first`, because a token
- * may have the same name as the key. */
-static const char *bpe_json_find(const char *p, const char *quoted_key, const char *first) {
-    size_t n = strlen(quoted_key);
-    for (p = p ? strstr(p, quoted_key) : NULL; p; p = strstr(p + 1, quoted_key)) {
-        const char *value = p + n + strspn(p + n, " \t\r\n");
-        if (*value != ':') continue;
-        value = skip_space(value);
-        if (*value && strchr(first, *value)) return value;
-    }
-    return NULL;
-}
-
-/* ==== Its two tables ================================================================ */
-
-static uint32_t hash_bytes(const char *bytes, int n) {
-    uint32_t hash = 2166136261u;
-    for (int i = 0; i < n; i++) hash = (hash ^ (unsigned char)bytes[i]) * 16777619u;
-    return hash;
-}
-
-static uint32_t table_mask(int64_t n) {
-    uint32_t size = 16;
-    while ((int64_t)size < 2 * n) size *= 2;
-    return size - 1;
-}
-
-/* The number of the token that has these bytes, or -1. */
-static int32_t token_of(const tokenizer *t, const char *bytes, int n) {
-    for (uint32_t at = hash_bytes(bytes, n);; at++) {
-        int32_t id = t->by_text[at & t->text_mask];
-        if (id < 0) return -1;
-        if (t->tokens[id].length == n && memcmp(t->tokens[id].bytes, bytes, (size_t)n) == 0) return id;
-    }
-}
-
-static bpe_merge *merge_place(const tokenizer *t, int32_t left, int32_t right) {
-    uint32_t at = (uint32_t)left * 2654435761u ^ (uint32_t)right * 40503u;
-    for (at ^= at >> 15;; at++) {
-        bpe_merge *m = &t->merges[at & t->merge_mask];
-        if (m->left < 0 || (m->left == left && m->right == right)) return m;
-    }
-}
-
-static void tokenizer_add(tokenizer *t, const char *path, int64_t id, const char *bytes, int n, int special) {
-    bpe_token *token;
-    if (id < 0 || id >= t->most) die(1, "%s: a token has the number %lld", path, (long long)id);
-    if (id >= t->count) {
-        int64_t    room = id + 1 > 2 * t->count ? id + 1024 : 2 * t->count;
-        bpe_token *more = (bpe_token *)realloc(t->tokens, (size_t)room * sizeof *more);
-        if (!more) die(1, "out of memory");
-        memset(more + t->count, 0, (size_t)(room - t->count) * sizeof *more);
-        t->tokens = more;
-        t->count = room;
-    }
-    token = &t->tokens[id];
-    free(token->bytes);
-    token->bytes = (char *)malloc((size_t)n + 1);
-    if (!token->bytes) die(1, "out of memory");
-    memcpy(token->bytes, bytes, (size_t)n);
-    token->length = n;
-    token->is_special = special;
-}
-
 /* "vocab": {"text": number, ...} */
-static void read_bpe_tokens(tokenizer *t, const char *path, const char *p) {
-    char text[TOKEN_SPACE];
-    if (!p) die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no vocab", path);
-    for (p = skip_space(p + 1); *p != '}'; p = skip_space(p)) {
-        const char *next = bpe_json_string(p, text, sizeof text);
-        char       *end = NULL;
-        long long   id = next ? strtoll(skip_space(next), &end, 10) : -1;
-        int         n = next ? bytes_of_letters(text) : -1;
-        if (!next || end == skip_space(next))
-            die(1, "%s: its vocab is malformed at %.40s", path, p);
-        if (n < 1) die(1, "%s is not byte-level: token %lld has other letters than bytes have", path, id);
-        tokenizer_add(t, path, id, text, n, 0);
-        p = end;
+static void read_bpe_tokens(tokenizer *t, const char *vocab) {
+    char text[TOKEN_SPACE], bytes[TOKEN_SPACE];
+    for (const char *key = json_first(vocab); key; key = json_next(json_of_key(key))) {
+        int64_t     length = json_string(key, text, sizeof text), id = token_number(t, json_of_key(key));
+        int         n = length > 0 ? bytes_of_letters(text, (int)length, bytes) : -1;
+        bpe_name   *name = &t->names[t->n_names];
+        const char *pooled;
+        if (length < 0) die(1, "%s: the text of token %lld is too long", t->path, (long long)id);
+        if (t->tokens[id].bytes) die(1, "%s: two tokens have the number %lld", t->path, (long long)id);
+        /* a text of other letters is no word's, but may be an added token's */
+        pooled = n > 0 ? pool_text(t, bytes, n) : pool_text(t, text, (int)length);
+        set_token(t, id, pooled, n > 0 ? n : (int)length);
+        if (n < 1) continue;
+        name->bytes = pooled;
+        name->length = n;
+        name->id = (int32_t)id;
+        t->n_names++;
     }
 }
 
-/* "added_tokens": [{"id": number, ..., "content": "text", ...}, ...], as <|endoftext|>: not in letters. */
-static void read_bpe_specials(tokenizer *t, const char *path, const char *p) {
-    char text[TOKEN_SPACE];
-    const char *end = p ? strchr(p, ']') : NULL;
-    while (end && (p = strchr(p, '{')) != NULL && p < end) {
-        const char *id = bpe_json_find(p, "\"id\"", "0123456789"), *content = bpe_json_find(p, "\"content\"", "\"");
-        if (!id || !content || !bpe_json_string(content, text, sizeof text) || !text[0])
-            die(1, "%s: its added_tokens are malformed", path);
-        tokenizer_add(t, path, strtoll(id, NULL, 10), text, (int)strlen(text), 1);
-        p = strchr(p, '}');
-        if (!p) return;
-        end = strchr(p, ']');
-    }
+static int compare_bytes(const char *a, int n, const char *b, int m) {
+    int order = memcmp(a, b, (size_t)(n < m ? n : m));
+    return order ? order : (n > m) - (n < m);
 }
 
-/* Reads the two halves of the merge at p, "a b" or ["a", "b"], into text, one after the other.
- * Returns its end. */
-static const char *bpe_pair(const char *p, char *left, char *right) {
-    char *space;
-    int   is_list = *p == '[';
-    p = bpe_json_string(p + is_list, left, TOKEN_SPACE);
-    if (p && is_list) {
-        p = bpe_json_string(p, right, TOKEN_SPACE);
-        return p && *skip_space(p) == ']' ? skip_space(p) + 1 : NULL;
-    }
-    space = p ? strchr(left, ' ') : NULL;
-    if (!space) return NULL;
-    strcpy(right, space + 1);
-    *space = '\0';
-    return p;
+static int by_bytes(const void *a, const void *b) {
+    bpe_name x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return compare_bytes(x.bytes, x.length, y.bytes, y.length);
 }
 
-static int64_t count_merges(const char *p) {
-    char    left[TOKEN_SPACE], right[TOKEN_SPACE];
-    int64_t n = 0;
-    for (p = skip_space(p + 1); p && *p && *p != ']'; n++) {
-        p = bpe_pair(p, left, right);
-        if (p) p = skip_space(p);
+/* The number of the model's token that has these bytes, or -1. */
+static int32_t token_of(const tokenizer *t, const char *bytes, int n) {
+    int64_t low = 0, high = t->n_names;
+    while (low < high) {
+        int64_t         middle = low + (high - low) / 2;
+        const bpe_name *name = &t->names[middle];
+        int             order = compare_bytes(name->bytes, name->length, bytes, n);
+        if (order == 0) return name->id;
+        if (order < 0) low = middle + 1;
+        else high = middle;
     }
-    return p && *p ? n : -1;
-}
-
-/* "merges": the first merge has the highest priority. */
-static void read_bpe_merges(tokenizer *t, const char *path, const char *p) {
-    char    left[TOKEN_SPACE], both[2 * TOKEN_SPACE];
-    int64_t n = p ? count_merges(p) : -1;
-    if (n < 0) die(1, "%s: its model has no merges, or they are malformed", path);
-    t->merge_mask = table_mask(n);
-    t->merges = (bpe_merge *)malloc(((size_t)t->merge_mask + 1) * sizeof *t->merges);
-    if (!t->merges) die(1, "out of memory");
-    for (uint32_t i = 0; i <= t->merge_mask; i++) t->merges[i].left = -1;
-    p = skip_space(p + 1);
-    for (int32_t rank = 0; rank < n; rank++) {
-        char       right[TOKEN_SPACE];
-        int        a, b;
-        bpe_merge  m;
-        bpe_merge *place;
-        p = skip_space(bpe_pair(p, left, right));
-        a = bytes_of_letters(left);
-        b = bytes_of_letters(right);
-        if (a < 1 || b < 1) die(1, "%s: merge %ld is not of bytes", path, (long)rank);
-        memcpy(both, left, (size_t)a);
-        memcpy(both + a, right, (size_t)b);
-        m.left = token_of(t, left, a);
-        m.right = token_of(t, right, b);
-        m.made = token_of(t, both, a + b);
-        m.rank = rank;
-        if (m.left < 0 || m.right < 0 || m.made < 0)
-            die(1, "%s: merge %ld is of tokens that its vocab lacks", path, (long)rank);
-        place = merge_place(t, m.left, m.right);
-        if (place->left < 0) *place = m;
-    }
+    return -1;
 }
 
 static void index_tokens(tokenizer *t) {
-    while (t->count > 0 && !t->tokens[t->count - 1].bytes) t->count--;
-    t->text_mask = table_mask(t->count);
-    t->by_text = (int32_t *)malloc(((size_t)t->text_mask + 1) * sizeof *t->by_text);
-    if (!t->by_text) die(1, "out of memory");
-    for (uint32_t i = 0; i <= t->text_mask; i++) t->by_text[i] = -1;
-    for (int64_t id = 0; id < t->count; id++) {
-        const bpe_token *token = &t->tokens[id];
-        uint32_t         at = token->bytes ? hash_bytes(token->bytes, token->length) : 0;
-        if (!token->bytes || token->is_special) continue;
-        while (t->by_text[at & t->text_mask] >= 0) at++;
-        t->by_text[at & t->text_mask] = (int32_t)id;
-    }
+    qsort(t->names, (size_t)t->n_names, sizeof *t->names, by_bytes);
+    for (int64_t i = 0; i + 1 < t->n_names; i++)
+        if (by_bytes(&t->names[i], &t->names[i + 1]) == 0)
+            die(1, "%s: tokens %ld and %ld have the same text", t->path, (long)t->names[i].id,
+                (long)t->names[i + 1].id);
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
         t->of_byte[b] = token_of(t, &byte, 1);
     }
 }
 
+/* Splits a merge, "a b" or ["a", "b"], into its two texts. Returns 0 if it is malformed. */
+static int bpe_pair(const char *value, char *left, char *right) {
+    char *space;
+    if (*value == '[') {
+        const char *a = json_first(value), *b = a ? json_next(a) : NULL;
+        return a && b && !json_next(b) && json_string(a, left, TOKEN_SPACE) > 0 &&
+               json_string(b, right, TOKEN_SPACE) > 0;
+    }
+    if (json_string(value, left, TOKEN_SPACE) < 3) return 0;
+    space = strchr(left, ' ');
+    if (!space || space == left || !space[1] || strchr(space + 1, ' ')) return 0;
+    strcpy(right, space + 1);
+    *space = '\0';
+    return 1;
+}
+
+static bpe_merge read_merge(const tokenizer *t, const char *value, int32_t rank) {
+    char      left[TOKEN_SPACE], right[TOKEN_SPACE], both[2 * TOKEN_SPACE];
+    int       a, b;
+    bpe_merge m = {-1, -1, -1, rank};
+    if (!bpe_pair(value, left, right)) die(1, "%s: merge %ld is malformed", t->path, (long)rank);
+    a = bytes_of_letters(left, (int)strlen(left), both);
+    b = a < 0 ? -1 : bytes_of_letters(right, (int)strlen(right), both + a);
+    if (b < 0) die(1, "%s: merge %ld is not of bytes", t->path, (long)rank);
+    m.left = token_of(t, both, a);
+    m.right = token_of(t, both + a, b);
+    m.made = token_of(t, both, a + b);
+    if (m.left < 0 || m.right < 0 || m.made < 0)
+        die(1, "%s: merge %ld is of tokens that its vocab lacks", t->path, (long)rank);
+    return m;
+}
+
+static int by_pair(const void *a, const void *b) {
+    bpe_merge x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    if (x.left != y.left) return x.left < y.left ? -1 : 1;
+    if (x.right != y.right) return x.right < y.right ? -1 : 1;
+    return (x.rank > y.rank) - (x.rank < y.rank);
+}
+
+/* "merges": the first merge has the highest priority. Of two merges of one pair the later counts. */
+static void read_bpe_merges(tokenizer *t, const char *merges) {
+    int64_t n = 0, kept = 0;
+    t->merges = (bpe_merge *)tokenizer_memory((size_t)count_items(merges), sizeof *t->merges);
+    for (const char *p = json_first(merges); p; p = json_next(p), n++)
+        t->merges[n] = read_merge(t, p, (int32_t)n);
+    qsort(t->merges, (size_t)n, sizeof *t->merges, by_pair);
+    for (int64_t i = 0; i < n; i++) {
+        const bpe_merge *next = i + 1 < n ? &t->merges[i + 1] : NULL;
+        if (next && next->left == t->merges[i].left && next->right == t->merges[i].right) continue;
+        t->merges[kept++] = t->merges[i];
+    }
+    t->first_merge = (int32_t *)tokenizer_memory((size_t)t->count + 1, sizeof *t->first_merge);
+    for (int64_t id = 0, at = 0; id <= t->count; id++) {
+        while (at < kept && t->merges[at].left < id) at++;
+        t->first_merge[id] = (int32_t)at;
+    }
+}
+
+/* The merge of two tokens, or NULL. */
+static const bpe_merge *merge_of(const tokenizer *t, int32_t left, int32_t right) {
+    int32_t low = t->first_merge[left], high = t->first_merge[left + 1];
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (t->merges[middle].right == right) return &t->merges[middle];
+        if (t->merges[middle].right < right) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
+}
+
+/* ---- normalizer and pre_tokenizer ---- */
+
+/* The type of a part of the file, in `type`, which has 64 bytes. */
+static const char *type_of(const char *part, char *type) {
+    if (json_string(json_find(part, "type"), type, 64) < 0) strcpy(type, "without a type");
+    return type;
+}
+
+/* A part of the file, or each part of a Sequence. Calls `read` for each, in order. */
+static void read_parts(tokenizer *t, const char *part, const char *list,
+                       void (*read_part)(tokenizer *t, const char *part)) {
+    char type[64];
+    if (!part) return;
+    if (strcmp(type_of(part, type), "Sequence") != 0) { read_part(t, part); return; }
+    part = json_find(part, list);
+    if (!part || *part != '[') die(1, "%s: a Sequence has no %s", t->path, list);
+    for (part = json_first(part); part; part = json_next(part)) read_part(t, part);
+}
+
+static void read_normalizer(tokenizer *t, const char *part) {
+    char type[64];
+    type_of(part, type);
+    if (strcmp(type, "NFC") == 0) t->normalizer |= NORMALIZE_NFC;
+    else if (strcmp(type, "NFD") == 0 || strcmp(type, "NFKC") == 0 || strcmp(type, "NFKD") == 0)
+        t->normalizer |= NORMALIZE_OTHER;
+    else if (strcmp(type, "Lowercase") == 0) t->normalizer |= NORMALIZE_LOWER;
+    else die(1, "%s: its normalizer is %s, and the trainer has NFC, NFD, NFKC, NFKD and Lowercase",
+             t->path, type);
+}
+
+#define GPT4_ENDS  "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define GPT4_SIGNS "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* The patterns of a Split that are known. */
+static const struct { const char *pattern; cut_kind kind; } known_cuts[] = {
+    {GPT4_ENDS "\\p{N}{1,3}" GPT4_SIGNS, CUT_GPT4},         /* GPT-4, Llama 3 */
+    {GPT4_ENDS "\\p{N}" GPT4_SIGNS, CUT_GPT4_1},            /* Qwen 2 */
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", CUT_GPT2},
+    {"'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", CUT_GPT2},
+};
+enum { KNOWN_CUTS = (int)(sizeof known_cuts / sizeof known_cuts[0]) };
+
+static cut_kind read_split(const tokenizer *t, const char *part) {
+    char        pattern[512] = "", behavior[32] = "";
+    const char *inverted = json_find(part, "invert");
+    int         is_inverted = inverted && *inverted == 't';
+    json_string(json_find(json_find(part, "pattern"), "Regex"), pattern, sizeof pattern);
+    json_string(json_find(part, "behavior"), behavior, sizeof behavior);
+    for (int i = 0; i < KNOWN_CUTS; i++)
+        if (strcmp(pattern, known_cuts[i].pattern) == 0 &&
+            strcmp(behavior, is_inverted ? "Removed" : "Isolated") == 0) return known_cuts[i].kind;
+    die(1, "%s: its pre_tokenizer has a Split (%.24s) by \"%.80s\", and the trainer knows those of GPT-2, "
+           "GPT-4, Llama 3 and Qwen 2", t->path, behavior, pattern);
+    return CUT_NOT;
+}
+
+static void read_cut(tokenizer *t, const char *part) {
+    char        type[64];
+    const char *flag;
+    cut_stage   cut = {CUT_NOT, 0};
+    if (t->n_cuts == CUT_STAGES) die(1, "%s: its pre_tokenizer has too many parts", t->path);
+    type_of(part, type);
+    if (strcmp(type, "ByteLevel") == 0) {
+        flag = json_find(part, "add_prefix_space");
+        cut.prefix = !flag || *flag == 't';
+        flag = json_find(part, "use_regex");
+        cut.kind = !flag || *flag == 't' ? CUT_GPT2 : CUT_NOT;
+    } else if (strcmp(type, "Split") == 0) cut.kind = read_split(t, part);
+    else if (strcmp(type, "Digits") == 0) {
+        flag = json_find(part, "individual_digits");
+        cut.kind = flag && *flag == 't' ? CUT_DIGITS : CUT_DIGIT_RUNS;
+    } else
+        die(1, "%s: its pre_tokenizer is %s, and the trainer has ByteLevel, Split and Digits", t->path, type);
+    if (t->has_bytes)
+        die(1, "%s: its pre_tokenizer has %s behind ByteLevel, and the trainer reads no such order", t->path,
+            type);
+    t->has_bytes = strcmp(type, "ByteLevel") == 0;
+    t->cuts[t->n_cuts++] = cut;
+}
+
+static void read_pre_tokenizer(tokenizer *t, const char *part) {
+    read_parts(t, part, "pretokenizers", read_cut);
+    if (!t->has_bytes)
+        die(1, "%s: its pre_tokenizer is not ByteLevel, and the trainer reads tokens of bytes only", t->path);
+}
+
+/* ---- added tokens ---- */
+
+static int is_set(const char *object, const char *key) {
+    const char *value = json_find(object, key);
+    return value && *value == 't';
+}
+
+static int by_text(const void *a, const void *b) {
+    added_token x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return compare_bytes(x.text, x.length, y.text, y.length);
+}
+
+static void index_added(tokenizer *t, added_set *set) {
+    qsort(set->all, set->count, sizeof *set->all, by_text);
+    for (size_t i = 0; i < set->count; i++) {
+        if (i && by_text(&set->all[i - 1], &set->all[i]) == 0)
+            die(1, "%s: its added_tokens have \"%.*s\" twice", t->path, set->all[i].length, set->all[i].text);
+        set->begins[(unsigned char)set->all[i].text[0]] = 1;
+    }
+}
+
+static int64_t normalize(tokenizer *t, const char *text, int64_t n, char *to);
+
+/* "added_tokens": [{"id": number, "content": "text", "special": true, ...}, ...] */
+static void read_added(tokenizer *t, const char *list) {
+    char    text[TOKEN_SPACE], changed[TOKEN_SPACE];
+    int64_t count = count_items(list);
+    t->raw.all = (added_token *)tokenizer_memory((size_t)count, sizeof *t->raw.all);
+    t->normal.all = (added_token *)tokenizer_memory((size_t)count, sizeof *t->normal.all);
+    for (const char *p = count ? json_first(list) : NULL; p; p = json_next(p)) {
+        int64_t      n = json_string(json_find(p, "content"), text, sizeof text);
+        int64_t      id = token_number(t, json_find(p, "id"));
+        int          is_normal = is_set(p, "normalized");
+        added_set   *set = is_normal ? &t->normal : &t->raw;
+        added_token *token = &set->all[set->count];
+        const char  *bytes;
+        if (n < 1) die(1, "%s: its added_tokens are malformed at \"%.40s\"", t->path, p);
+        if (t->tokens[id].bytes && (t->tokens[id].length != n || memcmp(t->tokens[id].bytes, text, (size_t)n)) &&
+            !letters_are(&t->tokens[id], text, (int)n))
+            die(1, "%s: added token \"%s\" and another token have the number %lld", t->path, text,
+                (long long)id);
+        bytes = pool_text(t, text, (int)n);
+        set_token(t, id, bytes, (int)n);
+        set->count++;
+        token->id = (int32_t)id;
+        token->single_word = is_set(p, "single_word");
+        token->lstrip = is_set(p, "lstrip");
+        token->rstrip = is_set(p, "rstrip");
+        token->length = (int)n;
+        token->text = bytes;
+        if (is_normal && t->normalizer) {
+            token->length = (int)normalize(t, text, n, changed);
+            token->text = pool_text(t, changed, token->length);
+        }
+    }
+    index_added(t, &t->raw);
+    index_added(t, &t->normal);
+}
+
+/* What a model other than GPT-2's would need. */
+static void check_model(tokenizer *t, const char *model) {
+    static const char *const none[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    char        text[64];
+    const char *value = json_find(model, "type");
+    if (value && (json_string(value, text, sizeof text) < 0 || strcmp(text, "BPE") != 0))
+        die(1, "%s: its model is of type %.20s, and the trainer reads BPE", t->path, value);
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        if (json_find(model, none[i]) && json_string(json_find(model, none[i]), text, sizeof text) != 0)
+            die(1, "%s: its model has %s, and a model of bytes has none", t->path, none[i]);
+    value = json_find(model, "dropout");
+    if (value && strtod(value, NULL) != 0)
+        tokenizer_warns(t, 1, "its model has dropout, which is not applied: the likeliest tokens are taken");
+    t->ignore_merges = is_set(model, "ignore_merges");
+}
+
 static void free_tokenizer(tokenizer *t) {
     if (!t) return;
-    for (int64_t i = 0; i < t->count; i++) free(t->tokens[i].bytes);
     free(t->tokens);
-    free(t->by_text);
+    free(t->pool);
+    free(t->names);
     free(t->merges);
+    free(t->first_merge);
+    free(t->raw.all);
+    free(t->normal.all);
     free(t);
 }
 
-/* Reads the tokenizer.json of a byte-level BPE, as written by `transformers` and `tokenizers`. */
+/* Reads the tokenizer.json of a byte-level BPE, as `transformers` and `tokenizers` write it. Memory is in
+ * proportion to the file, and time nearly so: texts are sorted. */
 static tokenizer *read_tokenizer(const char *path) {
-    int64_t     size = 0;
-    char       *text = read_file(path, TOKENIZER_MOST_BYTES, &size);
-    tokenizer  *t = (tokenizer *)calloc(1, sizeof *t);
-    const char *model;
-    if (!text) die(1, "cannot read %s: %s. Check --tokenizer", path, read_error());
-    if (!t) die(1, "out of memory");
-    t->most = size < TOKENS_MOST ? size : TOKENS_MOST;
-    model = bpe_json_find(text, "\"model\"", "{");
-    if (!model) die(1, "%s is no tokenizer.json: it has no model", path);
-    read_bpe_tokens(t, path, bpe_json_find(model, "\"vocab\"", "{"));
-    read_bpe_specials(t, path, bpe_json_find(text, "\"added_tokens\"", "["));
+    tokenizer  *t = (tokenizer *)tokenizer_memory(1, sizeof *t);
+    const char *root, *model, *vocab, *merges, *added;
+    char       *text = read_json(path, TOKENIZER_MOST_BYTES, ". Check --tokenizer", &root);
+    int64_t     entries;
+    t->path = path;
+    model = json_find(root, "model");
+    if (!model || *model != '{') die(1, "%s is no tokenizer.json: it has no model", path);
+    check_model(t, model);
+    vocab = json_find(model, "vocab");
+    merges = json_find(model, "merges");
+    added = json_find(root, "added_tokens");
+    if (!vocab || *vocab != '{') die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no vocab", path);
+    if (!merges || *merges != '[') die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no merges", path);
+    if (added && *added != '[') die(1, "%s: its added_tokens are no list", path);
+    if (json_find(root, "truncation")) tokenizer_warns(t, 2, "its truncation is not applied");
+    if (json_find(root, "padding")) tokenizer_warns(t, 4, "its padding is not applied");
+
+    /* numbers may have gaps, but not many */
+    entries = count_items(vocab) + count_items(added);
+    t->most = 2 * entries + 4096 < TOKENS_MOST ? 2 * entries + 4096 : TOKENS_MOST;
+    t->tokens = (bpe_token *)tokenizer_memory((size_t)t->most, sizeof *t->tokens);
+    t->names = (bpe_name *)tokenizer_memory((size_t)entries, sizeof *t->names);
+    t->pool = (char *)tokenizer_memory(2 * strlen(text) + 1, 1);
+
+    read_parts(t, json_find(root, "normalizer"), "normalizers", read_normalizer);
+    read_pre_tokenizer(t, json_find(root, "pre_tokenizer"));
+    read_bpe_tokens(t, vocab);
     index_tokens(t);
-    read_bpe_merges(t, path, bpe_json_find(model, "\"merges\"", "["));
+    read_bpe_merges(t, merges);
+    read_added(t, added);
     free(text);
     return t;
-}
-
-/* ==== A text as tokens ============================================================== */
-
-typedef enum letter_kind { LETTER, DIGIT, SPACE, OTHER } letter_kind;
-
-/* The class of the character at p; *bytes: its length. Beyond ASCII, blocks decide what are spaces,
- * punctuation and signs; all other characters are letters. */
-static letter_kind kind_at(const char *p, int *bytes) {
-    unsigned long c = utf8_letter((const unsigned char *)p, bytes);
-    if (c < 128)
-        return isalpha((int)c) ? LETTER : isdigit((int)c) ? DIGIT : isspace((int)c) ? SPACE : OTHER;
-    if (c == 0x85 || c == 0xA0 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
-        c == 0x202F || c == 0x3000) return SPACE;
-    if (c == 0xB2 || c == 0xB3 || c == 0xB9 || (c >= 0xBC && c <= 0xBE)) return DIGIT;
-    if (c == 0xAA || c == 0xB5 || c == 0xBA) return LETTER;
-    if (c < 0xC0 || c == 0xD7 || c == 0xF7) return OTHER;
-    if ((c >= 0x2010 && c <= 0x2BFF) || (c >= 0x3001 && c <= 0x3004) || (c >= 0x3008 && c <= 0x3020) ||
-        (c >= 0xFE10 && c <= 0xFE6F) || (c >= 0xFF01 && c <= 0xFF0F) || (c >= 0x1F000 && c <= 0x1FAFF))
-        return OTHER;
-    return LETTER;
-}
-
-static int run_length(const char *p, letter_kind kind) {
-    int n = 0, bytes;
-    while (p[n] && kind_at(p + n, &bytes) == kind) n += bytes;
-    return n;
-}
-
-/* The bytes of the next word, split as in GPT-2: 's and similar endings; letters, digits or signs,
- * each with an optional leading space; or spaces, of which the last belongs to the next word. */
-static int word_length(const char *p) {
-    static const char *const ends[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
-    int         lead = p[0] == ' ' && p[1], bytes, n, last = 0;
-    letter_kind kind;
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
-        if (strncmp(p, ends[i], strlen(ends[i])) == 0) return (int)strlen(ends[i]);
-    kind = kind_at(p + lead, &bytes);
-    if (kind != SPACE) return lead + run_length(p + lead, kind);
-    n = run_length(p, SPACE);
-    for (int i = 0; i < n; i += bytes) { kind_at(p + i, &bytes); last = bytes; }
-    return p[n] && n > last ? n - last : n;
-}
-
-/* Merges a word's tokens by priority. Returns how many remain. */
-static int merge_word(const tokenizer *t, int32_t *ids, int n) {
-    for (;;) {
-        const bpe_merge *best = NULL;
-        int              to = 0;
-        for (int i = 0; i + 1 < n; i++) {
-            const bpe_merge *m = merge_place(t, ids[i], ids[i + 1]);
-            if (m->left >= 0 && (!best || m->rank < best->rank)) best = m;
-        }
-        if (!best) return n;
-        for (int i = 0; i < n; i++, to++) {
-            int fits = i + 1 < n && ids[i] == best->left && ids[i + 1] == best->right;
-            ids[to] = fits ? best->made : ids[i];
-            i += fits;
-        }
-        n = to;
-    }
-}
-
-/* The special token at the start of the text, or -1. */
-static int32_t special_at(const tokenizer *t, const char *text) {
-    for (int64_t id = t->count - 1; id >= 0; id--) {
-        const bpe_token *token = &t->tokens[id];
-        if (token->is_special && strncmp(text, token->bytes, (size_t)token->length) == 0) return (int32_t)id;
-    }
-    return -1;
-}
-
-/* Writes the tokens of a text, at most one per byte. Returns their number. */
-static int64_t encode_text(const tokenizer *t, const char *path, const char *text, int32_t *ids) {
-    int64_t n = 0;
-    while (*text) {
-        int32_t special = special_at(t, text);
-        int     length = word_length(text);
-        if (special >= 0) {
-            ids[n++] = special;
-            text += t->tokens[special].length;
-            continue;
-        }
-        for (int i = 1; i < length; i++)
-            if (special_at(t, text + i) >= 0) length = i;
-        for (int i = 0; i < length; i++) {
-            ids[n + i] = t->of_byte[(unsigned char)text[i]];
-            if (ids[n + i] < 0) die(1, "%s has no token for the byte 0x%02x", path, (unsigned char)text[i]);
-        }
-        n += merge_word(t, ids + n, length);
-        text += length;
-    }
-    return n;
 }
 
 #endif

@@ -23,7 +23,10 @@
  *     model.h        the tensors and the layers of the model
  *     gpt2.h         reads and writes GPT-2's files of the transformers library
  *     data.h         texts, tokens, vocabulary, batches, prompts
- *     tokenizer.h    --tokenizer: tokens as text
+ *     token_files.h  the formats of files of tokens
+ *     tokenizer.h    --tokenizer: reads a tokenizer.json
+ *     words.h        text as tokens
+ *     letters.h      the letters, numbers and spaces of Unicode
  *     machine.h      the device, its memory, the parts of a step's time
  *     output.h       printed lines and the log
  *     files.h        the folder of a run: checkpoints, metrics
@@ -508,7 +511,8 @@ static int finish(trainer *t, int trained) {
 
 /* Checks all settings and files before the first write. */
 static void prepare(trainer *t) {
-    int32_t ids[sizeof t->c.prompt];
+    int     known;
+    int32_t ids[PROMPT_TOKENS];
     check_options(&t->c);
     settle_total_batch(&t->c, ranks_of(t));
     check_ordered_ranks(&t->c, ranks_of(t));
@@ -516,8 +520,9 @@ static void prepare(trainer *t) {
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!t->ranks.rank) tell_idle_epilogues(&t->c, t->device->kernels->gemm_epilogue != NULL);
-    if (!read_vocabulary(&t->data, &t->c)) read_data(t);
+    known = read_vocabulary(&t->data, &t->c);
     read_words(&t->data, &t->c);
+    if (!known) read_data(t);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);
     t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());

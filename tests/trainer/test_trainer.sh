@@ -299,6 +299,61 @@ refuses "tokens of 32 bits without a header" 1 "looks as if its tokens were of 3
 gpt 0 $small --data wide40.bin --token-bits 32 --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
 check "but with --token-bits 32" cmp -s c d
 gpt 0 $small --data wide40.bin --token-bits 16 --steps 2; check "or 16, if you say so" grep -q "6030 tokens to train on" out
+# numpy's: 64 bits without a header, arrays with one, and numbers that are no tokens.
+long_of() { awk '{ print $1 % 65536; print int($1 / 65536); print 0; print 0 }' | numbers_of; }
+long_of <ids40 >long40.bin
+refuses "tokens of 64 bits without a header" 1 "looks as if its tokens were of 64 bits, numpy's default: add --token-bits 64" $small --data long40.bin
+refuses "which 32 bits would make zeros of"  1 "tokens were of 64 bits" $small --data long40.bin --token-bits 32
+gpt 0 $small --data long40.bin --token-bits 64 --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
+check "but with --token-bits 64" cmp -s c d
+# npy TYPE SHAPE [MAJOR]: what numpy writes before an array.
+npy() { printf "\223NUMPY\\00${3:-1}\\000"; numbers 118; [ "${3:-1}" -eq 1 ] || numbers 0
+    printf "%-117s\n" "{'descr': '$1', 'fortran_order': False, 'shape': $2, }"; }
+for type in u2 i2 u4 i4 u8 i8; do
+    case $type in *2) how=numbers_of ;; *4) how=wide_of ;; *8) how=long_of ;; esac
+    { npy "<$type" "($count,)"; $how <ids40; } >array.npy
+    gpt 0 $small --data array.npy --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
+    check "an array of $type" cmp -s c d
+done
+{ npy '|u1' "($count,)"; cat text; } >bytes.npy; gpt 0 $small --data bytes.npy --steps 2; check "of u1" grep -q "vocabulary 12[0-9]$" out
+{ npy '<u2' "($count,)" 2; cat raw40.bin; } >array.bin
+gpt 0 $small --data array.bin --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
+check "whatever its name and version" cmp -s c d
+cp raw40.bin CAPITALS.BIN; gpt 0 $small --data CAPITALS.BIN --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
+check "tokens named in capitals" cmp -s c d
+{ npy '>u2' "($count,)"; cat raw40.bin; } >a.npy; refuses "an array of the other order" 1 "the high bytes of its numbers come first" $small --data a.npy
+{ npy '<f4' "($count,)"; cat wide40.bin; } >a.npy; refuses "an array of floats" 1 "its array has numbers of type '<f4'" $small --data a.npy
+{ npy '<u2' "(5, 670)"; cat raw40.bin; } >a.npy; refuses "an array of two dimensions" 1 "its array has the shape (5, 670)" $small --data a.npy
+{ npy '<u2' "(9999,)"; cat raw40.bin; } >a.npy; refuses "a cut array" 1 "promises 9999 tokens of 2 bytes: get the whole file" $small --data a.npy
+{ npy '<i2' "(400,)"; awk 'BEGIN { for (i = 0; i < 400; i++) print i == 9 ? 65535 : i % 7 }' | numbers_of; } >a.npy
+refuses "a negative token" 1 "holds a number that is no token: it is negative" $small --data a.npy
+printf '\223NUMPY\001\000\377\377xxxxxxxxxxxxxxxxxx' >a.npy; refuses "half a header" 1 "the header of its array is damaged" $small --data a.npy
+awk 'BEGIN { for (i = 0; i < 900; i++) { print 0; print i % 3 ? 16256 : 16448 } }' | numbers_of >float.bin
+refuses "numbers of f32" 1 "holds floating-point numbers of 32 bits" $small --data float.bin
+awk 'BEGIN { for (i = 0; i < 900; i++) { print 0; print 0; print 0; print i % 3 ? 16368 : 16392 } }' | numbers_of >double.bin
+refuses "and of f64" 1 "holds floating-point numbers of 64 bits" $small --data double.bin --token-bits 32
+awk 'BEGIN { for (i = 0; i < 2000; i++) { t = i * 7 % 500; print t % 256 * 256 + int(t / 256) } }' | numbers_of >big.bin
+refuses "tokens of the other order" 1 "looks as if the high bytes of its tokens came first" $small --data big.bin
+awk 'BEGIN { for (i = 0; i < 900; i++) print i % 2 ? 999 : i % 5 }' | wide_of >wide999.bin
+# Files of other programs, as texts and as tokens.
+foreign() { { printf "$2"; cat text; } >"$1"; refuses "$3" 1 "$1 is $4" $small --data "$1"; }
+foreign x.gz  '\037\213\010'              "gzip"    "compressed by gzip: decompress it first"
+foreign x.bin '\037\213\010'              "gzip as tokens" "compressed by gzip"
+foreign x.zip 'PK\003\004'                "zip"     "a zip file"
+foreign x.zst '\050\265\057\375'          "zstd"    "compressed by zstd"
+foreign x.xz  '\3757zXZ\000'              "xz"      "compressed by xz"
+foreign x.bz2 'BZh9'                      "bzip2"   "compressed by bzip2"
+foreign x.arrow 'ARROW1\000\000'          "Arrow"   "an Arrow file"
+foreign x.parquet 'PAR1'                  "Parquet" "a Parquet file"
+foreign x.h5  '\211HDF\015\012\032\012'   "HDF5"    "an HDF5 file"
+foreign x.txt '\377\376'                  "UTF-16"  "UTF-16: convert it to UTF-8"
+foreign x.txt '\376\377'                  "UTF-16 of the other order" "UTF-16"
+foreign x.txt '\377\376\000\000'          "UTF-32"  "UTF-32"
+tr '\n0' 'XO' <text | sed 's/./&0/g' | tr 0 '\000' >wide.txt; refuses "UTF-16 without a mark" 1 "wide.txt has zeros in every second byte" $small --data wide.txt
+{ printf '\357\273\277'; cat text; } >mark.txt; gpt 0 $small --data mark.txt --steps 1; check "a mark of UTF-8 is part of the text" grep -q "vocabulary 29$" out
+mkdir 'd [v2]' && cp raw.bin 'd [v2]/part_1.bin' && gpt 0 $small --data 'd [v2]/part_*.bin' --steps 1
+check "a pattern in a folder with brackets" grep -q "3015 tokens to train on" out
+rm -r x.* a.npy array.* bytes.npy CAPITALS.BIN float.bin double.bin big.bin wide.txt mark.txt 'd [v2]'
 awk 'BEGIN { print 70000; for (i = 0; i < 900; i++) print i * 37 % 1000 }' | wide_of >large.bin
 gpt 0 $small --data large.bin --token-bits 32 --width 2 --steps 2; check "and beyond 65535" grep -q "vocabulary 70001$" out
 head -n 1000 ids | numbers_of >part_1.bin; head -n 1001 ids | tail -n 1 | numbers_of >part_2.bin
@@ -335,8 +390,22 @@ if [ -r "$root/tests/reference/tokenizer.json" ]; then
     check "with a tokenizer a sample is text" sh -c 'sed -n 2p out | grep -q "^the gradient" && ! sed 1d out | grep -Eq "([0-9]+ ){4}"'
     cp out a; gpt 0 --out words --resume --steps 0 --quiet --sample 40 --prompt "the gradient"
     check "which a run keeps" sh -c 'tail -n +2 a >b; tail -n +2 out | cmp -s - b'
-    refuses "a tokenizer of a text" 2 "tokenizer is for tokens" $small --tokenizer words.json
-    refuses "one of more tokens than the model's" 1 "words.json has tokens up to 419, and the model has 26" $small --data raw.bin --tokenizer words.json
+    gpt 0 $small --data raw.bin --tokenizer words.json --steps 3 --quiet --sample 8 --prompt "the fox"
+    check "which may have tokens that its data lack" sh -c 'test '$got' -eq 0 && grep -q "^the fox" out'
+    gpt 0 $small --data raw.bin --tokenizer words.json --steps 1; check "all of them get rows" grep -q "vocabulary 420$" out
+    gpt 0 $small --data raw.bin --steps 3 --quiet --out narrow
+    gpt 0 --out narrow --resume --steps 0 --tokenizer words.json --quiet --sample 4 --prompt '"$%'
+    check "a model of fewer tokens writes text, too" grep -q '^"\$%' out
+    refuses "but knows no prompt beyond them" 1 "prompt holds \"t\", token 84 of words.json, and the model has 26 tokens" --out narrow --resume --steps 0 --tokenizer words.json --sample 4 --prompt "the"
+    refuses "a tokenizer of a model of bytes" 2 "tokenizer is for tokens" $small --vocabulary "bytes 0a20" --tokenizer words.json --eval-only
+    refuses "data of another tokenizer" 1 "holds token 999, and the 420 tokens of --tokenizer end before it" $small --data wide999.bin --token-bits 32 --tokenizer words.json
+    gpt 0 $small --data text --tokenizer words.json --steps 60 --lr 1e-2 --log-every 20 --eval-every 30 --out cut; strip out | grep '^ *[0-9]' >a
+    check "a text is cut by it" grep -Eq "^data     text: [0-9]+ tokens to train on" out
+    "$build/test_tokenizer" --encode words.json "$(cat text; echo .)" >encoded 2>err; tr ' ' '\n' <encoded | sed '$d' | numbers_of >cut.bin
+    gpt 0 $small --data cut.bin --tokenizer words.json --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | grep '^ *[0-9]' >b
+    if [ -s encoded ]; then check "into the tokens of a file that was cut before" cmp a b; else skip "the tokens of a file that was cut before" "no test_tokenizer"; fi
+    gpt 0 --out cut --resume --steps 70 --quiet; check "and so it goes on" test $got -eq 0
+    rm -r cut narrow
     refuses "one that is not there" 1 "cannot read nosuch.json: .* Check --tokenizer" $small --data raw.bin --tokenizer nosuch.json
     head -c 9000 words.json >half.json; refuses "half of one" 1 "half.json" $small --data words.bin --tokenizer half.json
     echo '{"layers": "3"}' >none.json; refuses "another file" 1 "none.json is no tokenizer.json: it has no model" $small --data words.bin --tokenizer none.json
