@@ -1,4 +1,5 @@
 #pragma once
+#include "reader.c"
 #include "groups.c"
 /* --- loaded weights that are not finite ------------------------------------------------------- */
 
