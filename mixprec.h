@@ -59,7 +59,7 @@
  *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
  *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
  *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
- *      5. tensors      >>tensors       context, memory, parameters, views, activations
+ *      5. tensors      >>tensors       context, memory, parameters, buffers, activations
  *      6. autocast     >>autocast      operator classes, regions, recipes below 16 bits, cast cache
  *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
@@ -78,10 +78,12 @@
  *     look      one kernel pass that counts the values of an array near the ends of a dtype's
  *               range: overflowed, flushed, subnormal
  *     walk      one pass of mixp_backward back over the recorded calls
+ *     buffer    state that a step writes beside its weights, such as an RNN's state or running
+ *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
  *     mark      note on a gradient: the scaler and the scale that multiplied it; see SCALER. In
  *               the list of contents: the word in a section's banner that you search for
- *     window    of the guard: the steps that belong to one update. Of the spike check: the last
- *               norms or losses, which a new step is compared with
+ *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
+ *               check: the last norms or losses, which a new step is compared with
  *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
  *               or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
@@ -3783,7 +3785,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * hold several batches. Random numbers are fresh in each replay. Schedule, loss scale and skipped
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
- * keeps its old low copy and master weight. Launch your own kernels on the stream of
+ * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the stream of
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context. After a replay you may read the tensors of its step, until the next
  * mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss to a
@@ -3870,13 +3872,14 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 #endif
     ;
 
-/* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
- * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
- * no gradient and no optimizer. Checkpoints and files of weights hold it under its name.
+/* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
+ * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
+ * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
+ * under its name. To a guard it is data, as a batch is.
  *
- * "Skipped means untouched" holds for buffers: if the update that a step belongs to skips the step,
- * every buffer has the bytes from before the step. Operators that follow a write in the step read
- * the new values.
+ * A write is visible at once to the operators that follow in the step. If the update skips the
+ * step, every buffer gets back the bytes from before the step. So a skipped batch does not count,
+ * and a batch that mixp_retry tries three times counts once.
  *
  *     mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, shape);         before the loop
  *     do {
@@ -3886,17 +3889,29 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *         mixp_copy(h, next);                   after mixp_backward, which reads h
  *         mixp_scaler_step(scaler, opt);
  *         mixp_scaler_update(scaler);           skipped: h is what it was
- *     } while (mixp_retry(scaler, 3));          so a repeat starts from the same h
+ *     } while (mixp_retry(scaler, 3));          a repeat starts from the same h
  *
- * Running statistics need no care either: batch_norm of examples/conv.h writes its buffers in the
- * forward pass, and a batch that is skipped, or tried three times, counts not at all, or once.
+ * Running statistics are written in the forward pass, by batch_norm of examples/conv.h:
+ *
+ *     norm_statistics kept = batch_norm_statistics(ctx, "bn", channels);  before the loop
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(opt);
+ *         ...  y = batch_norm(ctx, conv2d(ctx, x, w, NULL, NULL), gamma, beta, &kept, 1, 1e-5f);
+ *         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *         mixp_scaler_step(scaler, opt);
+ *         mixp_scaler_update(scaler);           skipped: the batch does not count
+ *     } while (mixp_retry(scaler, 3));
+ *
+ * A step with a finite loss and finite gradients is applied, and an Inf that it wrote into a buffer
+ * stays. This happens if only a bounded function, such as tanh, reads the state in that step: keep
+ * the operators that make the state in f32 with mixp_guard_pin.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
  * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. It holds in captured steps and their replays.
+ * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a window of its own.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the
@@ -5684,9 +5699,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
  * parameters and on the results of the same sites. Several passes over other data in one step are
- * the same sites. An `if` in the program changes only the sites after it. A site's name is that of
- * its parameter, otherwise of its scope, otherwise of the site that it reads. Sites with the same
- * name are numbered:
+ * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it. A
+ * site's name is that of its parameter, otherwise of its scope, otherwise of the site that it reads.
+ * Sites with the same name are numbered:
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
  *
@@ -31497,10 +31512,12 @@ static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site 
 /* --- sites ----------------------------------------------------------------------------- *
  *
  * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
- * an activation by the hash of the site that made it, data by 0. Several sites on the same tensors
- * (three slices of one qkv) are distinguished by their order. The same operator on other tensors is
- * another pass through the same site. Casts, reshapes and dropout are ignored: a fallback adds and
- * removes casts, and an evaluation, which has no dropout, must have the sites of training.
+ * an activation by the hash of the site that made it, data by 0. A buffer is data: a recurrent net
+ * that carries its state in training, and begins with zeros in an evaluation, has the same sites in
+ * both. Several sites on the same tensors (three slices of one qkv) are distinguished by their
+ * order. The same operator on other tensors is another pass through the same site. Casts, reshapes
+ * and dropout are ignored: a fallback adds and removes casts, and an evaluation, which has no
+ * dropout, must have the sites of training.
  */
 static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
     h = (h ^ x) * 0x9E3779B97F4A7C15u;
@@ -31524,12 +31541,18 @@ static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
 static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
 { return t && t->own.watch.seen ? t->own.watch.seen : t; }
 
+/* The parameter or view behind t; NULL: t belongs to this step, or is a buffer. */
+static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
+    mixp_tensor *lasting = mixpi_lasting(t);
+    return lasting && !mixpi_backup_of(lasting) ? lasting : NULL;
+}
+
 static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
-    const mixp_tensor *lasting;
+    const mixp_tensor *weight;
     if (!t) return 1;
     t = mixpi_seen_as(t);
-    lasting = mixpi_lasting(t);
-    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    weight = mixpi_site_weight(t);
+    if (weight) return mixpi_mix(2, (uint64_t)weight->own.id);
     return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
 }
 
@@ -31540,7 +31563,7 @@ typedef struct mixpi_visit {
     mixp_tensor  **in;
     uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
     uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
-    int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+    int            lasting;     /* 1: all inputs are weights: addresses distinguish nothing */
     int            reader;      /* of autocast's cast of a tensor that no site made: the site that
                                    reads the cast; otherwise 0 */
 } mixpi_visit;
@@ -31566,12 +31589,12 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
     for (i = 0; i < n_in; i++) {
-        const mixp_tensor *lasting = mixpi_lasting(in[i]);
+        const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
         v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
-        if (in[i] && !lasting) v.lasting = 0;
-        if (!lasting || !lasting->requires_grad) continue;
-        weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
+        if (in[i] && !weight) v.lasting = 0;
+        if (!weight || !weight->requires_grad) continue;
+        weights = mixpi_mix(weights, (uint64_t)weight->own.id);
         v.weights = weights | 1u;
     }
     mixpi_visit_read(ctx, &v);
@@ -31636,11 +31659,11 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
 }
 
 /* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
- * permanent tensor. */
+ * parameter or view. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
     int i;
     for (i = 0; i < v->n_in; i++) {
-        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        const mixp_tensor *t = mixpi_site_weight(v->in[i]);
         if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
     return "";

@@ -3,8 +3,19 @@
  *
  * Include it behind mixprec.h. Gates lie as PyTorch's (LSTM: input, forget, cell, output; GRU: reset, update, new), so
  * that weights of torch.nn.LSTM and GRU fit by name. A function returns NULL on an error, which stays in the context.
- * A state that goes on into the next step is copied into a view or a parameter without a gradient, by mixp_copy: a
- * tensor of the last step is refused. */
+ *
+ * A state that goes on into the next step is a buffer, because a tensor of the last step is refused:
+ *
+ *     mixp_tensor *h0 = mixp_buffer(ctx, "lstm.h", MIXP_F32, 2, shape);      before the loop: [b, hidden], 0 at first
+ *     mixp_tensor *c0 = mixp_buffer(ctx, "lstm.c", MIXP_F32, 2, shape);
+ *     h = h0, c = c0;
+ *     y = lstm_layer(ctx, x, &h, &c, &w);
+ *     mixp_backward(ctx, mixp_scaler_scale(scaler, loss));                   reads h0 and c0
+ *     mixp_copy(h0, h);
+ *     mixp_copy(c0, c);                                                      both before mixp_scaler_update
+ *
+ * If the update skips the step, or mixp_retry repeats it, h0 and c0 are what they were: each batch moves the state
+ * once. mixp_fill(h0, 0) between two steps begins a new sequence. See BUFFERS in mixprec.h, and examples/11_state.c. */
 #ifndef RECURRENT_H
 #define RECURRENT_H
 

@@ -59,7 +59,7 @@
  *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
  *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
  *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
- *      5. tensors      >>tensors       context, memory, parameters, views, activations
+ *      5. tensors      >>tensors       context, memory, parameters, buffers, activations
  *      6. autocast     >>autocast      operator classes, regions, recipes below 16 bits, cast cache
  *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
@@ -78,10 +78,12 @@
  *     look      one kernel pass that counts the values of an array near the ends of a dtype's
  *               range: overflowed, flushed, subnormal
  *     walk      one pass of mixp_backward back over the recorded calls
+ *     buffer    state that a step writes beside its weights, such as an RNN's state or running
+ *               statistics; a skipped step leaves its bytes. See BUFFERS in section 5
  *     mark      note on a gradient: the scaler and the scale that multiplied it; see SCALER. In
  *               the list of contents: the word in a section's banner that you search for
- *     window    of the guard: the steps that belong to one update. Of the spike check: the last
- *               norms or losses, which a new step is compared with
+ *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
+ *               check: the last norms or losses, which a new step is compared with
  *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
  *               or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry

@@ -362,7 +362,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * hold several batches. Random numbers are fresh in each replay. Schedule, loss scale and skipped
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
- * keeps its old low copy and master weight. Launch your own kernels on the stream of
+ * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the stream of
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context. After a replay you may read the tensors of its step, until the next
  * mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss to a
@@ -449,13 +449,14 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 #endif
     ;
 
-/* BUFFERS: what a step writes beside its weights, as PyTorch calls it: the state that a recurrent
- * net carries from step to step, running statistics, a codebook, a queue, a teacher. A buffer has
- * no gradient and no optimizer. Checkpoints and files of weights hold it under its name.
+/* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
+ * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
+ * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
+ * under its name. To a guard it is data, as a batch is.
  *
- * "Skipped means untouched" holds for buffers: if the update that a step belongs to skips the step,
- * every buffer has the bytes from before the step. Operators that follow a write in the step read
- * the new values.
+ * A write is visible at once to the operators that follow in the step. If the update skips the
+ * step, every buffer gets back the bytes from before the step. So a skipped batch does not count,
+ * and a batch that mixp_retry tries three times counts once.
  *
  *     mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, shape);         before the loop
  *     do {
@@ -465,17 +466,29 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *         mixp_copy(h, next);                   after mixp_backward, which reads h
  *         mixp_scaler_step(scaler, opt);
  *         mixp_scaler_update(scaler);           skipped: h is what it was
- *     } while (mixp_retry(scaler, 3));          so a repeat starts from the same h
+ *     } while (mixp_retry(scaler, 3));          a repeat starts from the same h
  *
- * Running statistics need no care either: batch_norm of examples/conv.h writes its buffers in the
- * forward pass, and a batch that is skipped, or tried three times, counts not at all, or once.
+ * Running statistics are written in the forward pass, by batch_norm of examples/conv.h:
+ *
+ *     norm_statistics kept = batch_norm_statistics(ctx, "bn", channels);  before the loop
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(opt);
+ *         ...  y = batch_norm(ctx, conv2d(ctx, x, w, NULL, NULL), gamma, beta, &kept, 1, 1e-5f);
+ *         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *         mixp_scaler_step(scaler, opt);
+ *         mixp_scaler_update(scaler);           skipped: the batch does not count
+ *     } while (mixp_retry(scaler, 3));
+ *
+ * A step with a finite loss and finite gradients is applied, and an Inf that it wrote into a buffer
+ * stays. This happens if only a bounded function, such as tanh, reads the state in that step: keep
+ * the operators that make the state in f32 with mixp_guard_pin.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
  * window. The first write in a window keeps the old bytes, in memory that the buffer takes then and
  * keeps. The update restores the buffers, on the device and without a wait of the host, if it has
  * skipped any optimizer's step, or if its scaler has found Inf or NaN: where mixp_scaler_verdict
- * says MIXP_STEP_SKIPPED. It holds in captured steps and their replays.
+ * says MIXP_STEP_SKIPPED. This holds in replays too; a captured step is a window of its own.
  *
  * A write after the update stays: a teacher that follows the weights, for example. Two scalers may
  * update in one step: if either skips, a buffer gets the bytes from before the step, or, if the

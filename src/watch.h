@@ -9,9 +9,9 @@
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
  * parameters and on the results of the same sites. Several passes over other data in one step are
- * the same sites. An `if` in the program changes only the sites after it. A site's name is that of
- * its parameter, otherwise of its scope, otherwise of the site that it reads. Sites with the same
- * name are numbered:
+ * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it. A
+ * site's name is that of its parameter, otherwise of its scope, otherwise of the site that it reads.
+ * Sites with the same name are numbered:
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
  *

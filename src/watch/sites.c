@@ -4,10 +4,12 @@
 /* --- sites ----------------------------------------------------------------------------- *
  *
  * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
- * an activation by the hash of the site that made it, data by 0. Several sites on the same tensors
- * (three slices of one qkv) are distinguished by their order. The same operator on other tensors is
- * another pass through the same site. Casts, reshapes and dropout are ignored: a fallback adds and
- * removes casts, and an evaluation, which has no dropout, must have the sites of training.
+ * an activation by the hash of the site that made it, data by 0. A buffer is data: a recurrent net
+ * that carries its state in training, and begins with zeros in an evaluation, has the same sites in
+ * both. Several sites on the same tensors (three slices of one qkv) are distinguished by their
+ * order. The same operator on other tensors is another pass through the same site. Casts, reshapes
+ * and dropout are ignored: a fallback adds and removes casts, and an evaluation, which has no
+ * dropout, must have the sites of training.
  */
 static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
     h = (h ^ x) * 0x9E3779B97F4A7C15u;
@@ -31,12 +33,18 @@ static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
 static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
 { return t && t->own.watch.seen ? t->own.watch.seen : t; }
 
+/* The parameter or view behind t; NULL: t belongs to this step, or is a buffer. */
+static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
+    mixp_tensor *lasting = mixpi_lasting(t);
+    return lasting && !mixpi_backup_of(lasting) ? lasting : NULL;
+}
+
 static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
-    const mixp_tensor *lasting;
+    const mixp_tensor *weight;
     if (!t) return 1;
     t = mixpi_seen_as(t);
-    lasting = mixpi_lasting(t);
-    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    weight = mixpi_site_weight(t);
+    if (weight) return mixpi_mix(2, (uint64_t)weight->own.id);
     return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
 }
 
@@ -47,7 +55,7 @@ typedef struct mixpi_visit {
     mixp_tensor  **in;
     uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
     uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
-    int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+    int            lasting;     /* 1: all inputs are weights: addresses distinguish nothing */
     int            reader;      /* of autocast's cast of a tensor that no site made: the site that
                                    reads the cast; otherwise 0 */
 } mixpi_visit;
@@ -73,12 +81,12 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
     for (i = 0; i < n_in; i++) {
-        const mixp_tensor *lasting = mixpi_lasting(in[i]);
+        const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
         v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
-        if (in[i] && !lasting) v.lasting = 0;
-        if (!lasting || !lasting->requires_grad) continue;
-        weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
+        if (in[i] && !weight) v.lasting = 0;
+        if (!weight || !weight->requires_grad) continue;
+        weights = mixpi_mix(weights, (uint64_t)weight->own.id);
         v.weights = weights | 1u;
     }
     mixpi_visit_read(ctx, &v);
@@ -143,11 +151,11 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
 }
 
 /* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
- * permanent tensor. */
+ * parameter or view. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
     int i;
     for (i = 0; i < v->n_in; i++) {
-        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        const mixp_tensor *t = mixpi_site_weight(v->in[i]);
         if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
     return "";

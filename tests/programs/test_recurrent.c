@@ -110,28 +110,195 @@ static void differences(void) {
 /* A state that is carried: three steps of one position each are one step of three. */
 static void carried(void) {
     layer l;
-    mixp_tensor *h, *c, *y = NULL;
+    mixp_tensor *h, *c, *h0, *c0, *y = NULL;
     int64_t t, shape[3] = { BATCH, 1, IN };
     float   x[BATCH * TIME * IN], part[BATCH * IN];
     layer_open(&l, 4);
-    mixp_tensor_set_requires_grad(l.h, 0);
-    mixp_tensor_set_requires_grad(l.c, 0);
+    h0 = mixp_buffer(l.ctx, "state.h", MIXP_F32, 2, l.h->shape);
+    c0 = mixp_buffer(l.ctx, "state.c", MIXP_F32, 2, l.c->shape);
+    CHECK_INT(mixp_copy(h0, l.h), MIXP_OK);
+    CHECK_INT(mixp_copy(c0, l.c), MIXP_OK);
     CHECK_INT(mixp_read(l.x, x, MIXP_F32, BATCH * TIME * IN), MIXP_OK);
     for (t = 0; t < TIME; t++) {
         int64_t b, i;
         for (b = 0; b < BATCH; b++)
             for (i = 0; i < IN; i++) part[b * IN + i] = x[(b * TIME + t) * IN + i];
         mixp_step_begin(l.ctx);
-        h = l.h;
-        c = l.c;
+        h = h0;
+        c = c0;
         y = lstm_layer(l.ctx, mixp_input(l.ctx, MIXP_F32, 3, shape, part), &h, &c, &l.w);
-        CHECK_INT(mixp_copy(l.h, h), MIXP_OK);
-        CHECK_INT(mixp_copy(l.c, c), MIXP_OK);
+        CHECK_INT(mixp_copy(h0, h), MIXP_OK);
+        CHECK_INT(mixp_copy(c0, c), MIXP_OK);
     }
-    near(l.c, lstm_c, 1e-6);
+    near(c0, lstm_c, 1e-6);
     CHECK(y != NULL);
     CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
     mixp_context_free(l.ctx);
+}
+
+/* --- a carried state and skipped steps --------------------------------------------------------- */
+
+enum { NET_ROWS = 4, NET_WIDTH = 8, NET_CLASSES = 3, NET_STEPS = 120, NET_LARGE = 50 };
+
+/* A cell h' = f(wx x + wh h), whose h is a buffer; f is relu, or a norm and tanh. The batch NET_LARGE is 40,000 times too large: its
+ * product overflows fp16, and f32 does not mind. */
+typedef struct net {
+    mixp_context   *ctx;
+    mixp_tensor    *wx, *wh, *wo, *h;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    mixp_dtype      dtype;
+    int             bounded, steps, tries;
+    double          loss;
+    float           x[NET_ROWS * NET_WIDTH], state[NET_ROWS * NET_WIDTH];
+    int32_t         label[NET_ROWS];
+} net;
+
+static void net_open(net *n, mixp_dtype dtype, int bounded, float scale) {
+    const int64_t square[2] = { NET_WIDTH, NET_WIDTH }, out[2] = { NET_CLASSES, NET_WIDTH };
+    const int64_t shape[2] = { NET_ROWS, NET_WIDTH };
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_scaler_desc d;
+    memset(n, 0, sizeof *n);
+    memset(&d, 0, sizeof d);
+    n->ctx = mixp_context_new(NULL);
+    n->dtype = dtype;
+    n->bounded = bounded;
+    n->wx = mixp_param(n->ctx, "wx", MIXP_F32, 2, square);
+    n->wh = mixp_param(n->ctx, "wh", MIXP_F32, 2, square);
+    n->wo = mixp_param(n->ctx, "wo", MIXP_F32, 2, out);
+    n->h = mixp_buffer(n->ctx, "h", MIXP_F32, 2, shape);
+    mixp_init_all(n->ctx, "w*", mixp_init_xavier_normal, 0.8);
+    adamw.lr = 0.003;
+    adamw.max_norm = 1;
+    d.init_scale = scale;
+    n->scaler = mixp_scaler_new(n->ctx, &d);
+    n->opt = mixp_optimizer_new(n->ctx, &adamw);
+    mixp_optimizer_add_all(n->opt, "w*");
+    mixp_guard_start(n->ctx, NULL);
+}
+
+static void net_batch(net *n, int step) {
+    int i;
+    for (i = 0; i < NET_ROWS * NET_WIDTH; i++) {
+        const int row = i / NET_WIDTH;
+        n->label[row] = (row + step / 7) % NET_CLASSES;
+        n->x[i] = (float)((i * 37 + step * 11) % 64) / 64.0f + (i % NET_WIDTH == n->label[row] ? 0.5f : 0.0f);
+        if (step == NET_LARGE) n->x[i] *= 40000.0f;
+    }
+}
+
+static mixp_tensor *net_loss(net *n, mixp_tensor **new_state) {
+    const int64_t shape[2] = { NET_ROWS, NET_WIDTH }, rows[1] = { NET_ROWS };
+    mixp_tensor  *next = NULL, *loss = NULL;
+    MIXP_AUTOCAST(n->ctx, n->dtype) {
+        next = mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, n->x), n->wx, NULL);
+        next = mixp_add(n->ctx, next, mixp_linear(n->ctx, n->h, n->wh, NULL));
+        if (n->bounded) next = mixp_tanh(n->ctx, mixp_rms_norm(n->ctx, next, NULL, 1e-5f));
+        else next = mixp_relu(n->ctx, next);
+        loss = mixp_linear(n->ctx, mixp_rms_norm(n->ctx, next, NULL, 1e-5f), n->wo, NULL);
+        loss = mixp_cross_entropy(n->ctx, loss, mixp_input(n->ctx, MIXP_I32, 1, rows, n->label), MIXP_IGNORE);
+    }
+    if (new_state) *new_state = next;
+    return loss;
+}
+
+/* One try. Returns the new state. */
+static mixp_tensor *net_try(net *n) {
+    mixp_tensor *next = NULL, *loss;
+    mixp_step_begin(n->ctx);
+    mixp_zero_grad(n->opt);
+    loss = net_loss(n, &next);
+    mixp_backward(n->ctx, mixp_scaler_scale(n->scaler, loss));
+    mixp_copy(n->h, next);
+    mixp_scaler_step(n->scaler, n->opt);
+    mixp_scaler_update(n->scaler);
+    n->loss = mixp_item(loss);
+    return next;
+}
+
+/* After each try the buffer has the new state, or the bytes from before a step that was skipped. */
+static void net_step(net *n, int step, int tries) {
+    float before[NET_ROWS * NET_WIDTH], after[NET_ROWS * NET_WIDTH];
+    net_batch(n, step);
+    CHECK_INT(mixp_read(n->h, before, MIXP_F32, NET_ROWS * NET_WIDTH), MIXP_OK);
+    do {
+        mixp_tensor *next = net_try(n);
+        const int    skipped = mixp_scaler_verdict(n->scaler).outcome == MIXP_STEP_SKIPPED;
+        CHECK_INT(mixp_read(next, after, MIXP_F32, NET_ROWS * NET_WIDTH), MIXP_OK);
+        CHECK_INT(mixp_read(n->h, n->state, MIXP_F32, NET_ROWS * NET_WIDTH), MIXP_OK);
+        CHECK(memcmp(n->state, skipped ? before : after, sizeof before) == 0);
+        n->tries++;
+    } while (tries && mixp_retry(n->scaler, tries));
+}
+
+static void net_train(net *n, mixp_dtype dtype, int bounded, float scale, int tries) {
+    net_open(n, dtype, bounded, scale);
+    for (n->steps = 0; n->steps < NET_STEPS; n->steps++) net_step(n, n->steps, tries);
+    CHECK_INT(mixp_context_error(n->ctx, NULL), MIXP_OK);
+    CHECK_TEXT(mixp_context_warning(n->ctx), "");
+}
+
+/* fp16 with guard and retry applies each step, and ends as f32 does, also if the scale is too large at first. */
+static void a_state_survives_an_overflow(void) {
+    int i, k;
+    for (i = 0; i < 4; i++) {
+        net f32, f16;
+        net_train(&f32, MIXP_F32, i & 1, 1024, 3);
+        net_train(&f16, MIXP_F16, i & 1, i & 2 ? 16777216.0f : 1024.0f, 20);
+        CHECK_INT(f32.tries, NET_STEPS);
+        CHECK(f16.tries > NET_STEPS);
+        CHECK_INT(mixp_scaler_verdict(f16.scaler).applied, NET_STEPS);
+        CHECK_NEAR(f16.loss, f32.loss, 1e-2);
+        for (k = 0; k < NET_ROWS * NET_WIDTH; k++) CHECK_NEAR((double)f16.state[k], (double)f32.state[k], 2e-2);
+        mixp_context_free(f32.ctx);
+        mixp_context_free(f16.ctx);
+    }
+}
+
+/* Without mixp_retry the large batch is skipped, and the state goes on from before it. */
+static void a_skipped_batch_moves_no_state(void) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        net n;
+        net_train(&n, MIXP_F16, i, 1024, 0);
+        CHECK(mixp_scaler_verdict(n.scaler).skipped > 0);
+        CHECK(fabs(n.loss) < 10);
+        mixp_context_free(n.ctx);
+    }
+}
+
+static int count_sites(const net *n) {
+    mixp_site_info info;
+    int            count = 0;
+    while (mixp_site(n->ctx, count, &info)) count++;
+    return count;
+}
+
+/* A guard that has learned which products overflow in training knows them in an evaluation that begins with zeros: a
+ * buffer is data, as the zeros are. */
+static void an_evaluation_from_zeros_has_the_sites_of_training(void) {
+    const int64_t shape[2] = { NET_ROWS, NET_WIDTH };
+    const float   zeros[NET_ROWS * NET_WIDTH] = { 0 };
+    mixp_tensor  *carried;
+    net           n;
+    int           sites, i;
+    net_open(&n, MIXP_F16, 1, 1024);
+    for (i = 0; i < 6; i++) {
+        net_batch(&n, NET_LARGE);
+        do net_try(&n);
+        while (mixp_retry(n.scaler, 20));
+    }
+    CHECK(mixp_scaler_verdict(n.scaler).skipped > 0);
+    sites = count_sites(&n);
+    carried = n.h;
+    mixp_eval_begin(n.ctx);
+    n.h = mixp_input(n.ctx, MIXP_F32, 2, shape, zeros);
+    MIXP_NO_GRAD(n.ctx) CHECK(fabs(mixp_item(net_loss(&n, NULL))) < 10);
+    n.h = carried;
+    CHECK_INT(count_sites(&n), sites);
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
 }
 
 int main(void) {
@@ -139,5 +306,8 @@ int main(void) {
     RUN(gru);
     RUN(differences);
     RUN(carried);
+    RUN(a_state_survives_an_overflow);
+    RUN(a_skipped_batch_moves_no_state);
+    RUN(an_evaluation_from_zeros_has_the_sites_of_training);
     return test_report();
 }
