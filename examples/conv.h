@@ -4,14 +4,16 @@
  * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
  * `fill` and the product of the context's device. Arrays are [batch, channels, height, width], as in PyTorch. A
  * function returns NULL on an error, and the context keeps the error. Under autocast, products are low (class LOW, as
- * torch.nn.functional.conv2d) and norms are f32. No function keeps state; threads and determinism are those of
- * mixprec's operators.
+ * torch.nn.functional.conv2d) and norms are f32. The only state is batch_norm's, in buffers that you pass; threads and
+ * determinism are those of mixprec's operators.
  *
  * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
  * for a few samples at a time, at most CONV_COLUMNS values (so that a CPU's cache keeps them; on a GPU eight times as
  * many), and again in backward. */
 #ifndef CONV_H
 #define CONV_H
+
+#include <stdio.h>
 
 #if defined(__GNUC__)
 #  define CONV_API static __attribute__((__unused__))
@@ -661,9 +663,30 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     return conv_affine(ctx, mixp_reshape(ctx, y, 4, x->shape), gamma, beta);
 }
 
-/* batch_norm's running statistics, f32 [channels] each: parameters without a gradient, so
- * checkpoints contain them. NULL: no running statistics; evaluation uses the batch's statistics. */
+/* batch_norm's running statistics: two buffers, f32 [channels] each. */
 typedef struct norm_statistics { mixp_tensor *mean, *variance; } norm_statistics;
+
+static mixp_tensor *conv_statistic(mixp_context *ctx, const char *name, const char *part, int64_t channels,
+                                   double value) {
+    char full[256];
+    mixp_tensor *t;
+    if (snprintf(full, sizeof full, "%s.%s", name, part) >= (int)sizeof full) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "batch_norm_statistics '%.60s...': use a name of at most 200 bytes", name);
+        return NULL;
+    }
+    t = mixp_buffer(ctx, full, MIXP_F32, 1, &channels);
+    if (t) mixp_buffer_set_ranks(t, MIXP_BUFFER_MEAN);
+    return t && mixp_fill(t, value) == MIXP_OK ? t : NULL;
+}
+
+/* Makes the buffers NAME.running_mean, of 0, and NAME.running_var, of 1, as in torch.nn.BatchNorm2d. Checkpoints
+ * contain them, and ranks average them at each update. Call it before the loop. The members are NULL on an error. */
+CONV_API norm_statistics batch_norm_statistics(mixp_context *ctx, const char *name, int64_t channels) {
+    norm_statistics s;
+    s.mean = conv_statistic(ctx, name, "running_mean", channels, 0);
+    s.variance = conv_statistic(ctx, name, "running_var", channels, 1);
+    return s;
+}
 
 /* x[b, channels, h, w] as [channels, b h w]. */
 static mixp_tensor *conv_by_channel(mixp_context *ctx, mixp_tensor *x) {
@@ -680,8 +703,9 @@ static void conv_remember(mixp_context *ctx, mixp_tensor *kept, mixp_tensor *of_
     if (moved) mixp_copy(kept, moved);
 }
 
+/* In f32 at every level of autocast: a variance may exceed fp16's largest number, 65,504. */
 static void conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_statistics *keep, float momentum) {
-    MIXP_NO_GRAD(ctx) {
+    MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32) {
         mixp_tensor *x = mixp_cast(ctx, rows, MIXP_F32), *mean = mixp_mean(ctx, x, -1, 1);
         mixp_tensor *d = mixp_sub(ctx, x, mean);
         float n = rows ? (float)rows->shape[1] : 1.0f;
@@ -691,27 +715,37 @@ static void conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_sta
     }
 }
 
-/* Mean 0 and variance 1 of each channel over the batch, then gamma and beta:
- * torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
- * and updates `keep`, also in skipped steps, as in PyTorch. 0: uses `keep`. */
+/* (x - mean) / sqrt(variance + eps), in f32 at every level of autocast. */
+static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm_statistics *keep, float eps) {
+    mixp_tensor *root, *y = NULL;
+    int64_t by[3];
+    by[0] = x->shape[1];
+    by[1] = by[2] = 1;
+    MIXP_AUTOCAST(ctx, MIXP_F32) {
+        root = mixp_pow(ctx, mixp_add_scalar(ctx, keep->variance, eps), -0.5f);
+        y = mixp_sub(ctx, x, mixp_reshape(ctx, keep->mean, 3, by));
+        y = mixp_mul(ctx, y, mixp_reshape(ctx, root, 3, by));
+    }
+    return y;
+}
+
+/* Mean 0 and variance 1 of each channel over the batch, then gamma[channels] and beta[channels], which may be NULL:
+ * torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance, and updates `keep`.
+ * 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's.
+ *
+ * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
+ * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as
+ * `keep`, which earlier versions asked for, behave as in PyTorch. */
 CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta,
                                const norm_statistics *keep, int training, float eps) {
-    const int64_t one[1] = { 1 };
-    int64_t turned[4], by[3];
-    mixp_tensor *rows, *root;
-    if (!x) return NULL;
+    int64_t turned[4];
+    mixp_tensor *rows;
+    if (!x || (keep && (!keep->mean || !keep->variance))) return NULL;
     if (x->rank != 4) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: x is [b, channels, h, w]");
         return NULL;
     }
-    if (!training && keep) {
-        by[0] = x->shape[1];
-        by[1] = by[2] = 1;
-        root = mixp_add(ctx, keep->variance, mixp_input(ctx, MIXP_F32, 1, one, &eps));
-        root = mixp_pow(ctx, root, -0.5f);
-        x = mixp_sub(ctx, x, mixp_reshape(ctx, keep->mean, 3, by));
-        return conv_affine(ctx, mixp_mul(ctx, x, mixp_reshape(ctx, root, 3, by)), gamma, beta);
-    }
+    if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
     turned[0] = x->shape[1];
     turned[1] = x->shape[0];
     turned[2] = x->shape[2];

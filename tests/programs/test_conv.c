@@ -36,8 +36,60 @@ static void one_dimension(void) {
     mixp_context_free(ctx);
 }
 
+/* Programs of earlier versions pass frozen parameters. In a loop of mixp_retry the library names the cure. */
+static void frozen_statistics_warn(void) {
+    norm_run n;
+    int      step;
+    norm_open(&n, 1, 1024, 1);
+    n.keep.mean = norm_param(&n, "mean", 1, NORM_WIDTH, 0);
+    n.keep.variance = norm_param(&n, "variance", 1, NORM_WIDTH, 0);
+    mixp_tensor_set_requires_grad(n.keep.mean, 0);
+    mixp_tensor_set_requires_grad(n.keep.variance, 0);
+    mixp_fill(n.keep.variance, 1);
+    for (step = 0; step < 2; step++) {
+        int i;
+        for (i = 0; i < NORM_ROWS; i++) n.x[i] = (float)(i * i);
+        norm_count(&n);
+        norm_try(&n);
+        norm_compare(&n);
+        CHECK_TEXT(mixp_context_warning(n.ctx), "");
+    }
+    CHECK(!mixp_retry(n.scaler, 3));
+    norm_try(&n);
+    CHECK(strstr(mixp_context_warning(n.ctx), "'mean'") && strstr(mixp_context_warning(n.ctx), "mixp_buffer"));
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
+}
+
+static mixp_tensor *norm_block(mixp_context *ctx, mixp_tensor *x, void *user) {
+    const norm_run *n = (const norm_run *)user;
+    return batch_norm(ctx, conv2d(ctx, x, n->w, NULL, NULL), NULL, NULL, &n->keep, 1, 1e-5f);
+}
+
+/* A block that mixp_backward computes again counts its batch once. */
+static void a_recomputed_batch_counts_once(void) {
+    const int64_t shape[4] = { NORM_ROWS, 1, 1, 1 };
+    norm_run      n;
+    int           step, i;
+    norm_open(&n, 1, 1024, 0);
+    mixp_tensor_set_requires_grad(n.w, 1);
+    for (step = 0; step < 3; step++) {
+        mixp_tensor *y;
+        for (i = 0; i < NORM_ROWS; i++) n.x[i] = (float)((3 * i + step) % 5);
+        mixp_step_begin(n.ctx);
+        y = mixp_recompute(n.ctx, norm_block, &n, mixp_input(n.ctx, MIXP_F32, 4, shape, n.x));
+        CHECK_INT(mixp_backward(n.ctx, mixp_mean(n.ctx, mixp_sin(n.ctx, y), MIXP_ALL, 0)), MIXP_OK);
+        norm_count(&n);
+        norm_compare(&n);
+    }
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
+}
+
 int main(void) {
     conv_run_cases();
     RUN(one_dimension);
+    RUN(frozen_statistics_warn);
+    RUN(a_recomputed_batch_counts_once);
     return test_report();
 }

@@ -196,17 +196,17 @@ static void conv_pools_and_norms(void) {
 /* Statistics of two batches, by PyTorch's rule: kept = 0.9 kept + 0.1 of the batch, the variance unbiased. */
 static void conv_statistics_are_kept(void) {
     mixp_context *ctx = conv_context();
-    int64_t one[1] = { 1 }, shape[4] = { 2, 1, 1, 2 };
+    int64_t shape[4] = { 2, 1, 1, 2 };
     static const float batch[2][4] = { { 1, 2, 3, 6 }, { 0, 0, 4, 4 } };
     norm_statistics keep;
     mixp_tensor *y;
     float got[4], mean = 0, variance = 1;
     int i;
-    keep.mean = mixp_param(ctx, "mean", MIXP_F32, 1, one);
-    keep.variance = mixp_param(ctx, "variance", MIXP_F32, 1, one);
-    mixp_tensor_set_requires_grad(keep.mean, 0);
-    mixp_tensor_set_requires_grad(keep.variance, 0);
-    mixp_fill(keep.variance, 1);
+    keep = batch_norm_statistics(ctx, "bn", 1);
+    CHECK(keep.mean && keep.mean == mixp_context_find(ctx, "bn.running_mean"));
+    CHECK(keep.variance && keep.variance == mixp_context_find(ctx, "bn.running_var"));
+    CHECK_NEAR(mixp_item(keep.mean), 0, 0);
+    CHECK_NEAR(mixp_item(keep.variance), 1, 0);
     for (i = 0; i < 2; i++) {
         float m = i ? 2.0f : 3.0f, v = i ? 16.0f / 3.0f : 14.0f / 3.0f;
         mixp_step_begin(ctx);
@@ -221,6 +221,154 @@ static void conv_statistics_are_kept(void) {
     CHECK_INT(mixp_read(y, got, MIXP_F32, 4), MIXP_OK);
     for (i = 0; i < 4; i++)
         CHECK_NEAR((double)got[i], ((double)batch[0][i] - (double)mean) / sqrt((double)variance + 1e-5), 1e-5);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* --- running statistics of steps that are skipped and repeated ----------------------------------------- */
+
+enum { NORM_ROWS = 4, NORM_WIDTH = 2, NORM_STEPS = 12, NORM_LARGE = 5 };
+
+/* A frozen convolution by 3 and -2, batch norm, and a head that is trained. */
+typedef struct norm_run {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *head;
+    norm_statistics keep;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    int             level;
+    float           x[NORM_ROWS];
+    double          mean[NORM_WIDTH], variance[NORM_WIDTH];     /* what the statistics must be */
+} norm_run;
+
+static mixp_tensor *norm_param(norm_run *n, const char *name, int rank, int64_t rows, int64_t columns) {
+    int64_t shape[4] = { 0, 0, 1, 1 };
+    shape[0] = rows;
+    shape[1] = columns;
+    return mixp_param(n->ctx, name, MIXP_F32, rank, shape);
+}
+
+static void norm_open(norm_run *n, int level, float scale, int guard) {
+    static const float w[NORM_WIDTH] = { 3, -2 };
+    mixp_scaler_desc   d;
+    int                c;
+    memset(n, 0, sizeof *n);
+    memset(&d, 0, sizeof d);
+    n->ctx = conv_context();
+    n->level = level;
+    n->w = norm_param(n, "w", 4, NORM_WIDTH, 1);
+    n->head = norm_param(n, "head", 2, 1, NORM_WIDTH);
+    n->keep = batch_norm_statistics(n->ctx, "bn", NORM_WIDTH);
+    for (c = 0; c < NORM_WIDTH; c++) n->variance[c] = 1;
+    CHECK_INT(mixp_write(n->w, w, MIXP_F32, NORM_WIDTH), MIXP_OK);
+    mixp_tensor_set_requires_grad(n->w, 0);
+    mixp_fill(n->head, 0.5);
+    d.init_scale = scale;
+    n->scaler = mixp_scaler_new(n->ctx, &d);
+    n->opt = mixp_optimizer_new(n->ctx, NULL);
+    CHECK_INT(mixp_optimizer_add(n->opt, n->head, NULL), MIXP_OK);
+    if (guard) mixp_guard_start(n->ctx, NULL);
+}
+
+static mixp_tensor *norm_of_batch(norm_run *n, int training) {
+    const int64_t shape[4] = { NORM_ROWS, 1, 1, 1 };
+    mixp_tensor  *y = conv2d(n->ctx, mixp_input(n->ctx, MIXP_F32, 4, shape, n->x), n->w, NULL, NULL);
+    return batch_norm(n->ctx, y, NULL, NULL, &n->keep, training, 1e-5f);
+}
+
+/* One try. The head's gradients are f16, so that a loss scale can be too large. */
+static void norm_try(norm_run *n) {
+    const int64_t   flat[2] = { NORM_ROWS, NORM_WIDTH };
+    mixp_tensor    *y = NULL;
+    mixp_autocast_set_level(n->ctx, n->level);
+    mixp_step_begin(n->ctx);
+    mixp_zero_grad(n->opt);
+    MIXP_AUTOCAST(n->ctx, MIXP_F16) {
+        y = mixp_linear(n->ctx, mixp_reshape(n->ctx, norm_of_batch(n, 1), 2, flat), n->head, NULL);
+        y = mixp_mean(n->ctx, mixp_square(n->ctx, mixp_add_scalar(n->ctx, y, 1.0f)), MIXP_ALL, 0);
+    }
+    mixp_backward(n->ctx, mixp_scaler_scale(n->scaler, y));
+    mixp_scaler_step(n->scaler, n->opt);
+    mixp_scaler_update(n->scaler);
+}
+
+/* The batch counts in what the statistics must be, by PyTorch's rule, in double. */
+static void norm_count(norm_run *n) {
+    int c, i;
+    for (c = 0; c < NORM_WIDTH; c++) {
+        const double w = c ? -2 : 3;
+        double       mean = 0, squares = 0;
+        for (i = 0; i < NORM_ROWS; i++) mean += w * (double)n->x[i] / NORM_ROWS;
+        for (i = 0; i < NORM_ROWS; i++) squares += (w * (double)n->x[i] - mean) * (w * (double)n->x[i] - mean);
+        n->mean[c] += 0.1 * (mean - n->mean[c]);
+        n->variance[c] += 0.1 * (squares / (NORM_ROWS - 1) - n->variance[c]);
+    }
+}
+
+static void norm_compare(norm_run *n) {
+    float got[2][NORM_WIDTH];
+    int   c;
+    CHECK_INT(mixp_read(n->keep.mean, got[0], MIXP_F32, NORM_WIDTH), MIXP_OK);
+    CHECK_INT(mixp_read(n->keep.variance, got[1], MIXP_F32, NORM_WIDTH), MIXP_OK);
+    for (c = 0; c < NORM_WIDTH; c++) {
+        CHECK_NEAR((double)got[0][c], n->mean[c], 1e-6 * sqrt(n->variance[c]));
+        CHECK_NEAR((double)got[1][c], n->variance[c], 1e-5 * n->variance[c]);
+    }
+}
+
+/* An evaluation is normalised by what the statistics must be, in fp16 too. */
+static void norm_evaluate(norm_run *n) {
+    float y[NORM_ROWS * NORM_WIDTH];
+    int   i;
+    mixp_eval_begin(n->ctx);
+    for (i = 0; i < NORM_ROWS; i++) n->x[i] = (float)i;
+    MIXP_NO_GRAD(n->ctx) MIXP_AUTOCAST(n->ctx, MIXP_F16)
+        CHECK_INT(mixp_read(norm_of_batch(n, 0), y, MIXP_F32, NORM_ROWS * NORM_WIDTH), MIXP_OK);
+    for (i = 0; i < NORM_ROWS * NORM_WIDTH; i++) {
+        const int    c = i % NORM_WIDTH;
+        const double x = (c ? -2 : 3) * (i / NORM_WIDTH), want = (x - n->mean[c]) / sqrt(n->variance[c] + 1e-5);
+        CHECK_NEAR((double)y[i], want, 1e-4 * (1 + fabs(want)));
+    }
+}
+
+/* The batch NORM_LARGE overflows the convolution. A skipped batch does not count, and a repeated one counts once. */
+static void norm_steps(int level, float scale, int guard, int tries) {
+    norm_run     n;
+    mixp_verdict v;
+    int          step, i;
+    norm_open(&n, level, scale, guard);
+    for (step = 0; step < NORM_STEPS; step++) {
+        for (i = 0; i < NORM_ROWS; i++)
+            n.x[i] = (step == NORM_LARGE ? 16384.0f : 1.0f) * (float)((5 * i + 3 * step) % 8 - 3) / 2.0f;
+        do norm_try(&n);
+        while (tries && mixp_retry(n.scaler, tries));
+        v = mixp_scaler_verdict(n.scaler);
+        if (v.outcome == MIXP_STEP_APPLIED) norm_count(&n);
+        norm_compare(&n);
+    }
+    CHECK(v.skipped > 0);
+    if (guard && tries) CHECK_INT(v.applied, NORM_STEPS);
+    norm_evaluate(&n);
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
+}
+
+static void conv_statistics_count_applied_steps(void) {
+    int i;
+    for (i = 0; i < 16; i++) norm_steps(1 + i % 2, i & 2 ? 1024.0f : 4194304.0f, i & 4, i & 8 ? 20 : 0);
+}
+
+static void conv_bad_statistics_are_told(void) {
+    mixp_context   *ctx = conv_context();
+    const int64_t   shape[4] = { 2, 1, 1, 2 };
+    const float     x[4] = { 1, 2, 3, 4 };
+    norm_statistics first = batch_norm_statistics(ctx, "bn", 1), twice = batch_norm_statistics(ctx, "bn", 1);
+    CHECK(first.mean && first.variance && !twice.mean && !twice.variance);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    mixp_step_begin(ctx);
+    CHECK(!batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, x), NULL, NULL, &twice, 1, 1e-5f));
+    CHECK(!batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, x), NULL, NULL, &twice, 0, 1e-5f));
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
 }
@@ -255,6 +403,8 @@ static void conv_run_cases(void) {
     RUN(conv_transpose_is_a_transpose);
     RUN(conv_pools_and_norms);
     RUN(conv_statistics_are_kept);
+    RUN(conv_statistics_count_applied_steps);
+    RUN(conv_bad_statistics_are_told);
     RUN(conv_bad_shapes_are_told);
 }
 #endif
