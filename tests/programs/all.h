@@ -4,7 +4,6 @@
 #ifndef ALL_PROGRAMS_H
 #define ALL_PROGRAMS_H
 #include "program.h"
-#include <stddef.h>
 #include "mlp.h"
 #include "lstm.h"
 #include "rnn.h"
@@ -33,6 +32,7 @@
 #include "ranking.h"
 #include "sound.h"
 #include "codebook.h"
+#include "convnet.h"
 #include "neighbours.h"
 #include "pinn.h"
 
@@ -59,11 +59,9 @@ static void program_add_t5(const char *name, void (*open)(session *))
 { program_add(name, sizeof(t5), open, t5_batch, t5_loss, 5e-3)->steps = 100; }
 
 static void programs_of_sequences(void) {
-    program *p = PROGRAM(lstm, 2e-2);
-    p->after = lstm_after;
-    p->state_at = offsetof(lstm, h);
-    p->state = 2 * PARTS * LSTM_ROWS * LSTM_WIDTH;      /* h, then c */
-    PROGRAM(rnn, 1e-2);
+    program *p;
+    PROGRAM(lstm, 2e-2)->carry = lstm_carry;
+    PROGRAM(rnn, 1e-2)->carry = rnn_carry;
     PROGRAM(vit, 5e-3)->near = 0.2;
     PROGRAM(bert, 5e-3)->dropout = 1;
     program_add_t5("t5_fill", t5_fill_open);
@@ -104,7 +102,9 @@ static void programs_make(void) {
     PROGRAM(moe, 3e-2);
     PROGRAM(graph, 1e-2);
     PROGRAM(diffusion, 1e-2);
-    PROGRAM(contrastive, 1e-2);
+    p = PROGRAM(contrastive, 1e-2);
+    p->carry = contrastive_carry;
+    p->mixes = 1;
     PROGRAM(two_tasks, 1e-2);
     PROGRAM(pascals, 1e-2)->offset = 1;
     p = PROGRAM(year, 3e-3);
@@ -114,7 +114,10 @@ static void programs_make(void) {
     PROGRAM(deep, 3e-3);
     PROGRAM(density, 3e-2);
     PROGRAM(ranking, 1e-2);
-    PROGRAM(codebook, 1e-2);
+    p = PROGRAM(codebook, 1e-2);
+    p->carry = codebook_carry;
+    p->mixes = 1;
+    PROGRAM(convnet, 1e-2);
     PROGRAM(neighbours, 1e-2);
     PROGRAM(pinn, 1e-2);
 }

@@ -1,12 +1,14 @@
 /* codebook.h - an autoencoder whose code is the nearest row of a codebook (VQ-VAE, van den Oord et al.,
- * 2017): argmin of the squared distances, a gradient straight through, and two losses that pull code and
- * codebook together.
+ * 2017): argmin of the squared distances, a gradient straight through, and a loss that pulls the code to the
+ * codebook. The codebook has no gradient: each row is the moving average of its codes (the paper's appendix
+ * A.1), whose sums and counts are buffers.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { CODEBOOK_ROWS = FIT(24), CODEBOOK_IN = FIT(6), CODEBOOK_WIDTH = FIT(12), CODEBOOK_CODE = 4, CODEBOOK_CODES = 6 };
 
 typedef struct codebook {
-    mixp_tensor *in, *code, *codes, *down, *out;
+    mixp_tensor *in, *code, *down, *out, *sums, *counts;
+    mixp_tensor *z, *nearest;
     float        x[CODEBOOK_ROWS * CODEBOOK_IN];
 } codebook;
 
@@ -14,9 +16,12 @@ static void codebook_open(session *s) {
     codebook *m = (codebook *)s->model;
     m->in = matrix(s, "in.w", CODEBOOK_WIDTH, CODEBOOK_IN, 0.4);
     m->code = matrix(s, "code.w", CODEBOOK_CODE, CODEBOOK_WIDTH, 0.5);
-    m->codes = matrix(s, "codebook", CODEBOOK_CODES, CODEBOOK_CODE, 0.7);
     m->down = matrix(s, "down", CODEBOOK_WIDTH, CODEBOOK_CODE, 0.5);
     m->out = matrix(s, "out", CODEBOOK_IN, CODEBOOK_WIDTH, 0.3);
+    m->sums = buffer(s, "codebook.sums", CODEBOOK_CODES, CODEBOOK_CODE, MIXP_BUFFER_MEAN);
+    m->counts = buffer(s, "codebook.counts", CODEBOOK_CODES, 1, MIXP_BUFFER_MEAN);
+    mixp_init_normal(m->sums, 0, 0.7);
+    mixp_fill(m->counts, 1);
 }
 
 static void codebook_batch(session *s) {
@@ -31,16 +36,30 @@ static void codebook_batch(session *s) {
 static mixp_tensor *codebook_loss(session *s, int turn, int training) {
     codebook     *m = (codebook *)s->model;
     mixp_context *c = s->ctx;
-    mixp_tensor  *x = floats(s, m->x, CODEBOOK_ROWS, CODEBOOK_IN, 0), *z, *far, *near, *loss;
-    (void)turn, (void)training;
+    mixp_tensor  *x = floats(s, m->x, CODEBOOK_ROWS, CODEBOOK_IN, 0), *codes, *z, *far, *near, *loss;
+    (void)turn;
+    codes = mixp_div(c, m->sums, m->counts);
     z = mixp_linear(c, mixp_silu(c, mixp_linear(c, x, m->in, NULL)), m->code, NULL);
-    far = mixp_sub(c, mixp_sum(c, mixp_square(c, z), 1, 1), mixp_scale(c, mixp_matmul(c, z, m->codes, 0, 1), 2));
-    far = mixp_add(c, far, mixp_sum(c, mixp_square(c, m->codes), 1, 0));
-    near = mixp_embedding(c, m->codes, mixp_argmin(c, far, 1, 0));
-    loss = mixp_add(c, mixp_mse(c, near, mixp_detach(c, z)),
-                    mixp_scale(c, mixp_mse(c, z, mixp_detach(c, near)), 0.25f));
+    far = mixp_sub(c, mixp_sum(c, mixp_square(c, z), 1, 1), mixp_scale(c, mixp_matmul(c, z, codes, 0, 1), 2));
+    far = mixp_add(c, far, mixp_sum(c, mixp_square(c, codes), 1, 0));
+    near = mixp_argmin(c, far, 1, 0);
+    if (training) m->z = z, m->nearest = near;
+    near = mixp_embedding(c, codes, near);
+    loss = mixp_scale(c, mixp_mse(c, z, near), 0.25f);
     near = mixp_add(c, z, mixp_detach(c, mixp_sub(c, near, z)));
     near = mixp_linear(c, near, m->down, NULL);
     near = mixp_linear(c, mixp_silu(c, near), m->out, NULL);
     return mixp_add(c, mixp_mse(c, near, x), loss);
+}
+
+/* kept = 0.9 kept + 0.1 of this batch. */
+static void codebook_follow(session *s, mixp_tensor *kept, mixp_tensor *now)
+{ mixp_copy(kept, mixp_add(s->ctx, mixp_scale(s->ctx, kept, 0.9f), mixp_scale(s->ctx, now, 0.1f))); }
+
+static void codebook_carry(session *s) {
+    codebook     *m = (codebook *)s->model;
+    mixp_context *c = s->ctx;
+    mixp_tensor  *chosen = mixp_transpose(c, mixp_one_hot(c, m->nearest, CODEBOOK_CODES, MIXP_F32), 0, 1);
+    codebook_follow(s, m->sums, mixp_matmul(c, chosen, mixp_cast(c, m->z, MIXP_F32), 0, 0));
+    codebook_follow(s, m->counts, mixp_sum(c, chosen, 1, 1));
 }

@@ -1,5 +1,5 @@
-/* dqn.h - Q-learning with a target network, copied through the host every 8 updates. Nothing in it
- * leaves fp16's range. A reward of 1 and more ends its episode.
+/* dqn.h - Q-learning with a target network: buffers that get a copy of the weights every 4 updates. Nothing
+ * in it leaves fp16's range. A reward of 1 and more ends its episode.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { DQN_ROWS = FIT(16), DQN_IN = FIT(5), DQN_HIDDEN = FIT(24), DQN_ACTIONS = 3, DQN_NETS = 2 };
@@ -8,24 +8,20 @@ typedef struct dqn {
     mixp_tensor *w1[DQN_NETS], *w2[DQN_NETS];
     float        state[DQN_ROWS * DQN_IN], next[DQN_ROWS * DQN_IN], reward[DQN_ROWS];
     int32_t      action[DQN_ROWS];
-    float        copy[DQN_HIDDEN * DQN_HIDDEN];
 } dqn;
 
 static void dqn_copy(session *s) {
     dqn *m = (dqn *)s->model;
-    mixp_read(m->w1[0], m->copy, MIXP_F32, DQN_HIDDEN * DQN_IN);
-    mixp_write(m->w1[1], m->copy, MIXP_F32, DQN_HIDDEN * DQN_IN);
-    mixp_read(m->w2[0], m->copy, MIXP_F32, DQN_ACTIONS * DQN_HIDDEN);
-    mixp_write(m->w2[1], m->copy, MIXP_F32, DQN_ACTIONS * DQN_HIDDEN);
+    mixp_copy(m->w1[1], m->w1[0]);
+    mixp_copy(m->w2[1], m->w2[0]);
 }
 
 static void dqn_open(session *s) {
     dqn *m = (dqn *)s->model;
     m->w1[0] = matrix(s, "q.fc1.w", DQN_HIDDEN, DQN_IN, 0.4);
     m->w2[0] = matrix(s, "q.fc2.w", DQN_ACTIONS, DQN_HIDDEN, 0.2);
-    s->owner = -1;
-    m->w1[1] = matrix(s, "target.fc1.w", DQN_HIDDEN, DQN_IN, 0);
-    m->w2[1] = matrix(s, "target.fc2.w", DQN_ACTIONS, DQN_HIDDEN, 0);
+    m->w1[1] = buffer(s, "target.fc1.w", DQN_HIDDEN, DQN_IN, MIXP_BUFFER_RANK_0);
+    m->w2[1] = buffer(s, "target.fc2.w", DQN_ACTIONS, DQN_HIDDEN, MIXP_BUFFER_RANK_0);
     dqn_copy(s);
 }
 
@@ -60,5 +56,5 @@ static mixp_tensor *dqn_loss(session *s, int turn, int training) {
 
 static void dqn_after(session *s, int turn) {
     (void)turn;
-    if (s->step % 8 == 7) dqn_copy(s);
+    if (s->step % 4 == 3) dqn_copy(s);
 }

@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * A run with a guard applies at least the steps that the same run without it applies, ends no worse, and
- * ends as f32 does; where no site falls back both have the same bits. Evaluations are finite whenever
- * those in f32 are. Each event names a site that left its range: its weights and batch are run once more
+ * ends as f32 does; where no site falls back both have the same bits. Evaluations and buffers are finite
+ * whenever those in f32 are. A step that is skipped, or tried again, leaves the bytes of weights and
+ * buffers. Each event names a site that left its range: its weights and batch are run once more
  * in f32, without autocast, beside it. A resumed run, two ranks and replays have the bits of a plain run.
  */
 #ifndef PROGRAMS_HARNESS_H
@@ -81,14 +82,31 @@ static void session_close(session *s) {
     free(s);
 }
 
-/* All weights, one behind the other. */
-static void weights_read(const session *s, float *to) {
-    for (int i = 0; i < s->params; to += s->param[i++]->count)
-        mixp_read(s->param[i], to, MIXP_F32, s->param[i]->count);
+/* Tensor i of the state of a program, which is its weights and then its buffers; NULL past the last. */
+static mixp_tensor *state_at(const session *s, int i) {
+    return i < s->params ? s->param[i] : i - s->params < s->buffers ? s->buffer[i - s->params] : NULL;
 }
-static void weights_write(session *s, const float *from) {
-    for (int i = 0; i < s->params; from += s->param[i++]->count)
-        mixp_write(s->param[i], from, MIXP_F32, s->param[i]->count);
+
+/* The state, one tensor behind the other. Returns the number of its floats. */
+static int state_read(const session *s, float *to) {
+    mixp_tensor *t;
+    int          n = 0;
+    for (int i = 0; (t = state_at(s, i)) != NULL; i++) {
+        if (n + t->count > BLOCK) abort();
+        mixp_read(t, to + n, MIXP_F32, t->count);
+        n += (int)t->count;
+    }
+    return n;
+}
+static void state_write(session *s, const float *from) {
+    mixp_tensor *t;
+    for (int i = 0; (t = state_at(s, i)) != NULL; i++, from += t->count)
+        mixp_write(t, from, MIXP_F32, t->count);
+}
+static int weights_count(const session *s) {
+    int n = 0;
+    for (int i = 0; i < s->params; i++) n += (int)s->param[i]->count;
+    return n;
 }
 
 /* --- a step -------------------------------------------------------------------------------- */
@@ -116,6 +134,7 @@ static void walks(session *s, const program *p, int turn, int step, int first, i
         loss = forward(s, p, turn, 1);
         if (of > 1) loss = mixp_scale(s->ctx, loss, 1.0f / (float)of);
         mixp_backward(s->ctx, mixp_scaler_scale(scaler, loss));
+        if (p->carry) MIXP_NO_GRAD(s->ctx) p->carry(s);
     }
     mixp_scaler_step(scaler, s->opt[turn]);
     mixp_scaler_update(scaler);
@@ -168,24 +187,22 @@ static void truths_of_weights(truths *t, const session *s) {
     }
 }
 
-/* A session in f32 without autocast, on given weights, with what the program carries. */
-static session *mirror_open(const session *s, const program *p, int guard, const float *weights) {
+/* A session in f32 without autocast, with a given state. */
+static session *mirror_open(const program *p, int guard, const float *state) {
     mode     how;
     session *f32;
     memset(&how, 0, sizeof how);
     how.dtype = MIXP_F32;
     how.guard = guard;
     f32 = session_open(p, &how, NULL, NULL);
-    weights_write(f32, weights);
-    memcpy((char *)f32->model + p->state_at, (const char *)s->model + p->state_at,
-           (size_t)p->state * sizeof(float));
+    state_write(f32, state);
     return f32;
 }
 
-/* The step that `s` has just tried, in f32, at its loss scale; dropout draws as it drew there. */
-static void truths_of_step(truths *t, const session *s, const program *p, const float *weights,
-                           int turn, int step, int parts, float scale, uint64_t began) {
-    session          *f32 = mirror_open(s, p, 3, weights);
+/* A step from a state, in f32, at a loss scale; dropout draws as in the step with the number `began`. */
+static void truths_of_step(truths *t, const program *p, const float *state, int turn, int step,
+                           int parts, float scale, uint64_t began) {
+    session          *f32 = mirror_open(p, 3, state);
     mixp_param_group  still;
     mixp_scaler_desc  fixed;
     memset(t, 0, sizeof *t);
@@ -202,7 +219,10 @@ static void truths_of_step(truths *t, const session *s, const program *p, const 
         t->loss_bad |= mixp_scaler_verdict(scaler_at(f32, p, turn)).loss_bad;
         truths_take(t, f32->ctx);
     }
-    if (parts > 1) walks(f32, p, turn, step, 0, parts, parts);
+    if (parts > 1) {
+        state_write(f32, state);
+        walks(f32, p, turn, step, 0, parts, parts);
+    }
     truths_of_weights(t, f32);
     for (int i = 0; i < t->n; i++) t->grad = worse(t->grad, t->site[i].grad);
     t->largest_input = f32->largest_input;
@@ -210,9 +230,9 @@ static void truths_of_step(truths *t, const session *s, const program *p, const 
     session_close(f32);
 }
 
-/* The loss of given weights on batches that no step had, in f32. */
-static double score_of(const session *s, const program *p, const float *weights) {
-    session *f32 = mirror_open(s, p, 0, weights);
+/* The loss of a given state on batches that no step had, in f32. */
+static double score_of(const program *p, const float *state) {
+    session *f32 = mirror_open(p, 0, state);
     double   sum = 0;
     for (int i = 0; i < 4; i++) {
         mixp_step_begin(f32->ctx);
@@ -304,9 +324,10 @@ typedef struct outcome {
     int         events, falls, false_events;
     int         dives;              /* updates after which the scale is less than one backoff down   */
     char        first_false[512];
+    int         touched;            /* skipped steps that have changed a weight or a buffer      */
+    int         bad_buffers;        /* steps after which a buffer has an Inf or a NaN            */
     uint64_t    bits;               /* of weights and loss scales                                */
-    float       weights[BLOCK / 16];
-    int         count;              /* of weights                                                */
+    uint64_t    kept, shared;       /* of all buffers, and of those that the ranks share         */
 } outcome;
 
 static void hash_in(uint64_t *h, const void *data, size_t bytes) {
@@ -314,7 +335,9 @@ static void hash_in(uint64_t *h, const void *data, size_t bytes) {
 }
 
 static void outcome_take(outcome *o, const session *s, const program *p, int scored) {
-    const char *why = "";
+    static float state[BLOCK];
+    const float *at;
+    const char  *why = "";
     o->error = mixp_context_error(s->ctx, &why);
     snprintf(o->why, sizeof o->why, "%s", why);
     mixp_context_clear_error(s->ctx);
@@ -323,15 +346,20 @@ static void outcome_take(outcome *o, const session *s, const program *p, int sco
         o->applied[i] = v.applied;
         o->skipped[i] = v.skipped;
     }
-    weights_read(s, o->weights);
-    for (int i = 0; i < s->params; i++) o->count += (int)s->param[i]->count;
-    o->bits = 14695981039346656037u;
-    hash_in(&o->bits, o->weights, (size_t)o->count * sizeof(float));
+    at = state + weights_count(s);
+    state_read(s, state);
+    o->bits = o->kept = o->shared = 14695981039346656037u;
+    hash_in(&o->bits, state, (size_t)weights_count(s) * sizeof(float));
+    for (int i = 0; i < s->buffers; at += s->buffer[i++]->count) {
+        const size_t bytes = (size_t)s->buffer[i]->count * sizeof(float);
+        hash_in(&o->kept, at, bytes);
+        if (s->shared[i]) hash_in(&o->shared, at, bytes);
+    }
     for (int i = 0; i < scalers_of(p); i++) {
         float scale = mixp_scaler_loss_scale(s->scaler[i]);
         hash_in(&o->bits, &scale, sizeof scale);
     }
-    if (scored) o->score = score_of(s, p, o->weights);
+    if (scored) o->score = score_of(p, state);
 }
 
 /* Events from number `known` on, each beside what f32 makes. Returns how many there are. */
@@ -363,7 +391,7 @@ static int64_t events_count(const session *s, int64_t known) {
 
 /* Two batches, as people evaluate. */
 static void evaluate(session *s, const program *p, outcome *o, int step) {
-    static float weights[BLOCK];
+    static float state[BLOCK];
     for (int i = 0; i < 2; i++) {
         double loss = 0;
         mixp_step_begin(s->ctx);
@@ -371,9 +399,19 @@ static void evaluate(session *s, const program *p, outcome *o, int step) {
         MIXP_NO_GRAD(s->ctx) loss = mixp_item(forward(s, p, 0, 0));
         o->evaluations++;
         if (fabs(loss) < HUGE_VAL) continue;
-        weights_read(s, weights);
-        if (fabs(score_of(s, p, weights)) < HUGE_VAL) o->bad_evaluations++;
+        state_read(s, state);
+        if (fabs(score_of(p, state)) < HUGE_VAL) o->bad_evaluations++;
     }
+}
+
+/* Notes what the last try of a step did to the state, which was `before`. */
+static void note_state(outcome *o, const session *s, const float *before, int skipped) {
+    static float after[BLOCK];
+    const int    n = state_read(s, after);
+    int          bad = 0;
+    for (int i = weights_count(s); i < n; i++) bad |= !(fabs((double)after[i]) < HUGE_VAL);
+    o->bad_buffers += bad;
+    o->touched += skipped && memcmp(before, after, (size_t)n * sizeof(float)) != 0;
 }
 
 /* One step of one network, with its retries; every try is followed by what there is to be told of it. */
@@ -386,32 +424,25 @@ static void train(session *s, const program *p, outcome *o, int turn, int step, 
     do {
         const float    scale = s->how.guard ? mixp_scaler_loss_scale(scaler) : 1.0f;
         const uint64_t began = mixp_context_steps(s->ctx);
-        if (s->how.guard) weights_read(s, before);
+        state_read(s, before);
         walks(s, p, turn, step, 0, parts, parts);
         verdict = mixp_scaler_verdict(scaler);
         o->dives += s->how.guard && mixp_scaler_loss_scale(scaler) < 0.4f * scale;
+        note_state(o, s, before, verdict.outcome == MIXP_STEP_SKIPPED);
         o->bad_losses += verdict.outcome == MIXP_STEP_SKIPPED && verdict.loss_bad;
         if (s->how.guard && events_count(s, *known) > *known) {
-            truths_of_step(&t, s, p, before, turn, step, parts, scale, began);
+            truths_of_step(&t, p, before, turn, step, parts, scale, began);
             *known = events_take(o, s, &t, *known);
         }
     } while (s->how.retry && mixp_retry(scaler, 3));
     if (p->after) p->after(s, turn);
 }
 
-/* What a checkpoint takes beside context, scaler and optimizers: a program's state, a second scaler. */
+/* What a checkpoint takes beside context, scaler and optimizers: a second scaler. */
 typedef struct extras {
-    mixp_checkpoint_value value[2];
+    mixp_checkpoint_value value;
     mixp_scaler_saved     second;
 } extras;
-
-static void extra(mixp_checkpoint *c, extras *x, const char *name, mixp_dtype dtype, int64_t count, void *data) {
-    mixp_checkpoint_value *v = &x->value[c->n_values++];
-    v->name = name;
-    v->dtype = dtype;
-    v->count = count;
-    v->data = data;
-}
 
 static mixp_checkpoint checkpoint_of(session *s, const program *p, extras *x) {
     mixp_checkpoint c;
@@ -420,9 +451,12 @@ static mixp_checkpoint checkpoint_of(session *s, const program *p, extras *x) {
     c.scaler = s->scaler[0];
     c.optimizers = s->opt;
     c.n_optimizers = turns_of(p);
-    c.values = x->value;
-    if (p->state) extra(&c, x, "state", MIXP_F32, p->state, (char *)s->model + p->state_at);
-    if (scalers_of(p) > 1) extra(&c, x, "scaler_2", MIXP_U8, sizeof x->second, &x->second);
+    x->value.name = "scaler_2";
+    x->value.dtype = MIXP_U8;
+    x->value.count = sizeof x->second;
+    x->value.data = &x->second;
+    c.values = &x->value;
+    c.n_values = scalers_of(p) > 1;
     return c;
 }
 

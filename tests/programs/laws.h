@@ -37,6 +37,8 @@ static const char *mode_text(const program *p, const mode *how) {
     X(EVALUATIONS, "evaluations")   /* finite where f32's are                                     */ \
     X(BITS, "bits")                 /* the same with and without, where nothing falls back        */ \
     X(EVENTS, "events")             /* each is true                                               */ \
+    X(UNTOUCHED, "untouched")       /* weights and buffers, by a step that is skipped or repeated */ \
+    X(FINITE, "finite")             /* buffers where f32's are                                    */ \
     X(RESUME, "resume")             /* the bits of a run without a break                          */ \
     X(RANKS, "ranks")               /* the same bits on both, no error, rank 0 alone evaluates    */ \
     X(PARTS, "parts")               /* one rank with the parts of two has the bits of two         */ \
@@ -92,8 +94,9 @@ static void tallies_print(void) {
         }
 }
 
-/* How far a program is from what f32 learns, at first and at the end. */
-typedef struct yardstick { double first, f32; } yardstick;
+/* How far a program is from what f32 learns, at first and at the end; after how many of f32's steps a
+ * buffer was not finite. */
+typedef struct yardstick { double first, f32; int bad_buffers; } yardstick;
 
 static yardstick yardstick_of(const program *p, int parts) {
     static outcome o;
@@ -106,8 +109,12 @@ static yardstick yardstick_of(const program *p, int parts) {
     how.steps = 0;
     run(p, &how, &o);
     y.f32 = o.score;
+    y.bad_buffers = o.bad_buffers;
     return y;
 }
+
+/* Have two runs the same weights, loss scales and buffers? */
+static int same_bits(const outcome *a, const outcome *b) { return a->bits == b->bits && a->kept == b->kept; }
 
 /* The same run with a guard and without. Returns how many laws it breaks. Where a loss overflowed, a run
  * without a guard lowers its loss scale for it, and may so be spared a skip by a gradient: one is granted.
@@ -132,9 +139,13 @@ static int hold(const program *p, const mode *how, const outcome *plain, const o
         "ends at %.4g, f32 at %.4g", guarded->score, y.f32);
     LAW(EVALUATIONS, guarded->bad_evaluations == 0, "%d of %d are not finite, though f32's are",
         guarded->bad_evaluations, guarded->evaluations);
-    LAW(BITS, guarded->falls || how->rule == 2 || guarded->dives ||
-              guarded->bits == plain->bits,
+    LAW(BITS, guarded->falls || how->rule == 2 || guarded->dives || same_bits(guarded, plain),
         "nothing falls back, and they differ from those without a guard");
+    LAW(UNTOUCHED, !plain->touched && !guarded->touched,
+        "%d skipped steps have changed weights or buffers, %d without a guard", guarded->touched,
+        plain->touched);
+    LAW(FINITE, !guarded->bad_buffers || y.bad_buffers, "buffers are not finite after %d steps",
+        guarded->bad_buffers);
     LAW(EVENTS, guarded->false_events == 0, "%d of %d are false, first: %s", guarded->false_events,
         guarded->events, guarded->first_false);
     return broken;
@@ -149,7 +160,8 @@ static int hold_resume(const program *p, mode *how, int cut) {
     how->cut = cut;
     run(p, how, &parted);
     LAW(RESUME, parted.error == whole.error, "ends with: %s", parted.why);
-    LAW(RESUME, parted.bits == whole.bits, "%lld steps applied, %lld without a break: other bits",
+    LAW(UNTOUCHED, !parted.touched, "%d skipped steps have changed weights or buffers", parted.touched);
+    LAW(RESUME, same_bits(&parted, &whole), "%lld steps applied, %lld without a break: other bits",
         (long long)parted.applied[0], (long long)whole.applied[0]);
     return broken;
 }

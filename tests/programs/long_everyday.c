@@ -15,7 +15,7 @@ static void all_modes(const program *p, mixp_dtype dtype) {
         mode how = mode_of(dtype, 1 + i % 3, i / 3 % rules, 1 + i / 2 % 2);
         how.retry = i / (3 * rules) % 2;
         how.evaluate = i / (6 * rules) % 2 ? 7 : 0;
-        how.parts = i / (12 * rules) % 2 && !p->state ? 3 : 0;
+        how.parts = i / (12 * rules) % 2 ? 3 : 0;
         hold_pair(p, &how);
         how.guard = 3 - how.guard;
         if (how.parts == 0) hold_pair(p, &how);

@@ -1,5 +1,5 @@
-/* lstm.h - an LSTM that reads on where the last batch ended: its state goes from step to step through
- * host memory. Sequences of part k of the batch have the state of part k.
+/* lstm.h - an LSTM that reads on where the last batch ended: buffers hold its state. Sequences of part k of
+ * the batch have the state of part k.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { LSTM_ROWS = FIT(8), LSTM_TIME = 8, LSTM_VOCAB = 12, LSTM_WIDTH = FIT(16) };
@@ -8,8 +8,7 @@ typedef struct lstm {
     mixp_tensor *emb, *wx, *wh, *bias, *head;
     int32_t      in[LSTM_TIME][LSTM_ROWS], next[LSTM_TIME][LSTM_ROWS];
     float        zero[LSTM_ROWS * LSTM_WIDTH];
-    float        h[PARTS][LSTM_ROWS * LSTM_WIDTH], c[PARTS][LSTM_ROWS * LSTM_WIDTH];
-    mixp_tensor *last_h, *last_c;
+    mixp_tensor *h[PARTS], *c[PARTS], *last_h, *last_c;
 } lstm;
 
 static void lstm_open(session *s) {
@@ -19,6 +18,8 @@ static void lstm_open(session *s) {
     m->wh = matrix(s, "lstm.wh", 4 * LSTM_WIDTH, LSTM_WIDTH, 0.25);
     m->bias = vector(s, "lstm.b", 4 * LSTM_WIDTH, 0);
     m->head = matrix(s, "head", LSTM_VOCAB, LSTM_WIDTH, 0.25);
+    buffer_of_parts(s, m->h, "state.h", LSTM_ROWS, LSTM_WIDTH);
+    buffer_of_parts(s, m->c, "state.c", LSTM_ROWS, LSTM_WIDTH);
 }
 
 /* Each row counts by a stride of its own, from step to step. */
@@ -35,8 +36,8 @@ static void lstm_batch(session *s) {
 static mixp_tensor *lstm_loss(session *s, int turn, int training) {
     lstm         *m = (lstm *)s->model;
     mixp_context *ctx = s->ctx;
-    mixp_tensor  *h = floats(s, training ? m->h[s->part] : m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
-    mixp_tensor  *c = floats(s, training ? m->c[s->part] : m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
+    mixp_tensor  *h = training ? m->h[s->part] : floats(s, m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
+    mixp_tensor  *c = training ? m->c[s->part] : floats(s, m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
     mixp_tensor  *gate[4], *loss = NULL;
     (void)turn;
     for (int t = 0; t < LSTM_TIME; t++) {
@@ -54,9 +55,8 @@ static mixp_tensor *lstm_loss(session *s, int turn, int training) {
     return mixp_scale(ctx, loss, 1.0f / LSTM_TIME);
 }
 
-static void lstm_after(session *s, int turn) {
+static void lstm_carry(session *s) {
     lstm *m = (lstm *)s->model;
-    (void)turn;
-    mixp_read(m->last_h, m->h[s->part], MIXP_F32, LSTM_ROWS * LSTM_WIDTH);
-    mixp_read(m->last_c, m->c[s->part], MIXP_F32, LSTM_ROWS * LSTM_WIDTH);
+    mixp_copy(m->h[s->part], m->last_h);
+    mixp_copy(m->c[s->part], m->last_c);
 }

@@ -20,13 +20,19 @@ static outcome *shared_outcomes(void) {
 /* The parts [first, last) of each step, on one rank of many or on the only one. Rank 0 alone evaluates. */
 static void run_rank(const program *p, const mode *how, const mixp_ranks_desc *ranks, int first,
                      int last, outcome *o) {
-    session *s = session_open(p, how, NULL, ranks);
+    static float before[BLOCK];
+    session     *s = session_open(p, how, NULL, ranks);
+    mixp_verdict verdict;
     memset(o, 0, sizeof *o);
     s->apart = last - first > 1;
     for (int step = 0; step < steps_of(p, how); step++) {
         for (int turn = 0; turn < turns_of(p); turn++) {
-            do walks(s, p, turn, step, first, last, 1);
-            while (how->retry && mixp_retry(scaler_at(s, p, turn), 3));
+            do {
+                state_read(s, before);
+                walks(s, p, turn, step, first, last, 1);
+                verdict = mixp_scaler_verdict(scaler_at(s, p, turn));
+                note_state(o, s, before, verdict.outcome == MIXP_STEP_SKIPPED);
+            } while (how->retry && mixp_retry(scaler_at(s, p, turn), 3));
             if (p->after) p->after(s, turn);
         }
         if (how->evaluate && !first && step % how->evaluate == how->evaluate - 1)
@@ -66,8 +72,12 @@ static int hold_ranks(const program *p, const mode *how) {
     run_two(p, how, both);
     for (int r = 0; r < 2; r++)
         LAW(RANKS, both[r].error == (how->guard ? MIXP_OK : both[0].error), "rank %d ends with: %s", r, both[r].why);
-    LAW(RANKS, both[0].bits == both[1].bits, "the ranks end with other bits");
-    if (p->state || how->evaluate) return broken;
+    LAW(RANKS, both[0].bits == both[1].bits && both[0].shared == both[1].shared,
+        "the ranks end with other bits");
+    LAW(UNTOUCHED, !both[0].touched && !both[1].touched,
+        "%d and %d skipped steps of the ranks have changed weights or buffers", both[0].touched,
+        both[1].touched);
+    if (p->mixes || how->evaluate) return broken;
     run_apart(p, how, &one);
     LAW(PARTS, (how->rule == 2 && how->guard) || (one.bits == both[0].bits && one.error == both[0].error),
         "%lld steps applied by two ranks, %lld by one with their parts: other bits",

@@ -23,7 +23,7 @@
 #endif
 #define FIT(n) (((n) + PROGRAMS_UNIT - 1) / PROGRAMS_UNIT * PROGRAMS_UNIT)
 
-enum { TURNS = 2, PARTS = 4, MOST_PARAMS = 64 };
+enum { TURNS = 2, PARTS = 4, MOST_PARAMS = 64, MOST_BUFFERS = 16 };
 
 /* How a program is run. Zeroed: f32, without anything. */
 typedef struct mode {
@@ -54,8 +54,9 @@ typedef struct session {
     int             apart;              /* 1: its micro-batches are what ranks would have        */
     uint64_t        random;
     double          largest_input;      /* of all floats that the program has fed                */
-    mixp_tensor    *param[MOST_PARAMS];
-    int             params;
+    mixp_tensor    *param[MOST_PARAMS], *buffer[MOST_BUFFERS];
+    int             params, buffers;
+    int             shared[MOST_BUFFERS];   /* 1: the ranks share that buffer                    */
 } session;
 
 typedef struct program {
@@ -65,15 +66,16 @@ typedef struct program {
     void        (*batch)(session *s);                   /* fills the batch                       */
     mixp_tensor *(*loss)(session *s, int turn, int training);
     double      lr;
+    void        (*carry)(session *s);                   /* after mixp_backward of each part: writes
+                                                           buffers; NULL: nothing                */
     void        (*after)(session *s, int turn);         /* after an update; NULL: nothing        */
     int         steps;                                  /* 0: 60                                 */
     int         turns, scalers;                         /* networks with an optimizer of their own, and
                                                            how many scalers they have; 0: 1      */
     int         parts;                                  /* micro-batches of a step; 0: 1         */
     int         dropout;                                /* 1: training is random                 */
-    size_t      state_at;                               /* where its struct has floats that a checkpoint
-                                                           must hold, and how many               */
-    int         state;
+    int         mixes;                                  /* 1: a part of a step reads buffers that other
+                                                           parts write, or the mean of all ranks */
     double      near;                                   /* a guarded run's loss exceeds f32's by at most
                                                            that share of the way that it went; 0: 0.15 */
     int         offset;                                 /* 1: its numbers vary little beside their size:
@@ -129,6 +131,25 @@ static mixp_tensor *layer(session *s, int i, const char *part, int64_t rows, int
     char name[64];
     snprintf(name, sizeof name, "h.%d.%s", i, part);
     return matrix(s, name, rows, cols, std);
+}
+
+/* --- buffers ------------------------------------------------------------------------------- */
+
+/* f32, of zeros. */
+static mixp_tensor *buffer(session *s, const char *name, int64_t rows, int64_t cols, mixp_buffer_ranks ranks) {
+    const int64_t shape[2] = { rows, cols };
+    mixp_tensor  *t = mixp_buffer(s->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    mixp_buffer_set_ranks(t, ranks);
+    s->shared[s->buffers] = ranks != MIXP_BUFFER_OWN;
+    return s->buffer[s->buffers++] = t;
+}
+/* One for each part, with a number in its name: "h.3". */
+static void buffer_of_parts(session *s, mixp_tensor **of_part, const char *name, int64_t rows, int64_t cols) {
+    for (int i = 0; i < PARTS; i++) {
+        char numbered[64];
+        snprintf(numbered, sizeof numbered, "%s.%d", name, i);
+        of_part[i] = buffer(s, numbered, rows, cols, MIXP_BUFFER_OWN);
+    }
 }
 
 /* --- inputs -------------------------------------------------------------------------------- */
