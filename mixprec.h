@@ -2546,10 +2546,10 @@ typedef enum mixp_e8m0_rounding {
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
- * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the sources
- * make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN has s =
- * 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
- * above.
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the
+ * sources make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
+ * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
+ * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
  * The same inputs give the same bits on every instruction set and at any number of threads. */
 typedef struct mixp_quantise_args {
@@ -3759,7 +3759,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
  *   target of mixp_kl_div that does not fit log_target.
- * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: mixp_scaler_verdict
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device:
+ * mixp_scaler_verdict
  *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
@@ -3785,11 +3786,11 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * hold several batches. Random numbers are fresh in each replay. Schedule, loss scale and skipped
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
- * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the stream of
- * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
- * free it or the context. After a replay you may read the tensors of its step, until the next
- * mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss to a
- * tensor of your own within its step (mixp_copy).
+ * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
+ * stream of mixp_context_exec(ctx), which is a different stream during a capture. The graph lives
+ * until you free it or the context. After a replay you may read the tensors of its step, until the
+ * next mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss
+ * to a tensor of your own within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.
@@ -4113,12 +4114,12 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  *                          e2m1      0.18 to 0.41     0.94
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
- * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is skipped,
- * and a guard names the batch, the operator or the weight. The sources say otherwise of Inf. The FP8
- * paper (arXiv 2209.05433) leaves both to the conversion; ONNX's Cast saturates by default
- * (`saturate` 1: Inf becomes the largest number; 0: NaN in e4m3, Inf in e5m2); TransformerEngine's
- * casts saturate (satfinite), so a step on an Inf is applied with wrong numbers. Only values that
- * are finite saturate here.
+ * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is
+ * skipped, and a guard names the batch, the operator or the weight. The sources say otherwise of
+ * Inf. The FP8 paper (arXiv 2209.05433) leaves both to the conversion; ONNX's Cast saturates by
+ * default (`saturate` 1: Inf becomes the largest number; 0: NaN in e4m3, Inf in e5m2);
+ * TransformerEngine's casts saturate (satfinite), so a step on an Inf is applied with wrong
+ * numbers. Only values that are finite saturate here.
  *
  * A block "along the sum" lies along the dimension over which its product adds. An operand of two
  * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
@@ -5012,8 +5013,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
  * call in the step: the same on every device and in every run, new in each step, replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p outside
- * [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
+ * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
+ * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -5699,9 +5700,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
  * parameters and on the results of the same sites. Several passes over other data in one step are
- * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it. A
- * site's name is that of its parameter, otherwise of its scope, otherwise of the site that it reads.
- * Sites with the same name are numbered:
+ * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it.
+ * A site's name is that of its parameter, otherwise of its scope, otherwise of the site that it
+ * reads. Sites with the same name are numbered:
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
  *
@@ -5740,8 +5741,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times as
- * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
+ * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
+ * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
  * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
  *
@@ -6056,10 +6057,10 @@ typedef struct mixp_checkpoint {
  * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
  * "mixprec.rank.2.NAME".
  *
- * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice, "format",
- * or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO, with the
- * system's reason: the file at path is unchanged, except in one case that the message reports: the
- * new file is in place but its folder could not be flushed. */
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
+ * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
+ * with the system's reason: the file at path is unchanged, except in one case that the message
+ * reports: the new file is in place but its folder could not be flushed. */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -15080,79 +15081,132 @@ typedef struct mixpi_buffers {
     int      retries;           /* 1: the program has called mixp_retry                    */
 } mixpi_buffers;
 
-struct mixp_context {
-    const mixp_device *device;
-    mixp_exec          exec;
-    mixp_result  error;
-    uint64_t     told;          /* errors reported so far                                  */
-    uint64_t     failures;      /* errors so far, reported or not                          */
-    char         message[512];
-    void       (*on_error)(mixp_result code, const char *message, void *user);
-    char         warning[320];  /* the first warning; "" = none                            */
-    void       (*on_warning)(const char *message, void *user);
-    int          unwarned;      /* 1: on_warning has not yet received the warning          */
-    mixpi_unscaled unscaled;
-    void        *user;          /* user pointer of the description                         */
+/* The first error and the first warning; see errors.c. */
+typedef struct mixpi_errors {
+    mixp_result code;
+    uint64_t reported;          /* errors reported so far                                  */
+    uint64_t failures;          /* errors so far, reported or not                          */
+    char     message[512];
+    void   (*on_error)(mixp_result code, const char *message, void *user);
+    char     warning[320];      /* "" = none                                               */
+    void   (*on_warning)(const char *message, void *user);
+    int      waits;             /* 1: on_error has not yet received the error              */
+    int      warning_waits;     /* 1: on_warning has not yet received the warning          */
+    int      depth;             /* nesting of calls: on_error waits for the outermost one  */
+    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
+} mixpi_errors;
+
+/* Pieces and arenas; see memory.c.
+ *
+ *     pieces, permanent   |weights|masters|moments|backups|...   until the context is freed
+ *     dev                 |activation|activation|.free.|...      until the next step; "free" is
+ *                                                                taken again within the step
+ *     records             |part 0|part 1|part 2|                 a step uses one part
+ */
+typedef struct mixpi_memory {
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
-    uint64_t     seed, step, generation;
-    uint64_t     capture_step;  /* the step count when a capture began                     */
-    uint64_t     capture_failures;  /* `failures` when a capture began                     */
-    int64_t      tensors_made;  /* ids of permanent tensors                                */
-    int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
-    int64_t      allocations;
-    size_t       permanent, peak;
-    size_t       allocated;     /* bytes of all pieces of device memory                    */
     mixpi_piece *pieces;        /* permanent memory                                        */
     mixpi_piece *scratch;       /* memory that exec.scratch hands out                      */
     mixpi_arena  host, dev, records;
-    mixp_tensor *tensors;       /* permanent tensors, newest first                         */
-    mixpi_params params;
-    mixpi_buffers buffers;
-    mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
-    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
-    mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
-    struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
-    /* tape */
-    mixpi_tape_entry *tape;     /* newest first                                            */
-    mixp_graph    *graphs;
-    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
-    mixp_ranks_desc  ranks;     /* set if crew is                                           */
-    mixpi_exchange *exchange;  /* exchange of gradients between the ranks, made at its first use */
-    uint64_t       replays;     /* replays of graphs that change a loss scale on the device only */
-    uint64_t       replayed;    /* the step count after the newest replay */
-    uint64_t       sites_moved; /* incremented when a site changes the dtype that it stores */
-    int            capturing;
-    int            busy;        /* 1: the other ranks know that this rank works without them */
-    int64_t        drawn;       /* operator calls that applied dropout                     */
-    int64_t        regions_low; /* regions of f16 or bf16 opened so far                    */
-    int            inside;      /* operators and hooks now running: they may begin no step */
-    uintptr_t      frame;       /* stack address of the outermost of them                  */
-    int            refused;     /* 1: a step was refused because operators or hooks were running */
-    int            walking;     /* 1: a walk back is running                               */
-    int            depth;       /* nesting of calls: on_error waits for the outermost one  */
-    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
-    int            untold;      /* 1: on_error has not yet received the error              */
-    int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
-    int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
-                                     which runs only at replays */
-    int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
-    const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
-    int            in_block;    /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    int64_t      allocations;
+    size_t       permanent, peak;
+    size_t       allocated;     /* bytes of all pieces of device memory                    */
+} mixpi_memory;
+
+/* Captures and replays; see context.c. */
+typedef struct mixpi_capture {
+    int         active;
+    uint64_t    step;           /* the step count when the capture began                   */
+    uint64_t    failures;       /* errors.failures when the capture began                  */
+    mixp_graph *graphs;
+    uint64_t    replays;        /* replays of graphs that change a loss scale on the device only */
+    uint64_t    replayed;       /* the step count after the newest replay                  */
+    uint64_t    sites_moved;    /* incremented when a site changes the dtype that it stores */
+    int         scale_moved;    /* 1: a loss scale changed since the newest mixp_capture_begin */
+    int         cast_recorded;  /* 1: since then, a low copy was renewed by a recorded kernel,
+                                   which runs only at replays                              */
+    int         update_recorded;    /* 1: since then, a step of an optimizer was recorded  */
+} mixpi_capture;
+
+/* The calls of this step; see ../tape. */
+typedef struct mixpi_tape {
+    mixpi_tape_entry *newest;
     mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
-    int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
-    int            averaged;    /* optimizers whose averages are in the weights            */
-    int64_t        lows_made;   /* low copies of permanent tensors made so far             */
-    int64_t        scaled_made; /* states of delayed scaling made so far                   */
-    const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
-    void          *scalers, *optimizers;    /* all of them, newest first                   */
-    uint64_t       made_in;     /* generation in which the newest permanent tensor was made */
+    int64_t     calls;          /* operators applied in this step: keys of their dropout   */
+    int64_t     drawn;          /* operator calls that applied dropout                     */
+    int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
+    int         inside;         /* operators and hooks now running: they may begin no step */
+    uintptr_t   frame;          /* stack address of the outermost of them                  */
+    int         refused;        /* 1: a step was refused because operators or hooks were running */
+} mixpi_tape;
+
+typedef struct mixpi_walk {
+    int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
-    uint64_t       updated_in;  /* generation of the newest update of an optimizer         */
-    int            made_runs;   /* consecutive generations before made_in that made tensors */
-    int            scale_asked; /* 1: the program has read or set a loss scale              */
-    int            epilogues;   /* epilogues of the description                             */
-    int            narrow;      /* narrow_products, and the device has them                 */
-    int            wide_told;   /* 1: a warning has said that one stays a bf16 product      */
+    mixpi_unscaled unscaled;
+} mixpi_walk;
+
+/* Scalers, optimizers and their updates; see ../step. */
+typedef struct mixpi_training {
+    void       *scalers, *optimizers;   /* all of them, newest first                       */
+    uint64_t    updated_in;     /* generation of the newest update of an optimizer         */
+    int         scale_asked;    /* 1: the program has read or set a loss scale             */
+    int         averaged;       /* optimizers whose averages are in the weights            */
+    const void *tally_of;       /* optimizer whose counts are on their way to the host     */
+} mixpi_training;
+
+/* Counts of autocast, by which a graph knows that it is stale. */
+typedef struct mixpi_low_copies {
+    int64_t made;               /* low copies of permanent tensors made so far             */
+    int64_t scaled_made;        /* states of delayed scaling made so far                   */
+    int64_t regions;            /* regions of f16 or bf16 opened so far                    */
+} mixpi_low_copies;
+
+/* Choices of a GPU's products. */
+typedef struct mixpi_products {
+    int epilogues;              /* epilogues of the description                            */
+    int narrow;                 /* narrow_products, and the device has them                */
+    int wide_reported;          /* 1: a warning has said that one stays a bf16 product     */
+} mixpi_products;
+
+/* Permanent tensors that every step makes are a mistake. */
+typedef struct mixpi_made {
+    uint64_t in;                /* generation in which the newest permanent tensor was made */
+    int      runs;              /* consecutive generations before it that made tensors     */
+} mixpi_made;
+
+struct mixp_context {
+    const mixp_device *device;
+    mixp_exec       exec;
+    void           *user;       /* user pointer of the description                         */
+    mixpi_errors    errors;
+    mixpi_memory    memory;
+    struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
+    /* Where the program is. seed, step and tensors_made stand here for files/list.c. */
+    uint64_t        seed, step, generation;
+    int64_t         tensors_made;   /* ids of permanent tensors                            */
+    int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */
+    /* tensors */
+    mixp_tensor    *tensors;    /* permanent tensors, newest first                         */
+    mixpi_params    params;
+    mixpi_buffers   buffers;
+    mixpi_made      made;
+    /* the loop */
+    mixpi_casting  *casting;    /* state of AUTOCAST, made at its first use                */
+    mixpi_low_copies low_copies;
+    mixpi_products  products;
+    mixpi_tape      tape;
+    mixpi_walk      walk;
+    mixpi_training  training;
+    mixpi_capture   capture;
+    /* guests */
+    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
+    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    mixp_ranks_desc ranks;      /* set if crew is                                          */
+    mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
+    int             busy;       /* 1: the other ranks know that this rank works without them */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -15283,45 +15337,45 @@ static void mixpi_readable(char *text) {
 }
 
 static void mixpi_tell(mixp_context *ctx) {
-    ctx->untold = 0;
-    if (ctx->error != MIXP_OK && ctx->on_error)
-        ctx->on_error(ctx->error, ctx->message, ctx->user);
+    ctx->errors.waits = 0;
+    if (ctx->errors.code != MIXP_OK && ctx->errors.on_error)
+        ctx->errors.on_error(ctx->errors.code, ctx->errors.message, ctx->user);
 }
 
 /* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
 static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     va_list args;
-    if (*ctx->warning) return;
+    if (*ctx->errors.warning) return;
     va_start(args, format);
-    vsnprintf(ctx->warning, sizeof ctx->warning, format, args);
+    vsnprintf(ctx->errors.warning, sizeof ctx->errors.warning, format, args);
     va_end(args);
-    mixpi_readable(ctx->warning);
-    ctx->unwarned = 1;
+    mixpi_readable(ctx->errors.warning);
+    ctx->errors.warning_waits = 1;
 }
 
 static void mixpi_tell_warning(mixp_context *ctx) {
-    ctx->unwarned = 0;
-    if (ctx->on_warning) ctx->on_warning(ctx->warning, ctx->user);
+    ctx->errors.warning_waits = 0;
+    if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
 }
 
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
-{ return ctx ? ctx->warning : ""; }
+{ return ctx ? ctx->errors.warning : ""; }
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
  * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
  * traps meanwhile. Returns the `before` argument of mixpi_leave. */
 static int mixpi_enter(mixp_context *ctx) {
     if (!ctx) return 0;
-    if (!ctx->depth) ctx->float_mode = mixpi_float_calm();
-    return ctx->depth++;
+    if (!ctx->errors.depth) ctx->errors.float_mode = mixpi_float_calm();
+    return ctx->errors.depth++;
 }
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
-    ctx->depth = before;
-    if (!before) mixpi_float_leave(ctx->float_mode);
-    if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
-    if (!before && ctx->untold) mixpi_tell(ctx);
+    ctx->errors.depth = before;
+    if (!before) mixpi_float_leave(ctx->errors.float_mode);
+    if (!before && ctx->errors.warning_waits) mixpi_tell_warning(ctx);
+    if (!before && ctx->errors.waits) mixpi_tell(ctx);
     return r;
 }
 
@@ -15329,34 +15383,34 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...) {
     va_list args;
     if (!ctx) return code;
-    ctx->failures++;
-    if (ctx->error != MIXP_OK) return code;
-    ctx->error = code;
-    ctx->told++;
+    ctx->errors.failures++;
+    if (ctx->errors.code != MIXP_OK) return code;
+    ctx->errors.code = code;
+    ctx->errors.reported++;
     va_start(args, format);
-    vsnprintf(ctx->message, sizeof ctx->message, format, args);
+    vsnprintf(ctx->errors.message, sizeof ctx->errors.message, format, args);
     va_end(args);
-    mixpi_readable(ctx->message);
-    ctx->untold = 1;
-    if (!ctx->depth) mixpi_tell(ctx);
+    mixpi_readable(ctx->errors.message);
+    ctx->errors.waits = 1;
+    if (!ctx->errors.depth) mixpi_tell(ctx);
     return code;
 }
 
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
                                            const char **message) {
-    if (message) *message = ctx ? ctx->message : "the context is NULL";
-    return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
+    if (message) *message = ctx ? ctx->errors.message : "the context is NULL";
+    return ctx ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
 
 MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     if (!ctx) return;
-    ctx->error = MIXP_OK;
-    ctx->message[0] = '\0';
+    ctx->errors.code = MIXP_OK;
+    ctx->errors.message[0] = '\0';
 }
 
 /* The code that a failed call returns. Never MIXP_OK, even if on_error cleared the error. */
 static mixp_result mixpi_failed(const mixp_context *ctx)
-{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }
+{ return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT; }
 
 /* Is t a live tensor record? A gradient that was given back has no data. */
 static int mixpi_is_tensor(const mixp_tensor *t)
@@ -15441,18 +15495,18 @@ static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
 
 /* Returns the `before` argument of mixpi_inside_end. */
 static int mixpi_inside_begin(mixp_context *ctx, uintptr_t frame) {
-    if (!ctx->inside) ctx->frame = frame;
-    return ctx->inside++;
+    if (!ctx->tape.inside) ctx->tape.frame = frame;
+    return ctx->tape.inside++;
 }
 
 static void mixpi_inside_end(mixp_context *ctx, int before) {
-    ctx->inside = before;
-    if (!before) ctx->refused = 0;
+    ctx->tape.inside = before;
+    if (!before) ctx->tape.refused = 0;
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
 static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame)
-{ return ctx->inside && (frame >= ctx->frame || ctx->refused); }
+{ return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused); }
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -15485,25 +15539,25 @@ static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_noted, but silent if an error was reported since ctx->told was `told`: on_error must
- * hear of a failure once, even if it cleared the error. */
+/* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
+ * on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
                                      mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }
+{ return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r); }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
 static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
-    if (ctx->calls_made > 64)
+    if (ctx->tape.calls > 64)
         snprintf(text, 160,
                  "; %.0f operators were applied since mixp_step_begin: if they are of several "
                  "steps, call mixp_step_begin first in every step, also in evaluation",
-                 (double)ctx->calls_made);
+                 (double)ctx->tape.calls);
     return text;
 }
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
-    const mixpi_block *b = ctx->block;
+    const mixpi_block *b = ctx->memory.block;
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
@@ -15515,7 +15569,8 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
                              "a smaller batch or model%s",
-                             (double)bytes, (double)ctx->permanent, mixpi_piled_up(ctx, piled));
+                             (double)bytes, (double)ctx->memory.permanent,
+                             mixpi_piled_up(ctx, piled));
 }
 
 /* The first address behind a piece's record that is a multiple of 64. */
@@ -15547,12 +15602,12 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                           "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
-                          (double)bytes, (double)ctx->permanent,
+                          (double)bytes, (double)ctx->memory.permanent,
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;
     }
-    ctx->allocations++;
-    if (on_device) ctx->allocated += bytes;
+    ctx->memory.allocations++;
+    if (on_device) ctx->memory.allocated += bytes;
     return p;
 }
 
@@ -15567,8 +15622,8 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
 }
 
 static void mixpi_note_peak(mixp_context *ctx) {
-    size_t used = ctx->permanent + ctx->dev.used;
-    if (used > ctx->peak) ctx->peak = used;
+    size_t used = ctx->memory.permanent + ctx->memory.dev.used;
+    if (used > ctx->memory.peak) ctx->memory.peak = used;
 }
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
@@ -15616,10 +15671,10 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     mixp_result r;
     if (!p) return NULL;
-    p->next = ctx->pieces;
-    ctx->pieces = p;
+    p->next = ctx->memory.pieces;
+    ctx->memory.pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
-    ctx->permanent += bytes;
+    ctx->memory.permanent += bytes;
     mixpi_note_peak(ctx);
     r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
@@ -15639,20 +15694,20 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
  * owner. */
 static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
     void *p = mixpi_permanent(ctx, bytes, on_device);
-    if (p) ctx->pieces->owner = owner;
+    if (p) ctx->memory.pieces->owner = owner;
     return p;
 }
 
 /* Allocates a record in host memory that is its own owner. */
 static void *mixpi_owner_new(mixp_context *ctx, size_t bytes) {
     void *p = mixpi_host_alloc(ctx, bytes);
-    if (p) ctx->pieces->owner = p;
+    if (p) ctx->memory.pieces->owner = p;
     return p;
 }
 
 /* Frees all pieces of owner, and owner itself. */
 static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
-    mixpi_piece **at = &ctx->pieces, *gone = NULL, *p;
+    mixpi_piece **at = &ctx->memory.pieces, *gone = NULL, *p;
     while ((p = *at) != NULL) {
         if (p->owner != owner) {
             at = &p->next;
@@ -15662,8 +15717,8 @@ static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
         p->next = gone;
         gone = p;
         if (!p->on_device) continue;
-        ctx->permanent -= p->size;
-        ctx->allocated -= p->size;
+        ctx->memory.permanent -= p->size;
+        ctx->memory.allocated -= p->size;
     }
     mixpi_piece_free(ctx, gone);
 }
@@ -15673,7 +15728,7 @@ static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u
 /* Adds a piece for `bytes` or a quarter of all existing pieces, whichever is larger: the unused end
  * of the last piece then stays small. */
 static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = 0, least = (size_t)1 << (ctx->block ? 12 : 16), most = (size_t)1 << 30;
+    size_t total = 0, least = (size_t)1 << (ctx->memory.block ? 12 : 16), most = (size_t)1 << 30;
     mixpi_piece **at = &a->first;
     if (a->turns) bytes *= (size_t)a->turns;
     for (; *at; at = &(*at)->next) total += (*at)->size;
@@ -15733,7 +15788,7 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
 
 /* Allocates zeroed host memory that lasts until the next step. */
 static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
-    void *p = mixpi_arena_take(ctx, &ctx->host, bytes);
+    void *p = mixpi_arena_take(ctx, &ctx->memory.host, bytes);
     if (p) memset(p, 0, bytes);
     return p;
 }
@@ -15761,7 +15816,7 @@ static void mixpi_arena_reset(mixpi_arena *a) {
 /* Chooses the part for the next step, pseudo-randomly, among the parts that this step does not use.
  * A program that keeps old tensors, one of every few steps, soon meets a tensor that is refused. */
 static void mixpi_records_turn(mixp_context *ctx) {
-    mixpi_arena *a = &ctx->records;
+    mixpi_arena *a = &ctx->memory.records;
     int far = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
     mixpi_arena_reset(a);
     a->turn = (a->turn + 1 + far) % a->turns;
@@ -15769,12 +15824,12 @@ static void mixpi_records_turn(mixp_context *ctx) {
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
-    mixpi_piece *p = ctx->scratch;
+    mixpi_piece *p = ctx->memory.scratch;
     if (p && p->size >= bytes) return p->data;
     p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
     if (!p) return NULL;
-    p->next = ctx->scratch;     /* a queued kernel may still use the old piece */
-    ctx->scratch = p;
+    p->next = ctx->memory.scratch;     /* a queued kernel may still use the old piece */
+    ctx->memory.scratch = p;
     return p->data;
 }
 
@@ -16191,7 +16246,7 @@ static int mixpi_is_sharded(const mixp_context *ctx)
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
-    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->message);
+    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->errors.message);
     return r;
 }
 
@@ -16407,7 +16462,7 @@ static int mixpi_backup_is_valid(const mixpi_backup *b)
 static mixp_result mixpi_backup_room(mixpi_backup *b) {
     mixp_tensor *t = b->buffer;
     if (b->data) return MIXP_OK;
-    if (t->ctx->capturing)
+    if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                                  "the first write of the buffer '%.60s' is in a capture, which "
                                  "must not allocate: run an ordinary step before it",
@@ -16555,15 +16610,15 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
-    ctx->on_error = d->on_error;
-    ctx->on_warning = d->on_warning;
-    ctx->epilogues = d->epilogues;
-    ctx->narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
+    ctx->errors.on_error = d->on_error;
+    ctx->errors.on_warning = d->on_warning;
+    ctx->products.epilogues = d->epilogues;
+    ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
-    ctx->made_in = 1;
-    ctx->allocations = 1;
-    ctx->dev.on_device = 1;
-    ctx->records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
+    ctx->made.in = 1;
+    ctx->memory.allocations = 1;
+    ctx->memory.dev.on_device = 1;
+    ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
@@ -16603,23 +16658,23 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
-    for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+    for (g = ctx->capture.graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
 #if MIXPI_POOL
     mixpi_pool_stop(ctx->pool);
     if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
 #endif
-    mixpi_piece_free(ctx, ctx->host.first);
-    mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->records.first);
-    mixpi_piece_free(ctx, ctx->scratch);
-    mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->memory.host.first);
+    mixpi_piece_free(ctx, ctx->memory.dev.first);
+    mixpi_piece_free(ctx, ctx->memory.records.first);
+    mixpi_piece_free(ctx, ctx->memory.scratch);
+    mixpi_piece_free(ctx, ctx->memory.pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     mixpi_host_put(ctx, ctx);
 }
 
 /* Fails during a capture, for calls that a graph must not repeat. */
 static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
-    if (!ctx->capturing) return MIXP_OK;
+    if (!ctx->capture.active) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a step is being captured; call mixp_capture_end first", who);
 }
@@ -16632,20 +16687,20 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: the device %s has no graphs; run each step "
                                  "without capturing",
                                  ctx->device->name);
-    if (ctx->capturing)
+    if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
-    ctx->capture_step = ctx->step;
-    ctx->capture_failures = ctx->failures;
-    ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
+    ctx->capture.step = ctx->step;
+    ctx->capture.failures = ctx->errors.failures;
+    ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capture.active = r == MIXP_OK;
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
-    if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capturing) mixpi_watcher_captured(ctx);
+    if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
+    if (ctx->capture.active) mixpi_watcher_captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
-    if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    if (ctx->capture.active && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
 }
 
@@ -16653,15 +16708,15 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
  * succeeds; replays count their own steps. The host does not know the scale of earlier
  * gradients. */
 static void mixpi_capture_undo(mixp_context *ctx) {
-    ctx->capturing = 0;
+    ctx->capture.active = 0;
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
-    ctx->step = ctx->capture_step;
-    ctx->replays += ctx->scale_moved != 0;
+    ctx->step = ctx->capture.step;
+    ctx->capture.replays += ctx->capture.scale_moved != 0;
 }
 
 /* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
-    if (ctx->failures == ctx->capture_failures) return MIXP_OK;
+    if (ctx->errors.failures == ctx->capture.failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
                              "graph; correct that call and capture the step again");
@@ -16673,7 +16728,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     uint64_t step;
     mixp_result r;
     if (!ctx) return NULL;
-    if (!ctx->capturing) {
+    if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_capture_end: no step is being captured; call mixp_capture_begin "
                           "first");
@@ -16683,7 +16738,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     step = ctx->step;
     mixpi_capture_undo(ctx);
-    if (ctx->cast_recorded) mixpi_lows_doubt(ctx);
+    if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
@@ -16691,15 +16746,15 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         return NULL;
     }
     g->ctx = ctx;
-    g->next = ctx->graphs;
+    g->next = ctx->capture.graphs;
     g->handle = handle;
     g->step = step;
-    g->updates = ctx->update_recorded;
-    g->moves_scale = ctx->scale_moved;
-    g->sites_moved = ctx->sites_moved;
-    g->lows_made = ctx->lows_made;
-    g->scaled_made = ctx->scaled_made;
-    ctx->graphs = g;
+    g->updates = ctx->capture.update_recorded;
+    g->moves_scale = ctx->capture.scale_moved;
+    g->sites_moved = ctx->capture.sites_moved;
+    g->lows_made = ctx->low_copies.made;
+    g->scaled_made = ctx->low_copies.scaled_made;
+    ctx->capture.graphs = g;
     return g;
 }
 
@@ -16707,12 +16762,12 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (graph->updates && ctx->averaged)
+    if (graph->updates && ctx->training.averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
-    if (graph->updates && graph->scaled_made != ctx->scaled_made)
+    if (graph->updates && graph->scaled_made != ctx->low_copies.scaled_made)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: a linear has met delayed scaling since the graph "
                                  "was recorded, and the graph would not advance its history; "
@@ -16721,11 +16776,11 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* Count the step as an ordinary one. */
     mixp_result r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
-    ctx->replays += graph->moves_scale != 0;
+    ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
-    ctx->replayed = ctx->step;
+    ctx->capture.replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
-    if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
     r = mixpi_noted(
         ctx, "mixp_replay",
@@ -16742,7 +16797,7 @@ static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
 
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
-    mixp_graph **at = ctx ? &ctx->graphs : NULL;
+    mixp_graph **at = ctx ? &ctx->capture.graphs : NULL;
     mixp_result r = ctx ? mixpi_free_begin(ctx, "mixp_graph_free") : MIXP_OK;
     if (!ctx || r != MIXP_OK) return r;
     while (*at != graph) at = &(*at)->next;
@@ -16753,16 +16808,16 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
 }
 
 MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
-{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
+{ return graph && graph->sites_moved != graph->ctx->capture.sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used;
-    m.peak = ctx->peak;
-    m.allocations = ctx->allocations;
-    m.allocated = ctx->allocated;
-    if (ctx->block) m.block = ctx->block->before + ctx->block->most;
+    m.used = ctx->memory.permanent + ctx->memory.dev.used;
+    m.peak = ctx->memory.peak;
+    m.allocations = ctx->memory.allocations;
+    m.allocated = ctx->memory.allocated;
+    if (ctx->memory.block) m.block = ctx->memory.block->before + ctx->memory.block->most;
     return m;
 }
 
@@ -16851,12 +16906,12 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
 
 /* Allocates a zeroed record for a tensor, permanent or for this step. */
 static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
-    void *p = permanent ? mixpi_host_alloc(ctx, n) : mixpi_arena_take(ctx, &ctx->records, n);
+    void *p = permanent ? mixpi_host_alloc(ctx, n) : mixpi_arena_take(ctx, &ctx->memory.records, n);
     return (mixp_tensor *)(permanent || !p ? p : memset(p, 0, n));
 }
 
 static void *mixpi_data_alloc(const mixp_tensor *t) {
-    return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
+    return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->memory.dev, mixpi_bytes(t))
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
 }
 
@@ -16911,11 +16966,11 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
 
 /* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
-    int trained = ctx->generation == ctx->made_in + 1 && ctx->updated_in == ctx->made_in;
-    int runs = trained ? ctx->made_runs + 1 : 0;
-    if (ctx->generation == ctx->made_in) return MIXP_OK;
-    ctx->made_in = ctx->generation;
-    ctx->made_runs = runs;
+    int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
+    int runs = trained ? ctx->made.runs + 1 : 0;
+    if (ctx->generation == ctx->made.in) return MIXP_OK;
+    ctx->made.in = ctx->generation;
+    ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,
@@ -17585,7 +17640,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
  * recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
-    const int trained = ctx->walked_in == ctx->generation;
+    const int trained = ctx->walk.walked_in == ctx->generation;
     if (!c) return;
     if (c->lowerable && !c->lowered && trained)
         mixpi_warn(ctx,
@@ -17650,7 +17705,7 @@ static int mixpi_region_is_pushed(mixpi_region_kind kind)
 static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     const mixp_autocast now = mixp_autocast_current(ctx);
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
+    ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
 /* The length of the history of amax. */
@@ -18155,7 +18210,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low || !low->data) return NULL;
         low->own.master = t;
         t->own.low[which] = low;
-        ctx->lows_made++;
+        ctx->low_copies.made++;
     }
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
@@ -18164,7 +18219,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     if (fresh) return low;
 
     /* The weight was written since: convert it again. */
-    ctx->cast_recorded |= ctx->capturing;
+    ctx->capture.cast_recorded |= ctx->capture.active;
     const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
                                            t->count);
     if (r != MIXP_OK) return NULL;
@@ -18229,12 +18284,12 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
 
 /* Fails inside an operator's own functions, for calls that would recycle its memory. */
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
-    if (!ctx->inside) return MIXP_OK;
+    if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: not possible inside an operator's infer, forward or backward, "
                              "nor inside a hook of ranks. If an exception has left such a "
                              "function, call mixp_step_begin%s",
-                             who, ctx->refused ? " again" : "");
+                             who, ctx->tape.refused ? " again" : "");
 }
 
 /* --- applying one operator ------------------------------------------------------------- */
@@ -18474,7 +18529,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.ctx = ctx;
     e->call.op = op;
     e->call.n_in = n_in;
-    e->tangent_of = ctx->tangent_of;
+    e->tangent_of = ctx->tape.tangent_of;
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
@@ -18496,16 +18551,16 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
         e->versions[i] = t ? mixpi_origin(t)->version : 0;
     }
     e->call.out->own.from_tape = 1;
-    e->older = ctx->tape;
-    ctx->tape = e;
+    e->older = ctx->tape.newest;
+    ctx->tape.newest = e;
 }
 
 /* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
 static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
-    if (ctx->in_block != MIXPI_BLOCK_NO_GRAD) return;
-    e->older = ctx->unrecorded;
-    ctx->unrecorded = e;
+    if (ctx->tape.in_block != MIXPI_BLOCK_NO_GRAD) return;
+    e->older = ctx->tape.unrecorded;
+    ctx->tape.unrecorded = e;
 }
 
 /* Notes the name of the operator that stops gradients to a result. */
@@ -18539,12 +18594,12 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
-    ctx->calls_made++;
+    ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->told != told) return NULL;     /* no memory for the site */
+    if (ctx->errors.reported != told) return NULL;     /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
@@ -18664,7 +18719,7 @@ static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
 /* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
 static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
-    for (mixpi_tape_entry *e = ctx->tape; e; e = e->older) {
+    for (mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older) {
         mixpi_tensor_lose(e->call.out, by);
         for (int i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
     }
@@ -18990,18 +19045,18 @@ enum { MIXPI_UNSCALED_WALKS = 64 };
 
 /* Decides whether the walk that begins counts. A guard deals with flushed gradients itself. */
 static void mixpi_unscaled_begin(mixp_context *ctx) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     const int number = u->walks + 1;
     u->met = 0;
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
-                !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
+                !*ctx->errors.warning && !ctx->capture.active && ctx->device->kernels->look &&
                 !(mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_TRIAL));
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
 static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, mixp_look *found) {
-    mixpi_arena *a = &ctx->dev;
+    mixpi_arena *a = &ctx->memory.dev;
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     mixp_look_args k;
@@ -19022,7 +19077,7 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
 /* Counts g, the gradient of an activation. Beside values of at least 16 times the smallest normal
  * number, flushed ones are less than a rounding: they do not count. */
 static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     mixp_look found;
     mixp_result r;
     if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
@@ -19038,7 +19093,7 @@ static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g)
 /* After a walk: warns if more than 5 % of the gradients were flushed. A few elements are no
  * estimate. */
 static void mixpi_unscaled_end(mixp_context *ctx) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     const double all = u->values + u->flushed;
     if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
     if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;
@@ -19054,7 +19109,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const uint64_t told = ctx->told, generation = ctx->generation;
+    const uint64_t told = ctx->errors.reported, generation = ctx->generation;
 
     /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
@@ -19071,7 +19126,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_check_given(c);
     if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK && ctx->told == told)
+    if (r != MIXP_OK && ctx->errors.reported == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
 
@@ -19079,7 +19134,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
-    if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
+    if (g->data) mixpi_arena_give(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
     g->data = NULL;
     return r;
 }
@@ -19089,7 +19144,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     int i;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
         e->lacks = MIXP_OK;
         for (i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
@@ -19126,7 +19181,7 @@ static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
-    mixpi_arena_give(t->ctx, &t->ctx->dev, t->data, mixpi_bytes(t));
+    mixpi_arena_give(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
 }
 
@@ -19151,12 +19206,12 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     const mixp_tensor *kept = mixpi_origin(y);
     mixpi_tape_entry *e;
     int k, keeps;
-    for (e = ctx->unrecorded; e; e = e->older) {
+    for (e = ctx->tape.unrecorded; e; e = e->older) {
         keeps = mixpi_origin(e->call.out) == kept;
         for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
         if (!keeps) mixpi_entry_spill(e);
     }
-    ctx->unrecorded = NULL;
+    ctx->tape.unrecorded = NULL;
 }
 
 /* Gives a call memory for its result and for what it saves. The result of the block still has both,
@@ -19203,7 +19258,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
-    const int64_t calls = ctx->calls_made;
+    const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     int64_t i;
@@ -19214,7 +19269,7 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
         r = mixpi_rerun_run(b->entries[i]);
     }
     mixpi_no_grad_set(ctx, no_grad);
-    ctx->calls_made = calls;
+    ctx->tape.calls = calls;
     b->live = r == MIXP_OK;
     return r;
 }
@@ -19258,7 +19313,7 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     mixpi_tape_entry *e;
     mixpi_rerun *b;
     int64_t n = 0;
-    for (e = ctx->tape; e != before; e = e->older) {
+    for (e = ctx->tape.newest; e != before; e = e->older) {
         if (mixpi_entry_is_spent(e)) return NULL;
         n++;
     }
@@ -19267,24 +19322,24 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
     if (!b || !b->entries) return NULL;
     b->count = n;
-    for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
+    for (e = ctx->tape.newest; e != before; e = e->older) b->entries[--n] = e;
     return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
 static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
                                     mixp_tensor *x) {
-    mixpi_tape_entry *before = ctx->tape;
+    mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
-    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
+    const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_no_grad_now(ctx);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
-    ctx->in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
-    ctx->unrecorded = NULL;
+    ctx->tape.in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
+    ctx->tape.unrecorded = NULL;
     y = fn(ctx, x, user);
-    ctx->in_block = MIXPI_BLOCK_NONE;
+    ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
@@ -19353,7 +19408,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     if (!g) return MIXP_ERR_MEMORY;
 
     g->own.mark = as_it_is;
-    loss->own.pending = loss->own.walked = ctx->walking = 1;
+    loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
     mixpi_regions_trained(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
@@ -19372,8 +19427,8 @@ static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
 
 /* Ends a walk with result r. */
 static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
-    ctx->walking = 0;
-    if (r == MIXP_OK) ctx->walked_in = ctx->generation;
+    ctx->walk.running = 0;
+    if (r == MIXP_OK) ctx->walk.walked_in = ctx->generation;
     if (r != MIXP_OK) mixpi_crew_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
 }
@@ -19383,12 +19438,12 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
-    if (r == MIXP_ERR_MEMORY && !ctx->walking) return mixpi_crew_stop(ctx, r);
+    if (r == MIXP_ERR_MEMORY && !ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
     const int opened = mixpi_regions_open(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
-    for (mixpi_tape_entry *e = ctx->tape; e && r == MIXP_OK; e = e->older)
+    for (mixpi_tape_entry *e = ctx->tape.newest; e && r == MIXP_OK; e = e->older)
         r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
 
@@ -19409,10 +19464,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    if (ctx->depth) mixpi_float_leave(ctx->float_mode);
-    ctx->inside = ctx->depth = ctx->refused = 0;
+    if (ctx->errors.depth) mixpi_float_leave(ctx->errors.float_mode);
+    ctx->tape.inside = ctx->errors.depth = ctx->tape.refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (!ctx->walking) return;
+    if (!ctx->walk.running) return;
     mixpi_crew_end(ctx, "an exception has left mixp_backward");
     mixpi_walk_stop(ctx, MIXP_ERR_ORDER);
 }
@@ -19422,13 +19477,13 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
 
     /* Recycle the activations and their records, and forget what the step before recorded. */
-    mixpi_arena_reset(&ctx->host);
-    mixpi_arena_reset(&ctx->dev);
+    mixpi_arena_reset(&ctx->memory.host);
+    mixpi_arena_reset(&ctx->memory.dev);
     mixpi_records_turn(ctx);
-    ctx->tape = NULL;
-    ctx->calls_made = 0;
-    ctx->in_block = MIXPI_BLOCK_NONE;
-    ctx->tangent_of = NULL;
+    ctx->tape.newest = NULL;
+    ctx->tape.calls = 0;
+    ctx->tape.in_block = MIXPI_BLOCK_NONE;
+    ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
 
     ctx->generation++;
@@ -19441,7 +19496,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
-    ctx->refused = ctx->inside > 0;
+    ctx->tape.refused = ctx->tape.inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
     const int before = mixpi_enter(ctx);
@@ -19500,18 +19555,18 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
 /* Runs the function once and walks back. Fails if differences of eps could not show the gradients:
  * with dropout, or under autocast. */
 static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
-    const int64_t drawn = ctx->drawn, regions = ctx->regions_low;
+    const int64_t drawn = ctx->tape.drawn, regions = ctx->low_copies.regions;
     const mixp_dtype around = mixp_autocast_current(ctx).dtype;
     mixp_tensor *loss;
     mixp_result r = mixp_step_begin(ctx);
     if (r != MIXP_OK) return r;
     loss = fn(ctx, user);
-    if (ctx->drawn != drawn)
+    if (ctx->tape.drawn != drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_check_gradients: fn uses dropout, which draws other random "
                                  "numbers in each run; pass training 0 to mixp_dropout, and set "
                                  "attention's dropout to 0");
-    if (ctx->regions_low != regions || around != MIXP_F32)
+    if (ctx->low_copies.regions != regions || around != MIXP_F32)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_check_gradients: fn runs under autocast, whose rounding "
                                  "errors exceed the effect of eps; check it in f32");
@@ -19733,8 +19788,8 @@ static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, flo
                              mixpi_largest(dtype), instead);
 }
 
-/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf for
- * an overflow nor its size for the size of computed values. */
+/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
+ * for an overflow nor its size for the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0;           /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
@@ -19752,7 +19807,7 @@ static const char *mixpi_call_named(const mixp_call *c) {
 
 /* The operator on the tape that made t, or the tensor of which t is a cast; NULL if none did. */
 static const mixp_call *mixpi_maker(const mixp_tensor *t) {
-    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape : NULL;
+    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape.newest : NULL;
     for (; e; e = e->older) {
         if (e->call.out != t) continue;
         if (e->call.op != &mixpi_cast_op || *e->call.in[0]->name) return &e->call;
@@ -19763,7 +19818,7 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
 
 /* Notes that an operator with dropout draws random numbers. */
 static void mixpi_dropout_drawn(mixp_context *ctx) {
-    ctx->drawn++;
+    ctx->tape.drawn++;
     if (ctx->evaluates)
         mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
                         "mixp_dropout and set attention's dropout to 0, unless you average several "
@@ -19783,7 +19838,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
         { "nll", "softmax", logs }, { "nll", "linear", logs },
         { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
     };
-    const mixp_call *maker = *c->ctx->warning ? NULL : mixpi_maker(c->in[0]);
+    const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     size_t i;
     if (!maker) return;
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
@@ -19965,7 +20020,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
     if (s) return s;
-    if (ctx->capturing) {
+    if (ctx->capture.active) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                     "mixp_linear '%.63s' has no state of delayed scaling yet, and "
                                     "a captured step cannot make it; run an ordinary step first",
@@ -19977,7 +20032,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
     s->weight = weight;
     s->recipe = *r;
     s->next = ctx->casting->scaled;
-    ctx->scaled_made++;
+    ctx->low_copies.scaled_made++;
     return ctx->casting->scaled = s;
 }
 
@@ -20131,7 +20186,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const size_t own = (size_t)words * sizeof(float);
     double *table;
     mixp_result r;
-    if (ctx->capturing)
+    if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "delayed scaling shares amax between ranks through the host, "
                                  "which a captured step cannot do; run each step without "
@@ -20357,7 +20412,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->calls_made;
+    out->call = (uint64_t)c->ctx->tape.calls;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }
@@ -20427,7 +20482,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
 }
 
 static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
-{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
+{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t)); }
 
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
@@ -20545,7 +20600,7 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
  * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
-    if (!c->ctx->narrow) return MIXP_OK;
+    if (!c->ctx->products.narrow) return MIXP_OK;
     if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
         count = k->rows / k->block_rows * (k->cols / k->block_cols);
         q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
@@ -20637,8 +20692,8 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
 
 /* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
 static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
-    if (c->ctx->wide_told) return;
-    c->ctx->wide_told = 1;
+    if (c->ctx->products.wide_reported) return;
+    c->ctx->products.wide_reported = 1;
     mixpi_warn(c->ctx,
                "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
                "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
@@ -20655,7 +20710,7 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     mixp_result r;
     int64_t before;
     int first;
-    if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
     first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;
@@ -20707,7 +20762,7 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
     const mixpi_tape_entry *e;
     if (!t->own.disposable || t->own.spent || t->requires_grad) return NULL;
     if (!t->own.from_tape || t->own.origin || t->own.aliased) return NULL;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         if (e->block || mixpi_entry_reads(e, t)) return NULL;
         if (e->alias && e->call.out->own.origin == t) return NULL;
         if (e->call.out == t) return e;
@@ -20719,7 +20774,7 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
 static const char *mixpi_coded_hindrance(const mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int i;
-    if (c->ctx->in_block) return "x is in a block of mixp_recompute";
+    if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
     for (i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
@@ -20837,7 +20892,7 @@ static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
         const int cast = mixpi_is_cast(maker->call.op);
         maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
         freed->own.spent = 1;
-        mixpi_arena_give(ctx, &ctx->dev, freed->data, mixpi_bytes(freed));
+        mixpi_arena_give(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
     }
 }
 /* --- linear and matmul: one product ----------------------------------------------------- */
@@ -21118,7 +21173,7 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     }
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -21167,7 +21222,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -21187,7 +21242,7 @@ static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mi
 
 /* Are the gradients of weight and bias both wanted, and can the device make them in one pass? */
 static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
-    return (c->ctx->epilogues & MIXP_EPILOGUES_BIAS) &&
+    return (c->ctx->products.epilogues & MIXP_EPILOGUES_BIAS) &&
            c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
            mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
 }
@@ -21315,7 +21370,7 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape->call);
+    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -21385,7 +21440,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    c->ctx->calls_made += 2;    /* count like three operators, for dropout keys */
+    c->ctx->tape.calls += 2;    /* count like three operators, for dropout keys */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
@@ -21443,7 +21498,7 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
     r = mixpi_mlp_walk(c, &down, dz);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, dz->data, mixpi_bytes(dz));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }
 
@@ -21461,7 +21516,7 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
-    if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    if (!ctx || !(ctx->products.epilogues & MIXP_EPILOGUES_GELU)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
@@ -21823,7 +21878,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
-    a.tensor = (uint64_t)ctx->calls_made;   /* a key like mixp_dropout's */
+    a.tensor = (uint64_t)ctx->tape.calls;   /* a key like mixp_dropout's */
     if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
@@ -22453,7 +22508,7 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
     int readers = 0, made = 0, k;
     makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape; e; e = e->older) {
+    for (e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
             made = e->call.op == makers[0] || e->call.op == makers[1] ||
                    e->call.op == &mixpi_mlp_op;
@@ -22472,7 +22527,7 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;
     term->own.spent = 1;
-    mixpi_arena_give(ctx, &ctx->dev, term->data, mixpi_bytes(term));
+    mixpi_arena_give(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
@@ -22636,7 +22691,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -22834,7 +22889,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->calls_made;   /* the call's position in the step is its key */
+        k.tensor = (uint64_t)ctx->tape.calls;   /* the call's position in the step is its key */
         mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
@@ -22894,7 +22949,7 @@ static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
 
 /* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
 static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
-    if (c->ctx->device->download || *c->ctx->warning) return;
+    if (c->ctx->device->download || *c->ctx->errors.warning) return;
     if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
 }
 
@@ -23049,7 +23104,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
-    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
 }
 
@@ -23122,9 +23177,9 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
         if (!sums) return MIXP_ERR_MEMORY;
         r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
         if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
-        mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+        mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     }
-    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
     return r;
 }
 
@@ -23825,9 +23880,9 @@ static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random
     k->n = t->count;
     k->seed = ctx->seed;
     k->step = mixpi_random_step(ctx);
-    k->tensor = (uint64_t)ctx->calls_made++;
+    k->tensor = (uint64_t)ctx->tape.calls++;
     k->y = mixpi_tensor_out(t, 0);
-    ctx->drawn++;
+    ctx->tape.drawn++;
     return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
 }
 
@@ -23882,7 +23937,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
     if (!mask || mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) !=
                      MIXP_OK) return NULL;
-    mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t));
+    mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }
@@ -23921,10 +23976,10 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
 
 /* Takes memory for n f32 numbers from the arena. The call gives it back. */
 static float *mixpi_scan_room(mixp_call *c, int64_t n) {
-    return (float *)mixpi_arena_take(c->ctx, &c->ctx->dev, (size_t)n * sizeof(float));
+    return (float *)mixpi_arena_take(c->ctx, &c->ctx->memory.dev, (size_t)n * sizeof(float));
 }
 static void mixpi_scan_give(mixp_call *c, float *room, int64_t n) {
-    if (room) mixpi_arena_give(c->ctx, &c->ctx->dev, room, (size_t)n * sizeof(float));
+    if (room) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, room, (size_t)n * sizeof(float));
 }
 
 /* Rows of the lowest level of prod's tree: n, and ones up to a power of 2. */
@@ -24150,7 +24205,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, ones->data, mixpi_bytes(ones));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", p->classes, MIXPI_NO_INDEX) : r;
 }
 
@@ -24164,7 +24219,7 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
     if (r == MIXP_OK)
         r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, real->data, mixpi_bytes(real));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
     return r;
 }
 
@@ -24234,7 +24289,7 @@ static mixp_result mixpi_scatter_forward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -24253,7 +24308,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     k.y = mixpi_tensor_out(picked, 0);
     r = MIXPI_RUN(c, gather, &k);
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, picked->data, mixpi_bytes(picked));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
     return r;
 }
 
@@ -24982,7 +25037,7 @@ static const char *mixpi_called(const mixp_call *c) {
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
-    const uint64_t told = c->ctx->told;
+    const uint64_t told = c->ctx->errors.reported;
     int i, follows = 0;
     for (i = 0; i < c->n_in; i++) {
         if (!mixpi_tangent(c, i)) continue;
@@ -24994,14 +25049,14 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     }
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
-    c->ctx->tangent_of = mixpi_called(c);
+    c->ctx->tape.tangent_of = mixpi_called(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
-    c->ctx->tangent_of = NULL;
+    c->ctx->tape.tangent_of = NULL;
     y->own.tangent = d;
-    return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
+    return c->ctx->errors.reported == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
@@ -25021,10 +25076,10 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     mixpi_tape_entry *e, **list;
     mixp_result r = MIXP_OK;
     int64_t n = 0, i;
-    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->calls_made + 1) * sizeof e);
+    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
     y->own.leads = 1;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;
         mixpi_lead(&e->call, 1);
         list[n++] = e;
@@ -25280,29 +25335,29 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
         return NULL;
-    s->next = (mixp_scaler *)ctx->scalers;
-    ctx->scalers = s;
+    s->next = (mixp_scaler *)ctx->training.scalers;
+    ctx->training.scalers = s;
     return s;
 }
 
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
 MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler) {
     if (!scaler) return NULL;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     return &scaler->state->scale;
 }
 
 /* Number of the current scale. Replayed graphs change the scale without the host, so numbers from
  * before a replay become too old to use. */
 static uint64_t mixpi_scale_now(mixp_scaler *s) {
-    if (s->replays != s->ctx->replays) s->scales += MIXP_PAST_SCALES + 1;
-    s->replays = s->ctx->replays;
+    if (s->replays != s->ctx->capture.replays) s->scales += MIXP_PAST_SCALES + 1;
+    s->replays = s->ctx->capture.replays;
     return s->scales;
 }
 
@@ -25321,8 +25376,8 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     if (r != MIXP_OK) return r;
     s->epoch++;
     s->scales++;
-    s->ctx->scale_moved = 1;
-    s->ctx->scale_asked = 1;
+    s->ctx->capture.scale_moved = 1;
+    s->ctx->training.scale_asked = 1;
     return MIXP_OK;
 }
 
@@ -25365,7 +25420,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
@@ -25495,10 +25550,10 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     k.bad = mixpi_loss_bad(s);
     k.a = mixpi_tensor_in(loss);
     k.y.dtype = loss->dtype;
-    k.y.data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(loss));
+    k.y.data = mixpi_arena_take(ctx, &ctx->memory.dev, mixpi_bytes(loss));
     if (!k.y.data) return MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
-    mixpi_arena_give(ctx, &ctx->dev, k.y.data, mixpi_bytes(loss));
+    mixpi_arena_give(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
     return r;
 }
 
@@ -25534,7 +25589,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     mixp_unary_args u;
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->calls_made += 1 + parts;    /* count like separate operators, for dropout keys */
+    c->ctx->tape.calls += 1 + parts;    /* count like separate operators, for dropout keys */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -25597,7 +25652,7 @@ static const mixp_op mixpi_scaled_entropy_op =
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {
     mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape; e; e = e->older) {
+    for (e = scaler->ctx->tape.newest; e; e = e->older) {
         const mixp_op *op = e->call.op;
         mixp_scaler **by = (mixp_scaler **)e->call.attrs;
         if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;
@@ -26101,9 +26156,9 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
     opt->no_master = d.no_master;
     opt->zero_grad = d.zero_grad;
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
-    opt->next = (mixp_optimizer *)ctx->optimizers;
+    opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
-    ctx->optimizers = opt;
+    ctx->training.optimizers = opt;
     return opt;
 }
 
@@ -26567,7 +26622,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixp_result r = MIXP_OK;
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (opt->ctx->walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
+    if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
         if (!view) {
@@ -26863,10 +26918,10 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+    if (ctx->capture.active && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
-    const int brought = ctx->capturing || ctx->graphs;
+    const int brought = ctx->capture.active || ctx->capture.graphs;
     uint64_t graded = 1469598103934665603u;
     int64_t active = 0;
     if (brought) opt->rows_changed = 1;
@@ -27048,7 +27103,7 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (!o->muon || o->ctx->capturing) return MIXP_OK;
+    if (!o->muon || o->ctx->capture.active) return MIXP_OK;
     for (i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
         if (o->rows[i].count && mixpi_is_own(o, i)) r = mixpi_muon_iterate(o, i);
         if (r == MIXP_OK) o->muon->tried = i + 1;
@@ -27165,8 +27220,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
 
     mixp_result r = MIXP_OK;
-    if (opt->ctx->device->post && !opt->ctx->capturing) {
-        opt->ctx->tally_of = NULL;
+    if (opt->ctx->device->post && !opt->ctx->capture.active) {
+        opt->ctx->training.tally_of = NULL;
         r = mixpi_tally_send(opt, bytes);
     }
     if (r == MIXP_OK) opt->tallies = (int64_t)n;
@@ -27220,8 +27275,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 
     /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
-    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
-    if (opt->ctx->capturing) opt->tally_recorded = 1;
+    if (opt->ctx->training.tally_of == opt) opt->ctx->training.tally_of = NULL;
+    if (opt->ctx->capture.active) opt->tally_recorded = 1;
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
@@ -27232,9 +27287,9 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_result r;
-    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    if (!ctx->device->post || ctx->capture.active) return MIXP_OK;
     r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
-    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    ctx->training.tally_of = r == MIXP_OK ? opt : NULL;
     return r;
 }
 
@@ -27245,7 +27300,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     const size_t bytes = mixpi_tally_bytes(opt);
     mixp_result r;
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
-    if (ctx->tally_of == opt && !opt->tally_recorded)
+    if (ctx->training.tally_of == opt && !opt->tally_recorded)
         r = mixpi_noted(ctx, "mixp_optimizer_underflow",
                         ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
@@ -27368,7 +27423,8 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
                                     const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
-    const int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
+    const int known = scaler->ctx->training.scale_asked || scaler->rule.fixed ||
+                      scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     out->at = now;
@@ -27542,7 +27598,8 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     else if (!opt->swapped && opt->ema_count < opt->count)
         wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
                 "again";
-    else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
+    else if (opt->ctx->capture.active)
+        wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
@@ -27607,7 +27664,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
-    opt->ctx->averaged += opt->swapped ? 1 : -1;
+    opt->ctx->training.averaged += opt->swapped ? 1 : -1;
     return MIXP_OK;
 }
 
@@ -27682,7 +27739,7 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
     const mixp_context *ctx = opt->ctx;
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
-    if (opt->stepped_after == ctx->calls_made) return MIXP_OK;
+    if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                              "%s: operators were applied since the last update, but "
                              "mixp_step_begin was not called: activations would pile up; call "
@@ -27714,9 +27771,9 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
 
 /* Remembers, after an update, what the checks of the next step compare with. */
 static void mixpi_step_done(mixp_optimizer *opt) {
-    opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
-    opt->stepped_after = opt->ctx->calls_made;
-    opt->ctx->update_recorded |= opt->ctx->capturing;
+    opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
+    opt->stepped_after = opt->ctx->tape.calls;
+    opt->ctx->capture.update_recorded |= opt->ctx->capture.active;
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
@@ -28124,7 +28181,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
-    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
@@ -28141,7 +28198,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 /* --- freeing -------------------------------------------------------------------------------- */
 
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
-    if (ctx->graphs)
+    if (ctx->capture.graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "%s: a graph of this context may use this object; free the "
                                  "context's graphs first with mixp_graph_free",
@@ -28151,7 +28208,7 @@ static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
 
 /* Removes the scaler from all optimizers. */
 static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
-    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->optimizers;
+    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->training.optimizers;
     for (; opt; opt = opt->next) {
         if (opt->scaler != scaler) continue;
         opt->scaler = NULL;
@@ -28163,11 +28220,11 @@ static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
-    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->training.scalers : NULL;
     if (!ctx || r != MIXP_OK) return r;
 
     /* Out of the context's list, and out of all that names it. */
-    if (before == scaler) ctx->scalers = scaler->next;
+    if (before == scaler) ctx->training.scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
@@ -28180,8 +28237,8 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
 
 /* Removes the optimizer from the lists of all scalers and optimizers. */
 static void mixpi_checked_lose(const mixp_optimizer *gone) {
-    mixp_scaler *s = (mixp_scaler *)gone->ctx->scalers;
-    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->optimizers;
+    mixp_scaler *s = (mixp_scaler *)gone->ctx->training.scalers;
+    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->training.optimizers;
     for (; s; s = s->next)
         if (s->checked == gone) s->checked = gone->next_checked;
     for (; opt; opt = opt->next)
@@ -28191,7 +28248,7 @@ static void mixpi_checked_lose(const mixp_optimizer *gone) {
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     mixp_context *ctx = opt ? opt->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
-    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
+    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->training.optimizers : NULL;
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -28200,7 +28257,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
     /* Out of the context's list, and out of all that names it. */
-    if (before == opt) ctx->optimizers = opt->next;
+    if (before == opt) ctx->training.optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
@@ -28209,7 +28266,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
         p->own.optimizers--;
         mixpi_crew_left(opt, p);
     }
-    if (ctx->tally_of == opt) ctx->tally_of = NULL;
+    if (ctx->training.tally_of == opt) ctx->training.tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
 }
@@ -30173,7 +30230,7 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
 static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *file,
                                   const char *who) {
     size_t i;
-    for (i = 0; i < s->n_items && !*s->ctx->warning; i++) {
+    for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
@@ -30212,7 +30269,8 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
-    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0) return "a count is negative";
+    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0)
+        return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
@@ -30702,8 +30760,8 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
-    s->ctx->replayed = 0;
+    s->retried = s->epoch + s->ctx->capture.replays;
+    s->ctx->capture.replayed = 0;
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
@@ -31689,7 +31747,7 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
 
 /* Writes the name of a visit's site to text[MIXPI_SITE_NAME], without its number. */
 static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
-    const char *of = ctx->tangent_of, *param = mixpi_visit_param(v);
+    const char *of = ctx->tape.tangent_of, *param = mixpi_visit_param(v);
     const int reader = *param ? 0 : v->reader;
     char stem[MIXPI_SITE_NAME];
     const char *colon;
@@ -31801,7 +31859,7 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     void *p = mixpi_device_alloc(ctx, bytes), *host;
     mixp_result r = MIXP_OK;
     if (!p) return NULL;
-    ctx->pieces->owner = p;
+    ctx->memory.pieces->owner = p;
     if (!old) return p;
     host = mixpi_host_take(ctx, used);
     if (!host) mixpi_out_of_memory(ctx, used);
@@ -31926,8 +31984,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     const size_t all = (size_t)n * sizeof(float), one = (size_t)cols * sizeof(float);
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
                                        MIXPI_LOOK_LOSS];
-    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->dev, all);
-    float *means = (float *)mixpi_arena_take(ctx, &ctx->dev, one);
+    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, all);
+    float *means = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, one);
     const mixp_in error = mixpi_in(work, MIXP_F32);
     mixp_result r = MIXP_ERR_MEMORY;
     if (work && means) r = mixpi_variation(ctx, p->full, rows, cols, work, means, to + 1);
@@ -31935,8 +31993,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     if (r == MIXP_OK)
         r = p->shifts ? mixpi_mean_square(ctx, error, n, work, to)
                       : mixpi_variation(ctx, error, rows, cols, work, means, to);
-    if (work) mixpi_arena_give(ctx, &ctx->dev, work, all);
-    if (means) mixpi_arena_give(ctx, &ctx->dev, means, one);
+    if (work) mixpi_arena_give(ctx, &ctx->memory.dev, work, all);
+    if (means) mixpi_arena_give(ctx, &ctx->memory.dev, means, one);
     return r;
 }
 
@@ -31945,12 +32003,12 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixpi_inspe
     const mixp_dtype low = mixpi_site_at(ctx, number)->low;
     const int64_t n = p.rows * p.cols;
     const size_t bytes = (size_t)n * mixp_dtype_size(low);
-    void *rounded = mixpi_arena_take(ctx, &ctx->dev, bytes);
+    void *rounded = mixpi_arena_take(ctx, &ctx->memory.dev, bytes);
     mixp_result r = MIXP_ERR_MEMORY;
     if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), p.low, n);
     p.low = mixpi_in(rounded, low);
     if (r == MIXP_OK) r = mixpi_inspect_pair(ctx, number, &p);
-    if (rounded) mixpi_arena_give(ctx, &ctx->dev, rounded, bytes);
+    if (rounded) mixpi_arena_give(ctx, &ctx->memory.dev, rounded, bytes);
     return r;
 }
 
@@ -32026,7 +32084,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
     for (i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
-            mixpi_arena_give(c->ctx, &c->ctx->dev, t->data, mixpi_bytes(t));
+            mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
         c->in[i] = read[i];
     }
 }
@@ -32047,7 +32105,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     if (r == MIXP_OK)
         r = how == MIXPI_NARROWED ? mixpi_inspect(ctx, e->site, out, other, 1)
                                   : mixpi_inspect(ctx, e->site, other, out, how == MIXPI_WIDENED);
-    if (other) mixpi_arena_give(ctx, &ctx->dev, other->data, mixpi_bytes(other));
+    if (other) mixpi_arena_give(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
     return r;
 }
 
@@ -32120,7 +32178,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     mixp_sight sight;
-    if (!w->observer.see || ctx->capturing) return;
+    if (!w->observer.see || ctx->capture.active) return;
     sight.site = number;
     sight.name = site->name;
     sight.op = site->op;
@@ -32128,7 +32186,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     sight.tensor = t;
     sight.backward = backward;
     sight.sample = w->sampled ? w->begun : 0;
-    sight.draws = ctx->drawn - w->draws_before;
+    sight.draws = ctx->tape.drawn - w->draws_before;
     w->observer.see(ctx, &sight, w->observer.user);
 }
 
@@ -32228,7 +32286,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
-    ctx->calls_made++;
+    ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
@@ -32997,7 +33055,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
     mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
     e->of_grad = of_grad;
     e->also = mixpi_siblings_fall(ctx, number);
@@ -33095,8 +33153,8 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
                     !value)->flushed = 1.0;     /* all values: zeros are in no count */
 }
 
-/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such as
- * a mask: it comes no nearer to the end of the range. */
+/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such
+ * as a mask: it comes no nearer to the end of the range. */
 static double mixpi_site_largest(const mixpi_site *site)
 { return site->value.largest < site->written || site->value.largest > site->written
              ? (double)site->value.largest : 0.0; }
@@ -33197,7 +33255,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (site->clean < mixpi_clean_needed(w, site)) return;
     site->fallen = site->why = 0;
     site->changed = w->begun;
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
@@ -33516,7 +33574,7 @@ static void mixpi_settle_events(mixp_context *ctx) {
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
  * of steps, and a pattern may fit a site of either kind. */
 static int mixpi_all_updated(const mixp_context *ctx) {
-    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->optimizers;
+    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
         if (!(ctx->watch->met >> opt->bit & 1)) return 0;
     return 1;
@@ -33914,7 +33972,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     w->patience = d.patience;
     w->most_sites = d.max_sites;
     if (!w->on) w->since = 2 * w->every;    /* sample the first step */
-    if (!w->on) ctx->sites_moved++;
+    if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
     return MIXP_OK;
 }
@@ -33950,7 +34008,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     w->force = w->deep = w->probe = 0;
     w->repeat = w->repeated = 0;
     w->posted_scaler = NULL;
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     return MIXP_OK;
 }
 
@@ -34021,7 +34079,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
     pin->fits = 0;
     for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     return MIXP_OK;
 }
 
@@ -34030,7 +34088,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 /* Sets the random step back to the start of the skipped step. */
 static void mixpi_retry_rewind(const mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
-    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
     else if (s->first) ctx->step = s->first - mixpi_world(ctx);
 }
 
@@ -34040,7 +34098,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     const mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
-    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
     if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
@@ -34055,8 +34113,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
         return 0;
     }
     scaler->ctx->buffers.retries = 1;
-    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
-    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
     if (!updated || scaler->desc.disabled || scaler->tries >= times ||
         !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
@@ -34336,7 +34394,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         for (i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
 }
 
 #endif
@@ -34345,7 +34403,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
-           (w->observer.see && !ctx->capturing ? MIXPI_OBSERVED : 0) |
+           (w->observer.see && !ctx->capture.active ? MIXPI_OBSERVED : 0) |
            (w->observer.trial ? MIXPI_TRIAL : 0);
 }
 
@@ -34387,9 +34445,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     w->sampled = w->probing = w->reader = 0;
     w->pass++;
-    w->draws_before = ctx->drawn;
+    w->draws_before = ctx->tape.drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);
-    if (!w->on || ctx->capturing || w->observer.trial) return MIXP_OK;
+    if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
@@ -34411,7 +34469,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
 static void mixpi_watch_walked(const mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     w->pass++;
-    if (ctx->capturing || w->observer.trial) return;
+    if (ctx->capture.active || w->observer.trial) return;
     w->walked = 1;
     w->probed |= w->probing;
     w->unseen |= !w->sampled;
@@ -34454,7 +34512,7 @@ static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narro
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
-    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capturing;
+    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
     const int fresh = decides && ctx->watch->fresh;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
     if (on) mixpi_update_forgives(ctx, k);
@@ -34467,7 +34525,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
 
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
+    if (!mixpi_guard_on(ctx) || ctx->capture.active) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 
@@ -34729,7 +34787,7 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     const mixpi_tape_entry *e;
     int64_t n = 0;
     int i;
-    for (e = ctx->tape; e; e = e->older)
+    for (e = ctx->tape.newest; e; e = e->older)
         for (i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
@@ -34770,7 +34828,7 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
     const mixpi_tape_entry *e;
     int64_t position = 0;
     int i;
-    for (e = ctx->tape; e; e = e->older, position++)
+    for (e = ctx->tape.newest; e; e = e->older, position++)
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
@@ -35211,7 +35269,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
 /* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
-    if (ctx->ranks.size < 2 || ctx->capturing) return 0;
+    if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
     return !ctx->exchange->far || ctx->ranks.unused;
 }
 
@@ -35413,7 +35471,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
         b->each ? mixpi_out_to(d->leaves[b->first].piece, b->grads.dtype, 0) : b->grads;
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
     mixp_result r = MIXP_OK;
     if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
@@ -35601,7 +35659,7 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
 /* Sends a bucket whose gradients are final. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
     sum.accumulate = 1;
@@ -36221,7 +36279,7 @@ static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t 
 /* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
 static int mixpi_compares(const mixp_optimizer *o) {
     const int64_t every = o->ctx->ranks.check_every;
-    if (o->ctx->ranks.size < 2 || o->ctx->capturing) return 0;
+    if (o->ctx->ranks.size < 2 || o->ctx->capture.active) return 0;
     return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
 }
 
@@ -36932,7 +36990,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     }
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
-    if (ctx) ctx->block = block;
+    if (ctx) ctx->memory.block = block;
     if (ctx) mixpi_guests_enter(ctx, &d);
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;

@@ -71,7 +71,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
  * recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
-    const int trained = ctx->walked_in == ctx->generation;
+    const int trained = ctx->walk.walked_in == ctx->generation;
     if (!c) return;
     if (c->lowerable && !c->lowered && trained)
         mixpi_warn(ctx,
@@ -136,7 +136,7 @@ static int mixpi_region_is_pushed(mixpi_region_kind kind)
 static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     const mixp_autocast now = mixp_autocast_current(ctx);
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
+    ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
 /* The length of the history of amax. */
@@ -641,7 +641,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low || !low->data) return NULL;
         low->own.master = t;
         t->own.low[which] = low;
-        ctx->lows_made++;
+        ctx->low_copies.made++;
     }
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
@@ -650,7 +650,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     if (fresh) return low;
 
     /* The weight was written since: convert it again. */
-    ctx->cast_recorded |= ctx->capturing;
+    ctx->capture.cast_recorded |= ctx->capture.active;
     const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
                                            t->count);
     if (r != MIXP_OK) return NULL;

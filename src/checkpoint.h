@@ -55,10 +55,10 @@ typedef struct mixp_checkpoint {
  * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
  * "mixprec.rank.2.NAME".
  *
- * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice, "format",
- * or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO, with the
- * system's reason: the file at path is unchanged, except in one case that the message reports: the
- * new file is in place but its folder could not be flushed. */
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
+ * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
+ * with the system's reason: the file at path is unchanged, except in one case that the message
+ * reports: the new file is in place but its folder could not be flushed. */
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 

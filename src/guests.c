@@ -49,7 +49,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     }
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
-    if (ctx) ctx->block = block;
+    if (ctx) ctx->memory.block = block;
     if (ctx) mixpi_guests_enter(ctx, &d);
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;

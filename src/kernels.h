@@ -487,10 +487,10 @@ typedef enum mixp_e8m0_rounding {
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
- * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the sources
- * make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN has s =
- * 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
- * above.
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the
+ * sources make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
+ * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
+ * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
  * The same inputs give the same bits on every instruction set and at any number of threads. */
 typedef struct mixp_quantise_args {

@@ -328,8 +328,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
  * call in the step: the same on every device and in every run, new in each step, replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p outside
- * [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
+ * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
+ * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,

@@ -458,9 +458,9 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
     opt->no_master = d.no_master;
     opt->zero_grad = d.zero_grad;
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
-    opt->next = (mixp_optimizer *)ctx->optimizers;
+    opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
-    ctx->optimizers = opt;
+    ctx->training.optimizers = opt;
     return opt;
 }
 
@@ -924,7 +924,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixp_result r = MIXP_OK;
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (opt->ctx->walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
+    if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
     for (i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
         if (!view) {

@@ -194,29 +194,29 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
         return NULL;
-    s->next = (mixp_scaler *)ctx->scalers;
-    ctx->scalers = s;
+    s->next = (mixp_scaler *)ctx->training.scalers;
+    ctx->training.scalers = s;
     return s;
 }
 
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
 }
 
 MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler) {
     if (!scaler) return NULL;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     return &scaler->state->scale;
 }
 
 /* Number of the current scale. Replayed graphs change the scale without the host, so numbers from
  * before a replay become too old to use. */
 static uint64_t mixpi_scale_now(mixp_scaler *s) {
-    if (s->replays != s->ctx->replays) s->scales += MIXP_PAST_SCALES + 1;
-    s->replays = s->ctx->replays;
+    if (s->replays != s->ctx->capture.replays) s->scales += MIXP_PAST_SCALES + 1;
+    s->replays = s->ctx->capture.replays;
     return s->scales;
 }
 
@@ -235,8 +235,8 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     if (r != MIXP_OK) return r;
     s->epoch++;
     s->scales++;
-    s->ctx->scale_moved = 1;
-    s->ctx->scale_asked = 1;
+    s->ctx->capture.scale_moved = 1;
+    s->ctx->training.scale_asked = 1;
     return MIXP_OK;
 }
 
@@ -279,7 +279,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
-    scaler->ctx->scale_asked = 1;
+    scaler->ctx->training.scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
@@ -409,10 +409,10 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     k.bad = mixpi_loss_bad(s);
     k.a = mixpi_tensor_in(loss);
     k.y.dtype = loss->dtype;
-    k.y.data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(loss));
+    k.y.data = mixpi_arena_take(ctx, &ctx->memory.dev, mixpi_bytes(loss));
     if (!k.y.data) return MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
-    mixpi_arena_give(ctx, &ctx->dev, k.y.data, mixpi_bytes(loss));
+    mixpi_arena_give(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
     return r;
 }
 
@@ -448,7 +448,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     mixp_unary_args u;
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->calls_made += 1 + parts;    /* count like separate operators, for dropout keys */
+    c->ctx->tape.calls += 1 + parts;    /* count like separate operators, for dropout keys */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -511,7 +511,7 @@ static const mixp_op mixpi_scaled_entropy_op =
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {
     mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape; e; e = e->older) {
+    for (e = scaler->ctx->tape.newest; e; e = e->older) {
         const mixp_op *op = e->call.op;
         mixp_scaler **by = (mixp_scaler **)e->call.attrs;
         if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;

@@ -336,7 +336,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
  *   target of mixp_kl_div that does not fit log_target.
- * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: mixp_scaler_verdict
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device:
+ * mixp_scaler_verdict
  *   tells of a step that was applied although its loss is not finite.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
@@ -362,11 +363,11 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * hold several batches. Random numbers are fresh in each replay. Schedule, loss scale and skipped
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
- * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the stream of
- * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
- * free it or the context. After a replay you may read the tensors of its step, until the next
- * mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss to a
- * tensor of your own within its step (mixp_copy).
+ * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
+ * stream of mixp_context_exec(ctx), which is a different stream during a capture. The graph lives
+ * until you free it or the context. After a replay you may read the tensors of its step, until the
+ * next mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss
+ * to a tensor of your own within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.

@@ -9,9 +9,9 @@
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
  * parameters and on the results of the same sites. Several passes over other data in one step are
- * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it. A
- * site's name is that of its parameter, otherwise of its scope, otherwise of the site that it reads.
- * Sites with the same name are numbered:
+ * the same sites; a buffer counts as data. An `if` in the program changes only the sites after it.
+ * A site's name is that of its parameter, otherwise of its scope, otherwise of the site that it
+ * reads. Sites with the same name are numbered:
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
  *
@@ -50,8 +50,8 @@
  * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
- * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times as
- * large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
+ * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
+ * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
  * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
  *

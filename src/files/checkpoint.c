@@ -19,7 +19,8 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
 static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
-    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0) return "a count is negative";
+    if (what->n_optimizers < 0 || what->n_values < 0 || what->n_metadata < 0)
+        return "a count is negative";
     if (what->n_optimizers && !what->optimizers)
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
@@ -509,8 +510,8 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
-    s->ctx->replayed = 0;
+    s->retried = s->epoch + s->ctx->capture.replays;
+    s->ctx->capture.replayed = 0;
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */

@@ -41,7 +41,7 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
 static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *file,
                                   const char *who) {
     size_t i;
-    for (i = 0; i < s->n_items && !*s->ctx->warning; i++) {
+    for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;

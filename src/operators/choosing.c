@@ -130,7 +130,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -328,7 +328,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->calls_made;   /* the call's position in the step is its key */
+        k.tensor = (uint64_t)ctx->tape.calls;   /* the call's position in the step is its key */
         mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);

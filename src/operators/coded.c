@@ -25,7 +25,7 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
     const mixpi_tape_entry *e;
     if (!t->own.disposable || t->own.spent || t->requires_grad) return NULL;
     if (!t->own.from_tape || t->own.origin || t->own.aliased) return NULL;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         if (e->block || mixpi_entry_reads(e, t)) return NULL;
         if (e->alias && e->call.out->own.origin == t) return NULL;
         if (e->call.out == t) return e;
@@ -37,7 +37,7 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
 static const char *mixpi_coded_hindrance(const mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int i;
-    if (c->ctx->in_block) return "x is in a block of mixp_recompute";
+    if (c->ctx->tape.in_block) return "x is in a block of mixp_recompute";
     for (i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
@@ -155,6 +155,6 @@ static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
         const int cast = mixpi_is_cast(maker->call.op);
         maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
         freed->own.spent = 1;
-        mixpi_arena_give(ctx, &ctx->dev, freed->data, mixpi_bytes(freed));
+        mixpi_arena_give(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
     }
 }

@@ -52,7 +52,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
     if (s) return s;
-    if (ctx->capturing) {
+    if (ctx->capture.active) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                     "mixp_linear '%.63s' has no state of delayed scaling yet, and "
                                     "a captured step cannot make it; run an ordinary step first",
@@ -64,7 +64,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
     s->weight = weight;
     s->recipe = *r;
     s->next = ctx->casting->scaled;
-    ctx->scaled_made++;
+    ctx->low_copies.scaled_made++;
     return ctx->casting->scaled = s;
 }
 
@@ -218,7 +218,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const size_t own = (size_t)words * sizeof(float);
     double *table;
     mixp_result r;
-    if (ctx->capturing)
+    if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "delayed scaling shares amax between ranks through the host, "
                                  "which a captured step cannot do; run each step without "

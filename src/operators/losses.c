@@ -54,7 +54,7 @@ static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
 
 /* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
 static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
-    if (c->ctx->device->download || *c->ctx->warning) return;
+    if (c->ctx->device->download || *c->ctx->errors.warning) return;
     if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
 }
 
@@ -209,7 +209,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
-    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
 }
 
@@ -282,9 +282,9 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
         if (!sums) return MIXP_ERR_MEMORY;
         r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
         if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
-        mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+        mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     }
-    mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
     return r;
 }
 

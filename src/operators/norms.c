@@ -193,7 +193,7 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
     int readers = 0, made = 0, k;
     makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape; e; e = e->older) {
+    for (e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
             made = e->call.op == makers[0] || e->call.op == makers[1] ||
                    e->call.op == &mixpi_mlp_op;
@@ -212,7 +212,7 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;
     term->own.spent = 1;
-    mixpi_arena_give(ctx, &ctx->dev, term->data, mixpi_bytes(term));
+    mixpi_arena_give(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,

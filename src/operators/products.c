@@ -279,7 +279,7 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     }
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(ctx, &ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -328,7 +328,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -348,7 +348,7 @@ static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mi
 
 /* Are the gradients of weight and bias both wanted, and can the device make them in one pass? */
 static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
-    return (c->ctx->epilogues & MIXP_EPILOGUES_BIAS) &&
+    return (c->ctx->products.epilogues & MIXP_EPILOGUES_BIAS) &&
            c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
            mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
 }
@@ -476,7 +476,7 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape->call);
+    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -546,7 +546,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    c->ctx->calls_made += 2;    /* count like three operators, for dropout keys */
+    c->ctx->tape.calls += 2;    /* count like three operators, for dropout keys */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
@@ -604,7 +604,7 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
     r = mixpi_mlp_walk(c, &down, dz);
-    mixpi_arena_give(c->ctx, &c->ctx->dev, dz->data, mixpi_bytes(dz));
+    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }
 
@@ -622,7 +622,7 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
-    if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    if (!ctx || !(ctx->products.epilogues & MIXP_EPILOGUES_GELU)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||

@@ -35,9 +35,9 @@ static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random
     k->n = t->count;
     k->seed = ctx->seed;
     k->step = mixpi_random_step(ctx);
-    k->tensor = (uint64_t)ctx->calls_made++;
+    k->tensor = (uint64_t)ctx->tape.calls++;
     k->y = mixpi_tensor_out(t, 0);
-    ctx->drawn++;
+    ctx->tape.drawn++;
     return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
 }
 
@@ -92,7 +92,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
     if (!mask || mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) !=
                      MIXP_OK) return NULL;
-    mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t));
+    mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }

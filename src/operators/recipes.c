@@ -95,7 +95,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->calls_made;
+    out->call = (uint64_t)c->ctx->tape.calls;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }
@@ -165,7 +165,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
 }
 
 static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
-{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
+{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t)); }
 
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
@@ -283,7 +283,7 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
  * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
-    if (!c->ctx->narrow) return MIXP_OK;
+    if (!c->ctx->products.narrow) return MIXP_OK;
     if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
         count = k->rows / k->block_rows * (k->cols / k->block_cols);
         q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
@@ -375,8 +375,8 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
 
 /* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
 static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
-    if (c->ctx->wide_told) return;
-    c->ctx->wide_told = 1;
+    if (c->ctx->products.wide_reported) return;
+    c->ctx->products.wide_reported = 1;
     mixpi_warn(c->ctx,
                "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
                "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
@@ -393,7 +393,7 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     mixp_result r;
     int64_t before;
     int first;
-    if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    if (one->high || !c->ctx->products.narrow) return MIXPI_RUN(c, gemm, g);
     first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;

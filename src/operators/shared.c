@@ -114,8 +114,8 @@ static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, flo
                              mixpi_largest(dtype), instead);
 }
 
-/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf for
- * an overflow nor its size for the size of computed values. */
+/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
+ * for an overflow nor its size for the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
     double low = 0.0;           /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
@@ -133,7 +133,7 @@ static const char *mixpi_call_named(const mixp_call *c) {
 
 /* The operator on the tape that made t, or the tensor of which t is a cast; NULL if none did. */
 static const mixp_call *mixpi_maker(const mixp_tensor *t) {
-    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape : NULL;
+    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape.newest : NULL;
     for (; e; e = e->older) {
         if (e->call.out != t) continue;
         if (e->call.op != &mixpi_cast_op || *e->call.in[0]->name) return &e->call;
@@ -144,7 +144,7 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
 
 /* Notes that an operator with dropout draws random numbers. */
 static void mixpi_dropout_drawn(mixp_context *ctx) {
-    ctx->drawn++;
+    ctx->tape.drawn++;
     if (ctx->evaluates)
         mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
                         "mixp_dropout and set attention's dropout to 0, unless you average several "
@@ -164,7 +164,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
         { "nll", "softmax", logs }, { "nll", "linear", logs },
         { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
     };
-    const mixp_call *maker = *c->ctx->warning ? NULL : mixpi_maker(c->in[0]);
+    const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     size_t i;
     if (!maker) return;
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++)

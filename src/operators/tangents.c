@@ -226,7 +226,7 @@ static const char *mixpi_called(const mixp_call *c) {
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
-    const uint64_t told = c->ctx->told;
+    const uint64_t told = c->ctx->errors.reported;
     int i, follows = 0;
     for (i = 0; i < c->n_in; i++) {
         if (!mixpi_tangent(c, i)) continue;
@@ -238,14 +238,14 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     }
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
-    c->ctx->tangent_of = mixpi_called(c);
+    c->ctx->tape.tangent_of = mixpi_called(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
-    c->ctx->tangent_of = NULL;
+    c->ctx->tape.tangent_of = NULL;
     y->own.tangent = d;
-    return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
+    return c->ctx->errors.reported == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
@@ -265,10 +265,10 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     mixpi_tape_entry *e, **list;
     mixp_result r = MIXP_OK;
     int64_t n = 0, i;
-    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->calls_made + 1) * sizeof e);
+    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
     y->own.leads = 1;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;
         mixpi_lead(&e->call, 1);
         list[n++] = e;

@@ -56,7 +56,7 @@ static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t 
 /* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
 static int mixpi_compares(const mixp_optimizer *o) {
     const int64_t every = o->ctx->ranks.check_every;
-    if (o->ctx->ranks.size < 2 || o->ctx->capturing) return 0;
+    if (o->ctx->ranks.size < 2 || o->ctx->capture.active) return 0;
     return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
 }
 

@@ -115,7 +115,7 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     const mixpi_tape_entry *e;
     int64_t n = 0;
     int i;
-    for (e = ctx->tape; e; e = e->older)
+    for (e = ctx->tape.newest; e; e = e->older)
         for (i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
@@ -156,7 +156,7 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
     const mixpi_tape_entry *e;
     int64_t position = 0;
     int i;
-    for (e = ctx->tape; e; e = e->older, position++)
+    for (e = ctx->tape.newest; e; e = e->older, position++)
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
@@ -597,7 +597,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
 /* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
  * is the same on all ranks, also if some have a GPU and others do not. */
 static int mixpi_walks_agree(const mixp_context *ctx) {
-    if (ctx->ranks.size < 2 || ctx->capturing) return 0;
+    if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
     return !ctx->exchange->far || ctx->ranks.unused;
 }
 
@@ -799,7 +799,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
         b->each ? mixpi_out_to(d->leaves[b->first].piece, b->grads.dtype, 0) : b->grads;
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
     mixp_result r = MIXP_OK;
     if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
@@ -987,7 +987,7 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
 /* Sends a bucket whose gradients are final. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
     sum.accumulate = 1;

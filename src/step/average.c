@@ -108,7 +108,8 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     else if (!opt->swapped && opt->ema_count < opt->count)
         wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
                 "again";
-    else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
+    else if (opt->ctx->capture.active)
+        wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
@@ -173,7 +174,7 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
-    opt->ctx->averaged += opt->swapped ? 1 : -1;
+    opt->ctx->training.averaged += opt->swapped ? 1 : -1;
     return MIXP_OK;
 }
 

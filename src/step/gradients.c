@@ -31,8 +31,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
 
     mixp_result r = MIXP_OK;
-    if (opt->ctx->device->post && !opt->ctx->capturing) {
-        opt->ctx->tally_of = NULL;
+    if (opt->ctx->device->post && !opt->ctx->capture.active) {
+        opt->ctx->training.tally_of = NULL;
         r = mixpi_tally_send(opt, bytes);
     }
     if (r == MIXP_OK) opt->tallies = (int64_t)n;
@@ -86,8 +86,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 
     /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
-    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
-    if (opt->ctx->capturing) opt->tally_recorded = 1;
+    if (opt->ctx->training.tally_of == opt) opt->ctx->training.tally_of = NULL;
+    if (opt->ctx->capture.active) opt->tally_recorded = 1;
     opt->tally_due = 0;
     opt->tallied = r == MIXP_OK;
     opt->tally_step = (int64_t)opt->ctx->step + 1;
@@ -98,9 +98,9 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_result r;
-    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    if (!ctx->device->post || ctx->capture.active) return MIXP_OK;
     r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
-    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    ctx->training.tally_of = r == MIXP_OK ? opt : NULL;
     return r;
 }
 
@@ -111,7 +111,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     const size_t bytes = mixpi_tally_bytes(opt);
     mixp_result r;
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
-    if (ctx->tally_of == opt && !opt->tally_recorded)
+    if (ctx->training.tally_of == opt && !opt->tally_recorded)
         r = mixpi_noted(ctx, "mixp_optimizer_underflow",
                         ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
@@ -234,7 +234,8 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
                                     const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
-    const int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
+    const int known = scaler->ctx->training.scale_asked || scaler->rule.fixed ||
+                      scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     out->at = now;

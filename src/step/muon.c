@@ -94,7 +94,7 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (!o->muon || o->ctx->capturing) return MIXP_OK;
+    if (!o->muon || o->ctx->capture.active) return MIXP_OK;
     for (i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
         if (o->rows[i].count && mixpi_is_own(o, i)) r = mixpi_muon_iterate(o, i);
         if (r == MIXP_OK) o->muon->tried = i + 1;

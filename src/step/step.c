@@ -20,7 +20,7 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
     const mixp_context *ctx = opt->ctx;
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
-    if (opt->stepped_after == ctx->calls_made) return MIXP_OK;
+    if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                              "%s: operators were applied since the last update, but "
                              "mixp_step_begin was not called: activations would pile up; call "
@@ -52,9 +52,9 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
 
 /* Remembers, after an update, what the checks of the next step compare with. */
 static void mixpi_step_done(mixp_optimizer *opt) {
-    opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
-    opt->stepped_after = opt->ctx->calls_made;
-    opt->ctx->update_recorded |= opt->ctx->capturing;
+    opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
+    opt->stepped_after = opt->ctx->tape.calls;
+    opt->ctx->capture.update_recorded |= opt->ctx->capture.active;
     for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
@@ -462,7 +462,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
-    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
     r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
@@ -479,7 +479,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 /* --- freeing -------------------------------------------------------------------------------- */
 
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
-    if (ctx->graphs)
+    if (ctx->capture.graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "%s: a graph of this context may use this object; free the "
                                  "context's graphs first with mixp_graph_free",
@@ -489,7 +489,7 @@ static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
 
 /* Removes the scaler from all optimizers. */
 static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
-    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->optimizers;
+    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->training.optimizers;
     for (; opt; opt = opt->next) {
         if (opt->scaler != scaler) continue;
         opt->scaler = NULL;
@@ -501,11 +501,11 @@ static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
-    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->training.scalers : NULL;
     if (!ctx || r != MIXP_OK) return r;
 
     /* Out of the context's list, and out of all that names it. */
-    if (before == scaler) ctx->scalers = scaler->next;
+    if (before == scaler) ctx->training.scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
@@ -518,8 +518,8 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
 
 /* Removes the optimizer from the lists of all scalers and optimizers. */
 static void mixpi_checked_lose(const mixp_optimizer *gone) {
-    mixp_scaler *s = (mixp_scaler *)gone->ctx->scalers;
-    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->optimizers;
+    mixp_scaler *s = (mixp_scaler *)gone->ctx->training.scalers;
+    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->training.optimizers;
     for (; s; s = s->next)
         if (s->checked == gone) s->checked = gone->next_checked;
     for (; opt; opt = opt->next)
@@ -529,7 +529,7 @@ static void mixpi_checked_lose(const mixp_optimizer *gone) {
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     mixp_context *ctx = opt ? opt->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
-    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
+    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->training.optimizers : NULL;
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -538,7 +538,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
     /* Out of the context's list, and out of all that names it. */
-    if (before == opt) ctx->optimizers = opt->next;
+    if (before == opt) ctx->training.optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
@@ -547,7 +547,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
         p->own.optimizers--;
         mixpi_crew_left(opt, p);
     }
-    if (ctx->tally_of == opt) ctx->tally_of = NULL;
+    if (ctx->training.tally_of == opt) ctx->training.tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
 }

@@ -126,10 +126,10 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+    if (ctx->capture.active && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
-    const int brought = ctx->capturing || ctx->graphs;
+    const int brought = ctx->capture.active || ctx->capture.graphs;
     uint64_t graded = 1469598103934665603u;
     int64_t active = 0;
     if (brought) opt->rows_changed = 1;

@@ -43,12 +43,12 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
 
 /* Fails inside an operator's own functions, for calls that would recycle its memory. */
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
-    if (!ctx->inside) return MIXP_OK;
+    if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: not possible inside an operator's infer, forward or backward, "
                              "nor inside a hook of ranks. If an exception has left such a "
                              "function, call mixp_step_begin%s",
-                             who, ctx->refused ? " again" : "");
+                             who, ctx->tape.refused ? " again" : "");
 }
 
 /* --- applying one operator ------------------------------------------------------------- */

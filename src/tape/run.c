@@ -162,7 +162,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.ctx = ctx;
     e->call.op = op;
     e->call.n_in = n_in;
-    e->tangent_of = ctx->tangent_of;
+    e->tangent_of = ctx->tape.tangent_of;
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
@@ -184,16 +184,16 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
         e->versions[i] = t ? mixpi_origin(t)->version : 0;
     }
     e->call.out->own.from_tape = 1;
-    e->older = ctx->tape;
-    ctx->tape = e;
+    e->older = ctx->tape.newest;
+    ctx->tape.newest = e;
 }
 
 /* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
 static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
-    if (ctx->in_block != MIXPI_BLOCK_NO_GRAD) return;
-    e->older = ctx->unrecorded;
-    ctx->unrecorded = e;
+    if (ctx->tape.in_block != MIXPI_BLOCK_NO_GRAD) return;
+    e->older = ctx->tape.unrecorded;
+    ctx->tape.unrecorded = e;
 }
 
 /* Notes the name of the operator that stops gradients to a result. */
@@ -227,12 +227,12 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
-    const uint64_t told = ctx->told;
+    const uint64_t told = ctx->errors.reported;
     mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
-    ctx->calls_made++;
+    ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->told != told) return NULL;     /* no memory for the site */
+    if (ctx->errors.reported != told) return NULL;     /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);

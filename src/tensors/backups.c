@@ -56,7 +56,7 @@ static int mixpi_backup_is_valid(const mixpi_backup *b)
 static mixp_result mixpi_backup_room(mixpi_backup *b) {
     mixp_tensor *t = b->buffer;
     if (b->data) return MIXP_OK;
-    if (t->ctx->capturing)
+    if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                                  "the first write of the buffer '%.60s' is in a capture, which "
                                  "must not allocate: run an ordinary step before it",

@@ -51,15 +51,15 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
-    ctx->on_error = d->on_error;
-    ctx->on_warning = d->on_warning;
-    ctx->epilogues = d->epilogues;
-    ctx->narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
+    ctx->errors.on_error = d->on_error;
+    ctx->errors.on_warning = d->on_warning;
+    ctx->products.epilogues = d->epilogues;
+    ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
-    ctx->made_in = 1;
-    ctx->allocations = 1;
-    ctx->dev.on_device = 1;
-    ctx->records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
+    ctx->made.in = 1;
+    ctx->memory.allocations = 1;
+    ctx->memory.dev.on_device = 1;
+    ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
@@ -99,23 +99,23 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
     if (!ctx) return;
     if (ctx->device->wait) ctx->device->wait(&ctx->exec);
-    for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+    for (g = ctx->capture.graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
 #if MIXPI_POOL
     mixpi_pool_stop(ctx->pool);
     if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
 #endif
-    mixpi_piece_free(ctx, ctx->host.first);
-    mixpi_piece_free(ctx, ctx->dev.first);
-    mixpi_piece_free(ctx, ctx->records.first);
-    mixpi_piece_free(ctx, ctx->scratch);
-    mixpi_piece_free(ctx, ctx->pieces);
+    mixpi_piece_free(ctx, ctx->memory.host.first);
+    mixpi_piece_free(ctx, ctx->memory.dev.first);
+    mixpi_piece_free(ctx, ctx->memory.records.first);
+    mixpi_piece_free(ctx, ctx->memory.scratch);
+    mixpi_piece_free(ctx, ctx->memory.pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
     mixpi_host_put(ctx, ctx);
 }
 
 /* Fails during a capture, for calls that a graph must not repeat. */
 static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
-    if (!ctx->capturing) return MIXP_OK;
+    if (!ctx->capture.active) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a step is being captured; call mixp_capture_end first", who);
 }
@@ -128,20 +128,20 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: the device %s has no graphs; run each step "
                                  "without capturing",
                                  ctx->device->name);
-    if (ctx->capturing)
+    if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
-    ctx->capture_step = ctx->step;
-    ctx->capture_failures = ctx->failures;
-    ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
+    ctx->capture.step = ctx->step;
+    ctx->capture.failures = ctx->errors.failures;
+    ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capture.active = r == MIXP_OK;
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
-    if (ctx->capturing) mixpi_window_new(ctx, ctx->buffers.state);
-    if (ctx->capturing) mixpi_watcher_captured(ctx);
+    if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
+    if (ctx->capture.active) mixpi_watcher_captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
-    if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    if (ctx->capture.active && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
 }
 
@@ -149,15 +149,15 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
  * succeeds; replays count their own steps. The host does not know the scale of earlier
  * gradients. */
 static void mixpi_capture_undo(mixp_context *ctx) {
-    ctx->capturing = 0;
+    ctx->capture.active = 0;
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
-    ctx->step = ctx->capture_step;
-    ctx->replays += ctx->scale_moved != 0;
+    ctx->step = ctx->capture.step;
+    ctx->capture.replays += ctx->capture.scale_moved != 0;
 }
 
 /* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
-    if (ctx->failures == ctx->capture_failures) return MIXP_OK;
+    if (ctx->errors.failures == ctx->capture.failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
                              "graph; correct that call and capture the step again");
@@ -169,7 +169,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     uint64_t step;
     mixp_result r;
     if (!ctx) return NULL;
-    if (!ctx->capturing) {
+    if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_capture_end: no step is being captured; call mixp_capture_begin "
                           "first");
@@ -179,7 +179,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     step = ctx->step;
     mixpi_capture_undo(ctx);
-    if (ctx->cast_recorded) mixpi_lows_doubt(ctx);
+    if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
@@ -187,15 +187,15 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         return NULL;
     }
     g->ctx = ctx;
-    g->next = ctx->graphs;
+    g->next = ctx->capture.graphs;
     g->handle = handle;
     g->step = step;
-    g->updates = ctx->update_recorded;
-    g->moves_scale = ctx->scale_moved;
-    g->sites_moved = ctx->sites_moved;
-    g->lows_made = ctx->lows_made;
-    g->scaled_made = ctx->scaled_made;
-    ctx->graphs = g;
+    g->updates = ctx->capture.update_recorded;
+    g->moves_scale = ctx->capture.scale_moved;
+    g->sites_moved = ctx->capture.sites_moved;
+    g->lows_made = ctx->low_copies.made;
+    g->scaled_made = ctx->low_copies.scaled_made;
+    ctx->capture.graphs = g;
     return g;
 }
 
@@ -203,12 +203,12 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (graph->updates && ctx->averaged)
+    if (graph->updates && ctx->training.averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
-    if (graph->updates && graph->scaled_made != ctx->scaled_made)
+    if (graph->updates && graph->scaled_made != ctx->low_copies.scaled_made)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: a linear has met delayed scaling since the graph "
                                  "was recorded, and the graph would not advance its history; "
@@ -217,11 +217,11 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* Count the step as an ordinary one. */
     mixp_result r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
-    ctx->replays += graph->moves_scale != 0;
+    ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
-    ctx->replayed = ctx->step;
+    ctx->capture.replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
-    if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
     r = mixpi_noted(
         ctx, "mixp_replay",
@@ -238,7 +238,7 @@ static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
 
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
-    mixp_graph **at = ctx ? &ctx->graphs : NULL;
+    mixp_graph **at = ctx ? &ctx->capture.graphs : NULL;
     mixp_result r = ctx ? mixpi_free_begin(ctx, "mixp_graph_free") : MIXP_OK;
     if (!ctx || r != MIXP_OK) return r;
     while (*at != graph) at = &(*at)->next;
@@ -249,16 +249,16 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
 }
 
 MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
-{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
+{ return graph && graph->sites_moved != graph->ctx->capture.sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0, 0 };
     if (!ctx) return m;
-    m.used = ctx->permanent + ctx->dev.used;
-    m.peak = ctx->peak;
-    m.allocations = ctx->allocations;
-    m.allocated = ctx->allocated;
-    if (ctx->block) m.block = ctx->block->before + ctx->block->most;
+    m.used = ctx->memory.permanent + ctx->memory.dev.used;
+    m.peak = ctx->memory.peak;
+    m.allocations = ctx->memory.allocations;
+    m.allocated = ctx->memory.allocated;
+    if (ctx->memory.block) m.block = ctx->memory.block->before + ctx->memory.block->most;
     return m;
 }
 

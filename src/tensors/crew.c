@@ -120,7 +120,7 @@ static int mixpi_is_sharded(const mixp_context *ctx)
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
-    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->message);
+    if (r != MIXP_OK) mixpi_crew_end(ctx, ctx->errors.message);
     return r;
 }
 

@@ -39,45 +39,45 @@ static void mixpi_readable(char *text) {
 }
 
 static void mixpi_tell(mixp_context *ctx) {
-    ctx->untold = 0;
-    if (ctx->error != MIXP_OK && ctx->on_error)
-        ctx->on_error(ctx->error, ctx->message, ctx->user);
+    ctx->errors.waits = 0;
+    if (ctx->errors.code != MIXP_OK && ctx->errors.on_error)
+        ctx->errors.on_error(ctx->errors.code, ctx->errors.message, ctx->user);
 }
 
 /* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
 static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     va_list args;
-    if (*ctx->warning) return;
+    if (*ctx->errors.warning) return;
     va_start(args, format);
-    vsnprintf(ctx->warning, sizeof ctx->warning, format, args);
+    vsnprintf(ctx->errors.warning, sizeof ctx->errors.warning, format, args);
     va_end(args);
-    mixpi_readable(ctx->warning);
-    ctx->unwarned = 1;
+    mixpi_readable(ctx->errors.warning);
+    ctx->errors.warning_waits = 1;
 }
 
 static void mixpi_tell_warning(mixp_context *ctx) {
-    ctx->unwarned = 0;
-    if (ctx->on_warning) ctx->on_warning(ctx->warning, ctx->user);
+    ctx->errors.warning_waits = 0;
+    if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
 }
 
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
-{ return ctx ? ctx->warning : ""; }
+{ return ctx ? ctx->errors.warning : ""; }
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
  * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
  * traps meanwhile. Returns the `before` argument of mixpi_leave. */
 static int mixpi_enter(mixp_context *ctx) {
     if (!ctx) return 0;
-    if (!ctx->depth) ctx->float_mode = mixpi_float_calm();
-    return ctx->depth++;
+    if (!ctx->errors.depth) ctx->errors.float_mode = mixpi_float_calm();
+    return ctx->errors.depth++;
 }
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
-    ctx->depth = before;
-    if (!before) mixpi_float_leave(ctx->float_mode);
-    if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
-    if (!before && ctx->untold) mixpi_tell(ctx);
+    ctx->errors.depth = before;
+    if (!before) mixpi_float_leave(ctx->errors.float_mode);
+    if (!before && ctx->errors.warning_waits) mixpi_tell_warning(ctx);
+    if (!before && ctx->errors.waits) mixpi_tell(ctx);
     return r;
 }
 
@@ -85,34 +85,34 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...) {
     va_list args;
     if (!ctx) return code;
-    ctx->failures++;
-    if (ctx->error != MIXP_OK) return code;
-    ctx->error = code;
-    ctx->told++;
+    ctx->errors.failures++;
+    if (ctx->errors.code != MIXP_OK) return code;
+    ctx->errors.code = code;
+    ctx->errors.reported++;
     va_start(args, format);
-    vsnprintf(ctx->message, sizeof ctx->message, format, args);
+    vsnprintf(ctx->errors.message, sizeof ctx->errors.message, format, args);
     va_end(args);
-    mixpi_readable(ctx->message);
-    ctx->untold = 1;
-    if (!ctx->depth) mixpi_tell(ctx);
+    mixpi_readable(ctx->errors.message);
+    ctx->errors.waits = 1;
+    if (!ctx->errors.depth) mixpi_tell(ctx);
     return code;
 }
 
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
                                            const char **message) {
-    if (message) *message = ctx ? ctx->message : "the context is NULL";
-    return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
+    if (message) *message = ctx ? ctx->errors.message : "the context is NULL";
+    return ctx ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
 
 MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     if (!ctx) return;
-    ctx->error = MIXP_OK;
-    ctx->message[0] = '\0';
+    ctx->errors.code = MIXP_OK;
+    ctx->errors.message[0] = '\0';
 }
 
 /* The code that a failed call returns. Never MIXP_OK, even if on_error cleared the error. */
 static mixp_result mixpi_failed(const mixp_context *ctx)
-{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }
+{ return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT; }
 
 /* Is t a live tensor record? A gradient that was given back has no data. */
 static int mixpi_is_tensor(const mixp_tensor *t)
@@ -197,16 +197,16 @@ static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
 
 /* Returns the `before` argument of mixpi_inside_end. */
 static int mixpi_inside_begin(mixp_context *ctx, uintptr_t frame) {
-    if (!ctx->inside) ctx->frame = frame;
-    return ctx->inside++;
+    if (!ctx->tape.inside) ctx->tape.frame = frame;
+    return ctx->tape.inside++;
 }
 
 static void mixpi_inside_end(mixp_context *ctx, int before) {
-    ctx->inside = before;
-    if (!before) ctx->refused = 0;
+    ctx->tape.inside = before;
+    if (!before) ctx->tape.refused = 0;
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
 static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame)
-{ return ctx->inside && (frame >= ctx->frame || ctx->refused); }
+{ return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused); }
 

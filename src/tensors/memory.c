@@ -31,25 +31,25 @@ static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_noted, but silent if an error was reported since ctx->told was `told`: on_error must
- * hear of a failure once, even if it cleared the error. */
+/* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
+ * on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
                                      mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }
+{ return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r); }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
 static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
-    if (ctx->calls_made > 64)
+    if (ctx->tape.calls > 64)
         snprintf(text, 160,
                  "; %.0f operators were applied since mixp_step_begin: if they are of several "
                  "steps, call mixp_step_begin first in every step, also in evaluation",
-                 (double)ctx->calls_made);
+                 (double)ctx->tape.calls);
     return text;
 }
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
-    const mixpi_block *b = ctx->block;
+    const mixpi_block *b = ctx->memory.block;
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
@@ -61,7 +61,8 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
                              "a smaller batch or model%s",
-                             (double)bytes, (double)ctx->permanent, mixpi_piled_up(ctx, piled));
+                             (double)bytes, (double)ctx->memory.permanent,
+                             mixpi_piled_up(ctx, piled));
 }
 
 /* The first address behind a piece's record that is a multiple of 64. */
@@ -93,12 +94,12 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                           "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
-                          (double)bytes, (double)ctx->permanent,
+                          (double)bytes, (double)ctx->memory.permanent,
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;
     }
-    ctx->allocations++;
-    if (on_device) ctx->allocated += bytes;
+    ctx->memory.allocations++;
+    if (on_device) ctx->memory.allocated += bytes;
     return p;
 }
 
@@ -113,8 +114,8 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
 }
 
 static void mixpi_note_peak(mixp_context *ctx) {
-    size_t used = ctx->permanent + ctx->dev.used;
-    if (used > ctx->peak) ctx->peak = used;
+    size_t used = ctx->memory.permanent + ctx->memory.dev.used;
+    if (used > ctx->memory.peak) ctx->memory.peak = used;
 }
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
@@ -162,10 +163,10 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
     mixp_result r;
     if (!p) return NULL;
-    p->next = ctx->pieces;
-    ctx->pieces = p;
+    p->next = ctx->memory.pieces;
+    ctx->memory.pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
-    ctx->permanent += bytes;
+    ctx->memory.permanent += bytes;
     mixpi_note_peak(ctx);
     r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
@@ -185,20 +186,20 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
  * owner. */
 static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
     void *p = mixpi_permanent(ctx, bytes, on_device);
-    if (p) ctx->pieces->owner = owner;
+    if (p) ctx->memory.pieces->owner = owner;
     return p;
 }
 
 /* Allocates a record in host memory that is its own owner. */
 static void *mixpi_owner_new(mixp_context *ctx, size_t bytes) {
     void *p = mixpi_host_alloc(ctx, bytes);
-    if (p) ctx->pieces->owner = p;
+    if (p) ctx->memory.pieces->owner = p;
     return p;
 }
 
 /* Frees all pieces of owner, and owner itself. */
 static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
-    mixpi_piece **at = &ctx->pieces, *gone = NULL, *p;
+    mixpi_piece **at = &ctx->memory.pieces, *gone = NULL, *p;
     while ((p = *at) != NULL) {
         if (p->owner != owner) {
             at = &p->next;
@@ -208,8 +209,8 @@ static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
         p->next = gone;
         gone = p;
         if (!p->on_device) continue;
-        ctx->permanent -= p->size;
-        ctx->allocated -= p->size;
+        ctx->memory.permanent -= p->size;
+        ctx->memory.allocated -= p->size;
     }
     mixpi_piece_free(ctx, gone);
 }
@@ -219,7 +220,7 @@ static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u
 /* Adds a piece for `bytes` or a quarter of all existing pieces, whichever is larger: the unused end
  * of the last piece then stays small. */
 static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = 0, least = (size_t)1 << (ctx->block ? 12 : 16), most = (size_t)1 << 30;
+    size_t total = 0, least = (size_t)1 << (ctx->memory.block ? 12 : 16), most = (size_t)1 << 30;
     mixpi_piece **at = &a->first;
     if (a->turns) bytes *= (size_t)a->turns;
     for (; *at; at = &(*at)->next) total += (*at)->size;
@@ -279,7 +280,7 @@ static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
 
 /* Allocates zeroed host memory that lasts until the next step. */
 static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
-    void *p = mixpi_arena_take(ctx, &ctx->host, bytes);
+    void *p = mixpi_arena_take(ctx, &ctx->memory.host, bytes);
     if (p) memset(p, 0, bytes);
     return p;
 }
@@ -307,7 +308,7 @@ static void mixpi_arena_reset(mixpi_arena *a) {
 /* Chooses the part for the next step, pseudo-randomly, among the parts that this step does not use.
  * A program that keeps old tensors, one of every few steps, soon meets a tensor that is refused. */
 static void mixpi_records_turn(mixp_context *ctx) {
-    mixpi_arena *a = &ctx->records;
+    mixpi_arena *a = &ctx->memory.records;
     int far = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
     mixpi_arena_reset(a);
     a->turn = (a->turn + 1 + far) % a->turns;
@@ -315,12 +316,12 @@ static void mixpi_records_turn(mixp_context *ctx) {
 
 static void *mixpi_context_scratch(void *user, size_t bytes) {
     mixp_context *ctx = (mixp_context *)user;
-    mixpi_piece *p = ctx->scratch;
+    mixpi_piece *p = ctx->memory.scratch;
     if (p && p->size >= bytes) return p->data;
     p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
     if (!p) return NULL;
-    p->next = ctx->scratch;     /* a queued kernel may still use the old piece */
-    ctx->scratch = p;
+    p->next = ctx->memory.scratch;     /* a queued kernel may still use the old piece */
+    ctx->memory.scratch = p;
     return p->data;
 }
 

@@ -84,78 +84,131 @@ typedef struct mixpi_buffers {
     int      retries;           /* 1: the program has called mixp_retry                    */
 } mixpi_buffers;
 
-struct mixp_context {
-    const mixp_device *device;
-    mixp_exec          exec;
-    mixp_result  error;
-    uint64_t     told;          /* errors reported so far                                  */
-    uint64_t     failures;      /* errors so far, reported or not                          */
-    char         message[512];
-    void       (*on_error)(mixp_result code, const char *message, void *user);
-    char         warning[320];  /* the first warning; "" = none                            */
-    void       (*on_warning)(const char *message, void *user);
-    int          unwarned;      /* 1: on_warning has not yet received the warning          */
-    mixpi_unscaled unscaled;
-    void        *user;          /* user pointer of the description                         */
+/* The first error and the first warning; see errors.c. */
+typedef struct mixpi_errors {
+    mixp_result code;
+    uint64_t reported;          /* errors reported so far                                  */
+    uint64_t failures;          /* errors so far, reported or not                          */
+    char     message[512];
+    void   (*on_error)(mixp_result code, const char *message, void *user);
+    char     warning[320];      /* "" = none                                               */
+    void   (*on_warning)(const char *message, void *user);
+    int      waits;             /* 1: on_error has not yet received the error              */
+    int      warning_waits;     /* 1: on_warning has not yet received the warning          */
+    int      depth;             /* nesting of calls: on_error waits for the outermost one  */
+    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
+} mixpi_errors;
+
+/* Pieces and arenas; see memory.c.
+ *
+ *     pieces, permanent   |weights|masters|moments|backups|...   until the context is freed
+ *     dev                 |activation|activation|.free.|...      until the next step; "free" is
+ *                                                                taken again within the step
+ *     records             |part 0|part 1|part 2|                 a step uses one part
+ */
+typedef struct mixpi_memory {
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
-    uint64_t     seed, step, generation;
-    uint64_t     capture_step;  /* the step count when a capture began                     */
-    uint64_t     capture_failures;  /* `failures` when a capture began                     */
-    int64_t      tensors_made;  /* ids of permanent tensors                                */
-    int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
-    int64_t      allocations;
-    size_t       permanent, peak;
-    size_t       allocated;     /* bytes of all pieces of device memory                    */
     mixpi_piece *pieces;        /* permanent memory                                        */
     mixpi_piece *scratch;       /* memory that exec.scratch hands out                      */
     mixpi_arena  host, dev, records;
-    mixp_tensor *tensors;       /* permanent tensors, newest first                         */
-    mixpi_params params;
-    mixpi_buffers buffers;
-    mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
-    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
-    mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
-    struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
-    /* tape */
-    mixpi_tape_entry *tape;     /* newest first                                            */
-    mixp_graph    *graphs;
-    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
-    mixp_ranks_desc  ranks;     /* set if crew is                                           */
-    mixpi_exchange *exchange;  /* exchange of gradients between the ranks, made at its first use */
-    uint64_t       replays;     /* replays of graphs that change a loss scale on the device only */
-    uint64_t       replayed;    /* the step count after the newest replay */
-    uint64_t       sites_moved; /* incremented when a site changes the dtype that it stores */
-    int            capturing;
-    int            busy;        /* 1: the other ranks know that this rank works without them */
-    int64_t        drawn;       /* operator calls that applied dropout                     */
-    int64_t        regions_low; /* regions of f16 or bf16 opened so far                    */
-    int            inside;      /* operators and hooks now running: they may begin no step */
-    uintptr_t      frame;       /* stack address of the outermost of them                  */
-    int            refused;     /* 1: a step was refused because operators or hooks were running */
-    int            walking;     /* 1: a walk back is running                               */
-    int            depth;       /* nesting of calls: on_error waits for the outermost one  */
-    mixpi_float_mode float_mode;    /* the caller's, from before the outermost call        */
-    int            untold;      /* 1: on_error has not yet received the error              */
-    int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
-    int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
-                                     which runs only at replays */
-    int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
-    const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
-    int            in_block;    /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    int64_t      allocations;
+    size_t       permanent, peak;
+    size_t       allocated;     /* bytes of all pieces of device memory                    */
+} mixpi_memory;
+
+/* Captures and replays; see context.c. */
+typedef struct mixpi_capture {
+    int         active;
+    uint64_t    step;           /* the step count when the capture began                   */
+    uint64_t    failures;       /* errors.failures when the capture began                  */
+    mixp_graph *graphs;
+    uint64_t    replays;        /* replays of graphs that change a loss scale on the device only */
+    uint64_t    replayed;       /* the step count after the newest replay                  */
+    uint64_t    sites_moved;    /* incremented when a site changes the dtype that it stores */
+    int         scale_moved;    /* 1: a loss scale changed since the newest mixp_capture_begin */
+    int         cast_recorded;  /* 1: since then, a low copy was renewed by a recorded kernel,
+                                   which runs only at replays                              */
+    int         update_recorded;    /* 1: since then, a step of an optimizer was recorded  */
+} mixpi_capture;
+
+/* The calls of this step; see ../tape. */
+typedef struct mixpi_tape {
+    mixpi_tape_entry *newest;
     mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
-    int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
-    int            averaged;    /* optimizers whose averages are in the weights            */
-    int64_t        lows_made;   /* low copies of permanent tensors made so far             */
-    int64_t        scaled_made; /* states of delayed scaling made so far                   */
-    const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
-    void          *scalers, *optimizers;    /* all of them, newest first                   */
-    uint64_t       made_in;     /* generation in which the newest permanent tensor was made */
+    int64_t     calls;          /* operators applied in this step: keys of their dropout   */
+    int64_t     drawn;          /* operator calls that applied dropout                     */
+    int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
+    int         inside;         /* operators and hooks now running: they may begin no step */
+    uintptr_t   frame;          /* stack address of the outermost of them                  */
+    int         refused;        /* 1: a step was refused because operators or hooks were running */
+} mixpi_tape;
+
+typedef struct mixpi_walk {
+    int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
-    uint64_t       updated_in;  /* generation of the newest update of an optimizer         */
-    int            made_runs;   /* consecutive generations before made_in that made tensors */
-    int            scale_asked; /* 1: the program has read or set a loss scale              */
-    int            epilogues;   /* epilogues of the description                             */
-    int            narrow;      /* narrow_products, and the device has them                 */
-    int            wide_told;   /* 1: a warning has said that one stays a bf16 product      */
+    mixpi_unscaled unscaled;
+} mixpi_walk;
+
+/* Scalers, optimizers and their updates; see ../step. */
+typedef struct mixpi_training {
+    void       *scalers, *optimizers;   /* all of them, newest first                       */
+    uint64_t    updated_in;     /* generation of the newest update of an optimizer         */
+    int         scale_asked;    /* 1: the program has read or set a loss scale             */
+    int         averaged;       /* optimizers whose averages are in the weights            */
+    const void *tally_of;       /* optimizer whose counts are on their way to the host     */
+} mixpi_training;
+
+/* Counts of autocast, by which a graph knows that it is stale. */
+typedef struct mixpi_low_copies {
+    int64_t made;               /* low copies of permanent tensors made so far             */
+    int64_t scaled_made;        /* states of delayed scaling made so far                   */
+    int64_t regions;            /* regions of f16 or bf16 opened so far                    */
+} mixpi_low_copies;
+
+/* Choices of a GPU's products. */
+typedef struct mixpi_products {
+    int epilogues;              /* epilogues of the description                            */
+    int narrow;                 /* narrow_products, and the device has them                */
+    int wide_reported;          /* 1: a warning has said that one stays a bf16 product     */
+} mixpi_products;
+
+/* Permanent tensors that every step makes are a mistake. */
+typedef struct mixpi_made {
+    uint64_t in;                /* generation in which the newest permanent tensor was made */
+    int      runs;              /* consecutive generations before it that made tensors     */
+} mixpi_made;
+
+struct mixp_context {
+    const mixp_device *device;
+    mixp_exec       exec;
+    void           *user;       /* user pointer of the description                         */
+    mixpi_errors    errors;
+    mixpi_memory    memory;
+    struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
+    /* Where the program is. seed, step and tensors_made stand here for files/list.c. */
+    uint64_t        seed, step, generation;
+    int64_t         tensors_made;   /* ids of permanent tensors                            */
+    int             evaluates;  /* 1: the step began with mixp_eval_begin, which counts none */
+    /* tensors */
+    mixp_tensor    *tensors;    /* permanent tensors, newest first                         */
+    mixpi_params    params;
+    mixpi_buffers   buffers;
+    mixpi_made      made;
+    /* the loop */
+    mixpi_casting  *casting;    /* state of AUTOCAST, made at its first use                */
+    mixpi_low_copies low_copies;
+    mixpi_products  products;
+    mixpi_tape      tape;
+    mixpi_walk      walk;
+    mixpi_training  training;
+    mixpi_capture   capture;
+    /* guests */
+    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
+    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    mixp_ranks_desc ranks;      /* set if crew is                                          */
+    mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
+    int             busy;       /* 1: the other ranks know that this rank works without them */
 };
 

@@ -63,12 +63,12 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
 
 /* Allocates a zeroed record for a tensor, permanent or for this step. */
 static mixp_tensor *mixpi_record(mixp_context *ctx, size_t n, int permanent) {
-    void *p = permanent ? mixpi_host_alloc(ctx, n) : mixpi_arena_take(ctx, &ctx->records, n);
+    void *p = permanent ? mixpi_host_alloc(ctx, n) : mixpi_arena_take(ctx, &ctx->memory.records, n);
     return (mixp_tensor *)(permanent || !p ? p : memset(p, 0, n));
 }
 
 static void *mixpi_data_alloc(const mixp_tensor *t) {
-    return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->dev, mixpi_bytes(t))
+    return t->own.generation ? mixpi_arena_take(t->ctx, &t->ctx->memory.dev, mixpi_bytes(t))
                              : mixpi_device_alloc(t->ctx, mixpi_bytes(t));
 }
 
@@ -123,11 +123,11 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
 
 /* Reports a loop that makes a permanent tensor in every step, before memory runs out. */
 static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
-    int trained = ctx->generation == ctx->made_in + 1 && ctx->updated_in == ctx->made_in;
-    int runs = trained ? ctx->made_runs + 1 : 0;
-    if (ctx->generation == ctx->made_in) return MIXP_OK;
-    ctx->made_in = ctx->generation;
-    ctx->made_runs = runs;
+    int trained = ctx->generation == ctx->made.in + 1 && ctx->training.updated_in == ctx->made.in;
+    int runs = trained ? ctx->made.runs + 1 : 0;
+    if (ctx->generation == ctx->made.in) return MIXP_OK;
+    ctx->made.in = ctx->generation;
+    ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,

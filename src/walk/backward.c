@@ -45,7 +45,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     if (!g) return MIXP_ERR_MEMORY;
 
     g->own.mark = as_it_is;
-    loss->own.pending = loss->own.walked = ctx->walking = 1;
+    loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
     mixpi_regions_trained(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
@@ -64,8 +64,8 @@ static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
 
 /* Ends a walk with result r. */
 static void mixpi_walk_stop(mixp_context *ctx, mixp_result r) {
-    ctx->walking = 0;
-    if (r == MIXP_OK) ctx->walked_in = ctx->generation;
+    ctx->walk.running = 0;
+    if (r == MIXP_OK) ctx->walk.walked_in = ctx->generation;
     if (r != MIXP_OK) mixpi_crew_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
 }
@@ -75,12 +75,12 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
-    if (r == MIXP_ERR_MEMORY && !ctx->walking) return mixpi_crew_stop(ctx, r);
+    if (r == MIXP_ERR_MEMORY && !ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
     const int opened = mixpi_regions_open(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
-    for (mixpi_tape_entry *e = ctx->tape; e && r == MIXP_OK; e = e->older)
+    for (mixpi_tape_entry *e = ctx->tape.newest; e && r == MIXP_OK; e = e->older)
         r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
 

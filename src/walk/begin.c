@@ -4,10 +4,10 @@
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    if (ctx->depth) mixpi_float_leave(ctx->float_mode);
-    ctx->inside = ctx->depth = ctx->refused = 0;
+    if (ctx->errors.depth) mixpi_float_leave(ctx->errors.float_mode);
+    ctx->tape.inside = ctx->errors.depth = ctx->tape.refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (!ctx->walking) return;
+    if (!ctx->walk.running) return;
     mixpi_crew_end(ctx, "an exception has left mixp_backward");
     mixpi_walk_stop(ctx, MIXP_ERR_ORDER);
 }
@@ -17,13 +17,13 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
 
     /* Recycle the activations and their records, and forget what the step before recorded. */
-    mixpi_arena_reset(&ctx->host);
-    mixpi_arena_reset(&ctx->dev);
+    mixpi_arena_reset(&ctx->memory.host);
+    mixpi_arena_reset(&ctx->memory.dev);
     mixpi_records_turn(ctx);
-    ctx->tape = NULL;
-    ctx->calls_made = 0;
-    ctx->in_block = MIXPI_BLOCK_NONE;
-    ctx->tangent_of = NULL;
+    ctx->tape.newest = NULL;
+    ctx->tape.calls = 0;
+    ctx->tape.in_block = MIXPI_BLOCK_NONE;
+    ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
 
     ctx->generation++;
@@ -36,7 +36,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
-    ctx->refused = ctx->inside > 0;
+    ctx->tape.refused = ctx->tape.inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
     const int before = mixpi_enter(ctx);

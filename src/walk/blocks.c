@@ -23,7 +23,7 @@ static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
-    mixpi_arena_give(t->ctx, &t->ctx->dev, t->data, mixpi_bytes(t));
+    mixpi_arena_give(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
 }
 
@@ -48,12 +48,12 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
     const mixp_tensor *kept = mixpi_origin(y);
     mixpi_tape_entry *e;
     int k, keeps;
-    for (e = ctx->unrecorded; e; e = e->older) {
+    for (e = ctx->tape.unrecorded; e; e = e->older) {
         keeps = mixpi_origin(e->call.out) == kept;
         for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
         if (!keeps) mixpi_entry_spill(e);
     }
-    ctx->unrecorded = NULL;
+    ctx->tape.unrecorded = NULL;
 }
 
 /* Gives a call memory for its result and for what it saves. The result of the block still has both,
@@ -100,7 +100,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
-    const int64_t calls = ctx->calls_made;
+    const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     int64_t i;
@@ -111,7 +111,7 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
         r = mixpi_rerun_run(b->entries[i]);
     }
     mixpi_no_grad_set(ctx, no_grad);
-    ctx->calls_made = calls;
+    ctx->tape.calls = calls;
     b->live = r == MIXP_OK;
     return r;
 }
@@ -155,7 +155,7 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     mixpi_tape_entry *e;
     mixpi_rerun *b;
     int64_t n = 0;
-    for (e = ctx->tape; e != before; e = e->older) {
+    for (e = ctx->tape.newest; e != before; e = e->older) {
         if (mixpi_entry_is_spent(e)) return NULL;
         n++;
     }
@@ -164,24 +164,24 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
     if (!b || !b->entries) return NULL;
     b->count = n;
-    for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
+    for (e = ctx->tape.newest; e != before; e = e->older) b->entries[--n] = e;
     return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
 static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
                                     mixp_tensor *x) {
-    mixpi_tape_entry *before = ctx->tape;
+    mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
-    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
+    const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_no_grad_now(ctx);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
-    ctx->in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
-    ctx->unrecorded = NULL;
+    ctx->tape.in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
+    ctx->tape.unrecorded = NULL;
     y = fn(ctx, x, user);
-    ctx->in_block = MIXPI_BLOCK_NONE;
+    ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "

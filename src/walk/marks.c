@@ -45,7 +45,7 @@ static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
 /* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
 static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     for (mixp_tensor *t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
-    for (mixpi_tape_entry *e = ctx->tape; e; e = e->older) {
+    for (mixpi_tape_entry *e = ctx->tape.newest; e; e = e->older) {
         mixpi_tensor_lose(e->call.out, by);
         for (int i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
     }

@@ -9,18 +9,18 @@ enum { MIXPI_UNSCALED_WALKS = 64 };
 
 /* Decides whether the walk that begins counts. A guard deals with flushed gradients itself. */
 static void mixpi_unscaled_begin(mixp_context *ctx) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     const int number = u->walks + 1;
     u->met = 0;
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
-                !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
+                !*ctx->errors.warning && !ctx->capture.active && ctx->device->kernels->look &&
                 !(mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_TRIAL));
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
 static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, mixp_look *found) {
-    mixpi_arena *a = &ctx->dev;
+    mixpi_arena *a = &ctx->memory.dev;
     const int far = ctx->device->download != NULL;
     mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
     mixp_look_args k;
@@ -41,7 +41,7 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
 /* Counts g, the gradient of an activation. Beside values of at least 16 times the smallest normal
  * number, flushed ones are less than a rounding: they do not count. */
 static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     mixp_look found;
     mixp_result r;
     if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
@@ -57,7 +57,7 @@ static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g)
 /* After a walk: warns if more than 5 % of the gradients were flushed. A few elements are no
  * estimate. */
 static void mixpi_unscaled_end(mixp_context *ctx) {
-    mixpi_unscaled *u = &ctx->unscaled;
+    mixpi_unscaled *u = &ctx->walk.unscaled;
     const double all = u->values + u->flushed;
     if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
     if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;

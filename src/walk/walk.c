@@ -6,7 +6,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const uint64_t told = ctx->told, generation = ctx->generation;
+    const uint64_t told = ctx->errors.reported, generation = ctx->generation;
 
     /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
@@ -23,7 +23,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_check_given(c);
     if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK && ctx->told == told)
+    if (r != MIXP_OK && ctx->errors.reported == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
 
@@ -31,7 +31,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
-    if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
+    if (g->data) mixpi_arena_give(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
     g->data = NULL;
     return r;
 }
@@ -41,7 +41,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     int i;
-    for (e = ctx->tape; e; e = e->older) {
+    for (e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
         e->lacks = MIXP_OK;
         for (i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;

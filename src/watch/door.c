@@ -7,7 +7,7 @@
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
-           (w->observer.see && !ctx->capturing ? MIXPI_OBSERVED : 0) |
+           (w->observer.see && !ctx->capture.active ? MIXPI_OBSERVED : 0) |
            (w->observer.trial ? MIXPI_TRIAL : 0);
 }
 
@@ -49,9 +49,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     w->sampled = w->probing = w->reader = 0;
     w->pass++;
-    w->draws_before = ctx->drawn;
+    w->draws_before = ctx->tape.drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);
-    if (!w->on || ctx->capturing || w->observer.trial) return MIXP_OK;
+    if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
@@ -73,7 +73,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
 static void mixpi_watch_walked(const mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     w->pass++;
-    if (ctx->capturing || w->observer.trial) return;
+    if (ctx->capture.active || w->observer.trial) return;
     w->walked = 1;
     w->probed |= w->probing;
     w->unseen |= !w->sampled;
@@ -116,7 +116,7 @@ static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narro
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
-    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capturing;
+    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
     const int fresh = decides && ctx->watch->fresh;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
     if (on) mixpi_update_forgives(ctx, k);
@@ -129,7 +129,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
 
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
+    if (!mixpi_guard_on(ctx) || ctx->capture.active) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 

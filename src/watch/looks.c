@@ -48,7 +48,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     mixp_sight sight;
-    if (!w->observer.see || ctx->capturing) return;
+    if (!w->observer.see || ctx->capture.active) return;
     sight.site = number;
     sight.name = site->name;
     sight.op = site->op;
@@ -56,7 +56,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     sight.tensor = t;
     sight.backward = backward;
     sight.sample = w->sampled ? w->begun : 0;
-    sight.draws = ctx->drawn - w->draws_before;
+    sight.draws = ctx->tape.drawn - w->draws_before;
     w->observer.see(ctx, &sight, w->observer.user);
 }
 
@@ -156,7 +156,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
-    ctx->calls_made++;
+    ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);

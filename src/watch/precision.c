@@ -79,8 +79,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     const size_t all = (size_t)n * sizeof(float), one = (size_t)cols * sizeof(float);
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
                                        MIXPI_LOOK_LOSS];
-    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->dev, all);
-    float *means = (float *)mixpi_arena_take(ctx, &ctx->dev, one);
+    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, all);
+    float *means = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, one);
     const mixp_in error = mixpi_in(work, MIXP_F32);
     mixp_result r = MIXP_ERR_MEMORY;
     if (work && means) r = mixpi_variation(ctx, p->full, rows, cols, work, means, to + 1);
@@ -88,8 +88,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     if (r == MIXP_OK)
         r = p->shifts ? mixpi_mean_square(ctx, error, n, work, to)
                       : mixpi_variation(ctx, error, rows, cols, work, means, to);
-    if (work) mixpi_arena_give(ctx, &ctx->dev, work, all);
-    if (means) mixpi_arena_give(ctx, &ctx->dev, means, one);
+    if (work) mixpi_arena_give(ctx, &ctx->memory.dev, work, all);
+    if (means) mixpi_arena_give(ctx, &ctx->memory.dev, means, one);
     return r;
 }
 
@@ -98,12 +98,12 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixpi_inspe
     const mixp_dtype low = mixpi_site_at(ctx, number)->low;
     const int64_t n = p.rows * p.cols;
     const size_t bytes = (size_t)n * mixp_dtype_size(low);
-    void *rounded = mixpi_arena_take(ctx, &ctx->dev, bytes);
+    void *rounded = mixpi_arena_take(ctx, &ctx->memory.dev, bytes);
     mixp_result r = MIXP_ERR_MEMORY;
     if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), p.low, n);
     p.low = mixpi_in(rounded, low);
     if (r == MIXP_OK) r = mixpi_inspect_pair(ctx, number, &p);
-    if (rounded) mixpi_arena_give(ctx, &ctx->dev, rounded, bytes);
+    if (rounded) mixpi_arena_give(ctx, &ctx->memory.dev, rounded, bytes);
     return r;
 }
 
@@ -179,7 +179,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
     for (i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
-            mixpi_arena_give(c->ctx, &c->ctx->dev, t->data, mixpi_bytes(t));
+            mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
         c->in[i] = read[i];
     }
 }
@@ -200,7 +200,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     if (r == MIXP_OK)
         r = how == MIXPI_NARROWED ? mixpi_inspect(ctx, e->site, out, other, 1)
                                   : mixpi_inspect(ctx, e->site, other, out, how == MIXPI_WIDENED);
-    if (other) mixpi_arena_give(ctx, &ctx->dev, other->data, mixpi_bytes(other));
+    if (other) mixpi_arena_give(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
     return r;
 }
 

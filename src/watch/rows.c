@@ -14,7 +14,7 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     void *p = mixpi_device_alloc(ctx, bytes), *host;
     mixp_result r = MIXP_OK;
     if (!p) return NULL;
-    ctx->pieces->owner = p;
+    ctx->memory.pieces->owner = p;
     if (!old) return p;
     host = mixpi_host_take(ctx, used);
     if (!host) mixpi_out_of_memory(ctx, used);

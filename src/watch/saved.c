@@ -207,6 +207,6 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         for (i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
 }
 

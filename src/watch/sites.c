@@ -181,7 +181,7 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
 
 /* Writes the name of a visit's site to text[MIXPI_SITE_NAME], without its number. */
 static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
-    const char *of = ctx->tangent_of, *param = mixpi_visit_param(v);
+    const char *of = ctx->tape.tangent_of, *param = mixpi_visit_param(v);
     const int reader = *param ? 0 : v->reader;
     char stem[MIXPI_SITE_NAME];
     const char *colon;

@@ -341,7 +341,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
     mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
     e->of_grad = of_grad;
     e->also = mixpi_siblings_fall(ctx, number);
@@ -439,8 +439,8 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
                     !value)->flushed = 1.0;     /* all values: zeros are in no count */
 }
 
-/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such as
- * a mask: it comes no nearer to the end of the range. */
+/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such
+ * as a mask: it comes no nearer to the end of the range. */
 static double mixpi_site_largest(const mixpi_site *site)
 { return site->value.largest < site->written || site->value.largest > site->written
              ? (double)site->value.largest : 0.0; }
@@ -541,7 +541,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (site->clean < mixpi_clean_needed(w, site)) return;
     site->fallen = site->why = 0;
     site->changed = w->begun;
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
@@ -860,7 +860,7 @@ static void mixpi_settle_events(mixp_context *ctx) {
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
  * of steps, and a pattern may fit a site of either kind. */
 static int mixpi_all_updated(const mixp_context *ctx) {
-    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->optimizers;
+    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
         if (!(ctx->watch->met >> opt->bit & 1)) return 0;
     return 1;
@@ -1258,7 +1258,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     w->patience = d.patience;
     w->most_sites = d.max_sites;
     if (!w->on) w->since = 2 * w->every;    /* sample the first step */
-    if (!w->on) ctx->sites_moved++;
+    if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
     return MIXP_OK;
 }
@@ -1294,7 +1294,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     w->force = w->deep = w->probe = 0;
     w->repeat = w->repeated = 0;
     w->posted_scaler = NULL;
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     return MIXP_OK;
 }
 
@@ -1365,7 +1365,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
     pin->fits = 0;
     for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
-    ctx->sites_moved++;
+    ctx->capture.sites_moved++;
     return MIXP_OK;
 }
 
@@ -1374,7 +1374,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 /* Sets the random step back to the start of the skipped step. */
 static void mixpi_retry_rewind(const mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
-    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
     else if (s->first) ctx->step = s->first - mixpi_world(ctx);
 }
 
@@ -1384,7 +1384,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     const mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
-    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
     if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
@@ -1399,8 +1399,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
         return 0;
     }
     scaler->ctx->buffers.retries = 1;
-    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
-    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
     if (!updated || scaler->desc.disabled || scaler->tries >= times ||
         !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
