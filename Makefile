@@ -111,7 +111,7 @@ endef
 
 # The programs that compile all of mixprec.h need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
-$(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers: private LDLIBS += -pthread
+$(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
 
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline

@@ -3922,15 +3922,19 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
  * their window. Loading a file ends a window.
  *
- * RANKS. mixp_buffer_set_ranks says whose bytes count; all ranks write a shared buffer in the same
- * steps. */
+ * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
+ * window has written. So all ranks must make the same buffers, and write a shared one in the same
+ * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window, or
+ * after the update (a teacher), is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */
     MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
-                                   broadcast_buffers. Compared like weights                */
-    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean, summed in f32 (running
-                                   statistics). f32, f16, bf16. Compared like weights      */
+                                   broadcast_buffers. Compared by mixp_ranks_check         */
+    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean (running statistics):
+                                   summed in f32, divided, rounded once. f32, f16, bf16. Compared
+                                   by mixp_ranks_check                                     */
 } mixp_buffer_ranks;
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
@@ -4025,14 +4029,16 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 
 /* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
- * parameters, and of views that an optimizer has. All ranks call it, between two steps. Waits for
- * the device. Steps already compare a part of the weights: see check_every. MIXP_ERR_RANKS names
- * the first weight that differs, and the rank; the ranks are told to stop. */
+ * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
+ * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
+ * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
+ * ranks are told to stop. */
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
 
-/* Copies the weights of one rank to all ranks. All ranks call it, between two steps: for example
- * after only that rank has loaded a file or initialised the weights. Moments and counters do not
- * change: to share those, load a checkpoint on all ranks. MIXP_ERR_ARGUMENT: no such rank.
+/* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
+ * two steps: for example after only that rank has loaded a file or initialised the weights.
+ * Buffers of MIXP_BUFFER_OWN, moments and counters do not change: to load those, load a checkpoint
+ * on all ranks. MIXP_ERR_ARGUMENT: no such rank.
  * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 
@@ -6078,8 +6084,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
- * MIXP_ERR_SHAPE, unless fresh_buffers is set. Needs host memory for the file's data; with sharded
- * states also for those of the largest parameter.
+ * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
+ * their shapes may differ. Needs host memory for the file's data, own buffers of all ranks included;
+ * with sharded states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -6092,12 +6099,13 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
 /* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
- * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
- * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
- * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
- * weights. desc NULL: every parameter and every tensor must match, with its dtype. A warning names
- * a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so does
- * mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by allow_extra. */
+ * name, for inference and fine-tuning. The file may be a checkpoint of mixprec or any safetensors
+ * file. Of a checkpoint, other state is ignored, and every rank gets rank 0's buffers. (To read
+ * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
+ * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
+ * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
+ * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
+ * allow_extra. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -6124,16 +6132,18 @@ typedef struct mixp_weights_desc {
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc);
 
-/* Saves only these weights, each in its own dtype, for other programs to read; crash-safe like a
- * checkpoint. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) reads the file
- * if names and shapes match the model. With several ranks, one rank calls it. Waits for the device.
+/* Saves only these weights and buffers, each in its own dtype, for other programs to read;
+ * crash-safe like a checkpoint. In PyTorch,
+ * model.load_state_dict(safetensors.torch.load_file(path)) reads the file if names and shapes match
+ * the model. With several ranks, one rank calls it, and its own buffers are saved. Waits for the
+ * device.
  *
  * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
  * path is unchanged. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
-/* Like mixp_checkpoint_save_weights for the parameters that fit desc's pattern, with its prefix:
- * only adapters, for example. desc NULL: all parameters. MIXP_ERR_ARGUMENT also: the pattern fits
- * no parameter. */
+/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with its
+ * prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the pattern
+ * fits none. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
                                                         const mixp_weights_desc *desc);
 
@@ -15079,6 +15089,7 @@ typedef struct mixpi_buffers {
     uint64_t first;             /* first window whose backups are valid                    */
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
+    uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */
@@ -29917,6 +29928,12 @@ static const char mixpi_rank_prefix[] = "mixprec.rank.";
 static int mixpi_is_rank_name(const char *name)
 { return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
 
+/* Is this name in a file that of an own buffer of any rank? */
+static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
+    const mixp_tensor *t = mixp_context_find(ctx, name);
+    return mixpi_is_rank_name(name) || (t && mixpi_is_private(t));
+}
+
 /* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
 static void mixpi_state_add_own(mixpi_state *s) {
     char *at = s->own;
@@ -29950,10 +29967,10 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
+        if (s->fresh && mixpi_is_private(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
-        if (what && s->fresh) item.elsewhere = mixpi_is_private(t);
-        else if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
+        if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }
@@ -30451,7 +30468,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    if (result != MIXP_OK) return result;
+    if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
@@ -30462,7 +30479,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
     void *borrowed = NULL;
     char *own = NULL;
-    if (crew) result = crew->check(what->ctx);
+    result = crew ? crew->check(what->ctx) : MIXP_OK;
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
@@ -30564,6 +30581,9 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
+    if (mixpi_is_rank_name(name))
+        hint = "; in the file this buffer is each rank's own: make the same buffers with the same "
+               "mixp_buffer_set_ranks";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -30589,7 +30609,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         else if (order < 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                               (s->fresh && mixpi_is_rank_name(there->name))))
+                               (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -34626,7 +34646,7 @@ static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_ranks_sum");
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_sum"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -34634,7 +34654,7 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
-    if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_ranks_max");
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_max"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -35161,6 +35181,15 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
                              table[other * MIXPI_START_WORDS + word], other);
 }
 
+/* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
+ * there: the texts of two ranks. */
+static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, const char *there) {
+    const char *values = strstr(here, ", values ");
+    const size_t same = values ? (size_t)(values - here) : 0;
+    if (!t->own.is_param || t->requires_grad || strncmp(here, there, same) != 0) return "";
+    return "; it is frozen: if your steps write it, make it with mixp_buffer instead of mixp_param";
+}
+
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
                                     double *table, int64_t at, int other) {
@@ -35178,8 +35207,9 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
     }
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
-                             what, (double)at, here, there, other);
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
+                             what, (double)at, here, there, other,
+                             mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */
@@ -36079,7 +36109,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
- * are not in use. The last setting is a hash. */
+ * are not in use. The last two settings are hashes. */
 static const char *const mixpi_setting_names[] = {
     "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
@@ -36088,11 +36118,12 @@ static const char *const mixpi_setting_names[] = {
     "number of groups", "number of parameters", "muon.a", "muon.b", "muon.c",
     "muon.iterations", "muon.f32", "muon.rate", "recipe.history", "recipe.margin",
     "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
-    "groups of the parameters"
+    "buffers", "groups of the parameters"
 };
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
+    MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
 
@@ -36129,6 +36160,58 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[4] = (double)mixpi_scaled_words(ctx);
 }
 
+/* --- buffers --- */
+
+/* Does the next update send this buffer? */
+static int mixpi_is_sent(const mixpi_backup *b) {
+    return b->ranks != MIXP_BUFFER_OWN && b->window == b->buffer->ctx->buffers.window;
+}
+
+/* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
+static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
+    static const char *const ranks[] = {
+        "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ", "MIXP_BUFFER_MEAN, "
+    };
+    const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
+    const char *written = "";
+    char shape[40];
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    if (!b) snprintf(text, MIXPI_LEAF_TEXT, "missing");
+    if (!b) return;
+    mixpi_shape_text(b->buffer->rank, b->buffer->shape, shape, sizeof shape);
+    if (b->ranks != MIXP_BUFFER_OWN) written = mixpi_is_sent(b) ? "written" : "not written";
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.40s' %s %s, %s%s", b->buffer->name,
+             mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
+}
+
+/* A hash, exact as a double, of a buffer's name, dtype and shape, of its ranks, and of whether the
+ * next update sends it. 0 past the last buffer. */
+static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
+    const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
+    const mixp_tensor *t = b ? b->buffer : NULL;
+    uint64_t h = 1469598103934665603u;
+    int32_t rest[3];
+    if (!b) return 0.0;
+    rest[0] = (int32_t)t->dtype;
+    rest[1] = (int32_t)b->ranks;
+    rest[2] = mixpi_is_sent(b);
+    h = mixpi_hash(h, t->name, strlen(t->name) + 1);
+    h = mixpi_hash(h, t->shape, (size_t)t->rank * sizeof t->shape[0]);
+    h = mixpi_hash(h, rest, sizeof rest);
+    return (double)(h >> 11);
+}
+
+/* A hash of all buffers, and of those that earlier updates have sent. */
+static double mixpi_buffers_hash(const mixp_context *ctx) {
+    uint64_t h = ctx->buffers.sent;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count; i++) {
+        const double one = mixpi_buffer_hash(ctx, i);
+        h = mixpi_hash(h, &one, sizeof one);
+    }
+    return (double)(h >> 11);
+}
+
 /* A hash of which group each parameter is in, exact as a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
@@ -36147,7 +36230,8 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
-    all[MIXPI_OWN_SETTINGS - 1] = mixpi_groups_hash(o);
+    all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
+    all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (k = 0; k < o->plan.n_groups; k++)
         mixpi_group_settings(&o->plan.groups[k],
                              all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
@@ -36155,7 +36239,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 1);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }
@@ -36176,6 +36260,63 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
     return d && d->n_buckets && !d->far;
 }
 
+/* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of
+ * MIXPI_LEAF_TEXT + n doubles of each rank. */
+static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
+    const int rank = ctx->ranks.rank, size = ctx->ranks.size;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    mixp_result r;
+    int64_t at = 0, i;
+    int other;
+    for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
+    r = mixpi_ranks_share(ctx, table, n);
+    other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
+    if (r == MIXP_OK && !other)
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: in an earlier step, some ranks wrote a shared "
+                                 "buffer and others did not; write it in the same steps on all "
+                                 "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
+    if (r != MIXP_OK) return r;
+
+    memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
+    mixpi_buffer_describe(ctx, at, here);
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
+    r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
+                             "make and write the same buffers on all ranks; the step was skipped",
+                             (double)at, here, there, other);
+}
+
+/* Names the first buffer that differs between ranks. */
+static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
+    const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
+    double *counts = (double *)mixpi_host_take(ctx, first), *table;
+    int64_t n = 1;
+    mixp_result r;
+    size_t i, bytes;
+    if (!counts) return mixpi_out_of_memory(ctx, first);
+    memset(counts, 0, first);
+    counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
+    r = mixpi_ranks_share(ctx, counts, 1);
+    for (i = 0; i < size; i++)
+        if (counts[i] > (double)n) n = (int64_t)counts[i];
+    mixpi_host_put(ctx, counts);
+    if (r != MIXP_OK) return r;
+    bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
+    table = (double *)mixpi_host_take(ctx, bytes);
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_buffers_tell(ctx, n, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
 /* Names setting `word`, which is `a` on rank 0 and `b` on rank `other`. */
 static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int other, double a,
                                          double b) {
@@ -36187,6 +36328,7 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
+    if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                                  "ranks differ: a parameter is in another group on rank %d than "
@@ -36221,9 +36363,10 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                             "states, spikes, max_norm, clip) or the recipe of delayed scaling "
-                             "differ between rank %d and rank 0; use the same settings on all "
-                             "ranks; the step was skipped",
+                             "states, spikes, max_norm, clip), the recipe of delayed scaling or "
+                             "the buffers (shape, mixp_buffer_set_ranks, which the step writes) "
+                             "differ between rank %d and rank 0; use the same on all ranks; the "
+                             "step was skipped",
                              other);
 }
 /* --- what all ranks have found --------------------------------------------------------------- *
@@ -36473,7 +36616,8 @@ static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state
 static int mixpi_is_compared(const mixp_tensor *t) {
     const mixpi_backup *b = t->own.backup;
     if (!b) return t->own.is_param || t->own.optimizers > 0;
-    return b->ranks != MIXP_BUFFER_OWN && t->ctx->buffers.state != MIXPI_IN_STEP;
+    if (b->ranks == MIXP_BUFFER_OWN) return 0;
+    return t->ctx->buffers.state != MIXPI_IN_STEP || !mixpi_is_sent(b);
 }
 
 /* Returns the number of weights. If `all` is given, lists them there. */
@@ -36580,37 +36724,50 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
+        mixpi_written(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
-        mixp_tensor_touch(t);
     }
     return mixpi_crew_stop(ctx, r);
 }
 /* --- buffers of many ranks -------------------------------------------------------------------
  *
- * All ranks write a shared buffer in the same steps, so they exchange it in the same updates.
+ * All ranks write a shared buffer in the same steps, so they exchange it in the same updates. Each
+ * step compares which ones the ranks have written: see mixpi_buffers_hash.
  */
+
+/* t = the sum at `sum`, in f32, divided by the number of ranks. divisor: memory for one f32. A
+ * division, because a factor of 1 / 7 would change a number that is the same on 7 ranks. */
+static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
+    mixp_context *ctx = t->ctx;
+    mixp_binary_args k;
+    mixp_result r;
+    r = mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size);
+    if (r != MIXP_OK) return r;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_DIV;
+    k.rank = 1;
+    k.shape[0] = t->count;
+    k.a = mixpi_in(sum, MIXP_F32);
+    k.a_strides[0] = 1;
+    k.b = mixpi_in(divisor, MIXP_F32);
+    k.y = mixpi_tensor_out(t, 0);
+    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
+}
 
 /* The mean over the ranks, summed in f32. */
 static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
     mixp_context *ctx = t->ctx;
     const int low = mixpi_is_low(t->dtype);
-    void *sum = low ? mixpi_context_scratch(ctx, (size_t)t->count * sizeof(float)) : t->data;
+    const size_t room = low ? mixpi_round_up((size_t)t->count * sizeof(float)) : 0;
+    char *scratch = (char *)mixpi_context_scratch(ctx, room + sizeof(float));
+    void *sum = low ? scratch : t->data;
     const mixp_out wide = mixpi_out_to(sum, MIXP_F32, 0);
-    mixp_unary_args k;
     mixp_result r = MIXP_OK;
-    if (!sum) return MIXP_ERR_MEMORY;
+    if (!scratch) return MIXP_ERR_MEMORY;
     if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
-    if (r != MIXP_OK) return r;
-
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = 1.0f / (float)ctx->ranks.size;
-    k.n = t->count;
-    k.a = mixpi_in(sum, MIXP_F32);
-    k.y = mixpi_tensor_out(t, 0);
-    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->unary(&ctx->exec, &k));
+    return r == MIXP_OK ? mixpi_buffer_divide(t, sum, scratch + room) : r;
 }
 
 /* Sends the shared buffers that this window has written. */
@@ -36622,7 +36779,8 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
-        if (b->ranks == MIXP_BUFFER_OWN || b->window != ctx->buffers.window) continue;
+        if (!mixpi_is_sent(b)) continue;
+        ctx->buffers.sent = mixpi_hash(ctx->buffers.sent, &i, sizeof i);
         mixpi_written(t, "the exchange of buffers");
         if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
         else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
@@ -36635,17 +36793,19 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
 static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
     mixp_context *ctx = t->ctx;
     const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
     for (at = 0; at < bytes && r == MIXP_OK; at += n) {
-        char *part = (char *)mixpi_context_scratch(ctx, most);
+        char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
         r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
         if (r == MIXP_OK && from == ctx->ranks.rank)
             r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the sum of buffers", ctx->ranks.sum,
+            r = mixpi_ranks_run(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                                "rank's own)", ctx->ranks.sum,
                                 mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
@@ -36866,6 +37026,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     shared = mixpi_ranks_share(what->ctx, table, 1);
     of_0 = (mixp_result)(int)table[0];
     mixpi_host_put(what->ctx, table);
+    if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",

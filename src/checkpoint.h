@@ -76,8 +76,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
- * MIXP_ERR_SHAPE, unless fresh_buffers is set. Needs host memory for the file's data; with sharded
- * states also for those of the largest parameter.
+ * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
+ * their shapes may differ. Needs host memory for the file's data, own buffers of all ranks included;
+ * with sharded states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -90,12 +91,13 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
 /* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
- * name, for inference and fine-tuning. Every rank gets the file's buffers, which are rank 0's. The
- * file may be a checkpoint of mixprec (its other state is ignored) or any safetensors file. (To
- * read tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the
- * weights. desc NULL: every parameter and every tensor must match, with its dtype. A warning names
- * a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so does
- * mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by allow_extra. */
+ * name, for inference and fine-tuning. The file may be a checkpoint of mixprec or any safetensors
+ * file. Of a checkpoint, other state is ignored, and every rank gets rank 0's buffers. (To read
+ * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
+ * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
+ * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
+ * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
+ * allow_extra. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -122,16 +124,18 @@ typedef struct mixp_weights_desc {
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc);
 
-/* Saves only these weights, each in its own dtype, for other programs to read; crash-safe like a
- * checkpoint. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) reads the file
- * if names and shapes match the model. With several ranks, one rank calls it. Waits for the device.
+/* Saves only these weights and buffers, each in its own dtype, for other programs to read;
+ * crash-safe like a checkpoint. In PyTorch,
+ * model.load_state_dict(safetensors.torch.load_file(path)) reads the file if names and shapes match
+ * the model. With several ranks, one rank calls it, and its own buffers are saved. Waits for the
+ * device.
  *
  * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
  * path is unchanged. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
-/* Like mixp_checkpoint_save_weights for the parameters that fit desc's pattern, with its prefix:
- * only adapters, for example. desc NULL: all parameters. MIXP_ERR_ARGUMENT also: the pattern fits
- * no parameter. */
+/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with its
+ * prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the pattern
+ * fits none. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
                                                         const mixp_weights_desc *desc);
 

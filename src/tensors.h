@@ -499,15 +499,19 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
  * their window. Loading a file ends a window.
  *
- * RANKS. mixp_buffer_set_ranks says whose bytes count; all ranks write a shared buffer in the same
- * steps. */
+ * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
+ * window has written. So all ranks must make the same buffers, and write a shared one in the same
+ * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window, or
+ * after the update (a teacher), is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */
     MIXP_BUFFER_RANK_0,         /* at the update, all ranks get rank 0's bytes, as with PyTorch's
-                                   broadcast_buffers. Compared like weights                */
-    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean, summed in f32 (running
-                                   statistics). f32, f16, bf16. Compared like weights      */
+                                   broadcast_buffers. Compared by mixp_ranks_check         */
+    MIXP_BUFFER_MEAN            /* at the update, all ranks get the mean (running statistics):
+                                   summed in f32, divided, rounded once. f32, f16, bf16. Compared
+                                   by mixp_ranks_check                                     */
 } mixp_buffer_ranks;
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
@@ -602,14 +606,16 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 
 /* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
- * parameters, and of views that an optimizer has. All ranks call it, between two steps. Waits for
- * the device. Steps already compare a part of the weights: see check_every. MIXP_ERR_RANKS names
- * the first weight that differs, and the rank; the ranks are told to stop. */
+ * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
+ * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
+ * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
+ * ranks are told to stop. */
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
 
-/* Copies the weights of one rank to all ranks. All ranks call it, between two steps: for example
- * after only that rank has loaded a file or initialised the weights. Moments and counters do not
- * change: to share those, load a checkpoint on all ranks. MIXP_ERR_ARGUMENT: no such rank.
+/* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
+ * two steps: for example after only that rank has loaded a file or initialised the weights.
+ * Buffers of MIXP_BUFFER_OWN, moments and counters do not change: to load those, load a checkpoint
+ * on all ranks. MIXP_ERR_ARGUMENT: no such rank.
  * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 

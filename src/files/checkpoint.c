@@ -201,7 +201,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
-    if (result != MIXP_OK) return result;
+    if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
@@ -212,7 +212,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     const int writes = (!crew && !owned) || mixpi_place(what->ctx) == 0;
     void *borrowed = NULL;
     char *own = NULL;
-    if (crew) result = crew->check(what->ctx);
+    result = crew ? crew->check(what->ctx) : MIXP_OK;
     if (result != MIXP_OK) return result;
     if (crew && writes) borrowed = crew->borrow(what, &r, 0);
     if (crew) result = crew->collect(what);
@@ -314,6 +314,9 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
+    if (mixpi_is_rank_name(name))
+        hint = "; in the file this buffer is each rank's own: make the same buffers with the same "
+               "mixp_buffer_set_ranks";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -339,7 +342,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         else if (order < 0)
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                               (s->fresh && mixpi_is_rank_name(there->name))))
+                               (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");

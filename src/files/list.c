@@ -368,6 +368,12 @@ static const char mixpi_rank_prefix[] = "mixprec.rank.";
 static int mixpi_is_rank_name(const char *name)
 { return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
 
+/* Is this name in a file that of an own buffer of any rank? */
+static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
+    const mixp_tensor *t = mixp_context_find(ctx, name);
+    return mixpi_is_rank_name(name) || (t && mixpi_is_private(t));
+}
+
 /* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
 static void mixpi_state_add_own(mixpi_state *s) {
     char *at = s->own;
@@ -401,10 +407,10 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
+        if (s->fresh && mixpi_is_private(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
-        if (what && s->fresh) item.elsewhere = mixpi_is_private(t);
-        else if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
+        if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }

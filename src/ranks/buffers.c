@@ -2,30 +2,43 @@
 #include "check.c"
 /* --- buffers of many ranks -------------------------------------------------------------------
  *
- * All ranks write a shared buffer in the same steps, so they exchange it in the same updates.
+ * All ranks write a shared buffer in the same steps, so they exchange it in the same updates. Each
+ * step compares which ones the ranks have written: see mixpi_buffers_hash.
  */
+
+/* t = the sum at `sum`, in f32, divided by the number of ranks. divisor: memory for one f32. A
+ * division, because a factor of 1 / 7 would change a number that is the same on 7 ranks. */
+static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *divisor) {
+    mixp_context *ctx = t->ctx;
+    mixp_binary_args k;
+    mixp_result r;
+    r = mixpi_fill_with(ctx, mixpi_out_to(divisor, MIXP_F32, 0), 1, (double)ctx->ranks.size);
+    if (r != MIXP_OK) return r;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_DIV;
+    k.rank = 1;
+    k.shape[0] = t->count;
+    k.a = mixpi_in(sum, MIXP_F32);
+    k.a_strides[0] = 1;
+    k.b = mixpi_in(divisor, MIXP_F32);
+    k.y = mixpi_tensor_out(t, 0);
+    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
+}
 
 /* The mean over the ranks, summed in f32. */
 static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
     mixp_context *ctx = t->ctx;
     const int low = mixpi_is_low(t->dtype);
-    void *sum = low ? mixpi_context_scratch(ctx, (size_t)t->count * sizeof(float)) : t->data;
+    const size_t room = low ? mixpi_round_up((size_t)t->count * sizeof(float)) : 0;
+    char *scratch = (char *)mixpi_context_scratch(ctx, room + sizeof(float));
+    void *sum = low ? scratch : t->data;
     const mixp_out wide = mixpi_out_to(sum, MIXP_F32, 0);
-    mixp_unary_args k;
     mixp_result r = MIXP_OK;
-    if (!sum) return MIXP_ERR_MEMORY;
+    if (!scratch) return MIXP_ERR_MEMORY;
     if (low) r = mixpi_convert_to(ctx, wide, mixpi_tensor_in(t), t->count);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the mean of a buffer", ctx->ranks.sum, wide, t->count);
-    if (r != MIXP_OK) return r;
-
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = 1.0f / (float)ctx->ranks.size;
-    k.n = t->count;
-    k.a = mixpi_in(sum, MIXP_F32);
-    k.y = mixpi_tensor_out(t, 0);
-    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->unary(&ctx->exec, &k));
+    return r == MIXP_OK ? mixpi_buffer_divide(t, sum, scratch + room) : r;
 }
 
 /* Sends the shared buffers that this window has written. */
@@ -37,7 +50,8 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
-        if (b->ranks == MIXP_BUFFER_OWN || b->window != ctx->buffers.window) continue;
+        if (!mixpi_is_sent(b)) continue;
+        ctx->buffers.sent = mixpi_hash(ctx->buffers.sent, &i, sizeof i);
         mixpi_written(t, "the exchange of buffers");
         if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
         else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
@@ -50,17 +64,19 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
 static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to) {
     mixp_context *ctx = t->ctx;
     const size_t bytes = mixpi_bytes(t), most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t room = most < bytes ? most : mixpi_round_up(bytes);
     mixp_result r = MIXP_OK;
     size_t at, n;
     for (at = 0; at < bytes && r == MIXP_OK; at += n) {
-        char *part = (char *)mixpi_context_scratch(ctx, most);
+        char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
         r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
         if (r == MIXP_OK && from == ctx->ranks.rank)
             r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the sum of buffers", ctx->ranks.sum,
+            r = mixpi_ranks_run(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                                "rank's own)", ctx->ranks.sum,
                                 mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);

@@ -7,7 +7,8 @@
 static int mixpi_is_compared(const mixp_tensor *t) {
     const mixpi_backup *b = t->own.backup;
     if (!b) return t->own.is_param || t->own.optimizers > 0;
-    return b->ranks != MIXP_BUFFER_OWN && t->ctx->buffers.state != MIXPI_IN_STEP;
+    if (b->ranks == MIXP_BUFFER_OWN) return 0;
+    return t->ctx->buffers.state != MIXPI_IN_STEP || !mixpi_is_sent(b);
 }
 
 /* Returns the number of weights. If `all` is given, lists them there. */
@@ -114,8 +115,8 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
+        mixpi_written(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
-        mixp_tensor_touch(t);
     }
     return mixpi_crew_stop(ctx, r);
 }

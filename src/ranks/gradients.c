@@ -489,6 +489,15 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
                              table[other * MIXPI_START_WORDS + word], other);
 }
 
+/* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
+ * there: the texts of two ranks. */
+static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, const char *there) {
+    const char *values = strstr(here, ", values ");
+    const size_t same = values ? (size_t)(values - here) : 0;
+    if (!t->own.is_param || t->requires_grad || strncmp(here, there, same) != 0) return "";
+    return "; it is frozen: if your steps write it, make it with mixp_buffer instead of mixp_param";
+}
+
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
                                     double *table, int64_t at, int other) {
@@ -506,8 +515,9 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
     }
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
-                             what, (double)at, here, there, other);
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
+                             what, (double)at, here, there, other,
+                             mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */

@@ -28,7 +28,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
- * are not in use. The last setting is a hash. */
+ * are not in use. The last two settings are hashes. */
 static const char *const mixpi_setting_names[] = {
     "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
@@ -37,11 +37,12 @@ static const char *const mixpi_setting_names[] = {
     "number of groups", "number of parameters", "muon.a", "muon.b", "muon.c",
     "muon.iterations", "muon.f32", "muon.rate", "recipe.history", "recipe.margin",
     "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
-    "groups of the parameters"
+    "buffers", "groups of the parameters"
 };
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
+    MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
 
@@ -78,6 +79,58 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[4] = (double)mixpi_scaled_words(ctx);
 }
 
+/* --- buffers --- */
+
+/* Does the next update send this buffer? */
+static int mixpi_is_sent(const mixpi_backup *b) {
+    return b->ranks != MIXP_BUFFER_OWN && b->window == b->buffer->ctx->buffers.window;
+}
+
+/* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
+static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
+    static const char *const ranks[] = {
+        "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ", "MIXP_BUFFER_MEAN, "
+    };
+    const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
+    const char *written = "";
+    char shape[40];
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    if (!b) snprintf(text, MIXPI_LEAF_TEXT, "missing");
+    if (!b) return;
+    mixpi_shape_text(b->buffer->rank, b->buffer->shape, shape, sizeof shape);
+    if (b->ranks != MIXP_BUFFER_OWN) written = mixpi_is_sent(b) ? "written" : "not written";
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.40s' %s %s, %s%s", b->buffer->name,
+             mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
+}
+
+/* A hash, exact as a double, of a buffer's name, dtype and shape, of its ranks, and of whether the
+ * next update sends it. 0 past the last buffer. */
+static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
+    const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
+    const mixp_tensor *t = b ? b->buffer : NULL;
+    uint64_t h = 1469598103934665603u;
+    int32_t rest[3];
+    if (!b) return 0.0;
+    rest[0] = (int32_t)t->dtype;
+    rest[1] = (int32_t)b->ranks;
+    rest[2] = mixpi_is_sent(b);
+    h = mixpi_hash(h, t->name, strlen(t->name) + 1);
+    h = mixpi_hash(h, t->shape, (size_t)t->rank * sizeof t->shape[0]);
+    h = mixpi_hash(h, rest, sizeof rest);
+    return (double)(h >> 11);
+}
+
+/* A hash of all buffers, and of those that earlier updates have sent. */
+static double mixpi_buffers_hash(const mixp_context *ctx) {
+    uint64_t h = ctx->buffers.sent;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count; i++) {
+        const double one = mixpi_buffer_hash(ctx, i);
+        h = mixpi_hash(h, &one, sizeof one);
+    }
+    return (double)(h >> 11);
+}
+
 /* A hash of which group each parameter is in, exact as a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
@@ -96,7 +149,8 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
-    all[MIXPI_OWN_SETTINGS - 1] = mixpi_groups_hash(o);
+    all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
+    all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (k = 0; k < o->plan.n_groups; k++)
         mixpi_group_settings(&o->plan.groups[k],
                              all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
@@ -104,7 +158,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 1);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }
@@ -125,6 +179,63 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
     return d && d->n_buckets && !d->far;
 }
 
+/* Names the first buffer that differs. n: the larger number of buffers. table: zeroed, for a row of
+ * MIXPI_LEAF_TEXT + n doubles of each rank. */
+static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
+    const int rank = ctx->ranks.rank, size = ctx->ranks.size;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    mixp_result r;
+    int64_t at = 0, i;
+    int other;
+    for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
+    r = mixpi_ranks_share(ctx, table, n);
+    other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
+    if (r == MIXP_OK && !other)
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: in an earlier step, some ranks wrote a shared "
+                                 "buffer and others did not; write it in the same steps on all "
+                                 "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
+    if (r != MIXP_OK) return r;
+
+    memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
+    mixpi_buffer_describe(ctx, at, here);
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
+    r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
+                             "make and write the same buffers on all ranks; the step was skipped",
+                             (double)at, here, there, other);
+}
+
+/* Names the first buffer that differs between ranks. */
+static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
+    const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
+    double *counts = (double *)mixpi_host_take(ctx, first), *table;
+    int64_t n = 1;
+    mixp_result r;
+    size_t i, bytes;
+    if (!counts) return mixpi_out_of_memory(ctx, first);
+    memset(counts, 0, first);
+    counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
+    r = mixpi_ranks_share(ctx, counts, 1);
+    for (i = 0; i < size; i++)
+        if (counts[i] > (double)n) n = (int64_t)counts[i];
+    mixpi_host_put(ctx, counts);
+    if (r != MIXP_OK) return r;
+    bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
+    table = (double *)mixpi_host_take(ctx, bytes);
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_buffers_tell(ctx, n, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
 /* Names setting `word`, which is `a` on rank 0 and `b` on rank `other`. */
 static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int other, double a,
                                          double b) {
@@ -136,6 +247,7 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
+    if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                                  "ranks differ: a parameter is in another group on rank %d than "
@@ -170,8 +282,9 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                             "states, spikes, max_norm, clip) or the recipe of delayed scaling "
-                             "differ between rank %d and rank 0; use the same settings on all "
-                             "ranks; the step was skipped",
+                             "states, spikes, max_norm, clip), the recipe of delayed scaling or "
+                             "the buffers (shape, mixp_buffer_set_ranks, which the step writes) "
+                             "differ between rank %d and rank 0; use the same on all ranks; the "
+                             "step was skipped",
                              other);
 }

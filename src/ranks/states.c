@@ -197,6 +197,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     shared = mixpi_ranks_share(what->ctx, table, 1);
     of_0 = (mixp_result)(int)table[0];
     mixpi_host_put(what->ctx, table);
+    if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",

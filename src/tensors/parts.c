@@ -82,6 +82,7 @@ typedef struct mixpi_buffers {
     uint64_t first;             /* first window whose backups are valid                    */
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
+    uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */

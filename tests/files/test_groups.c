@@ -344,6 +344,7 @@ static void test_the_table_of_entries(void) {
     for (k = 0; k < table.n; k++) {
         if (mixp_safetensors_metadata(file, table.text[k])) continue;
         if (table.used[k] || strcmp(table.text[k], "mixprec.groups") == 0) continue;
+        if (strcmp(table.text[k], "mixprec.rank.R.NAME") == 0) continue;    /* tests/ranks/test_ranks_state.c */
         test_bad++;
         TEST_SHOW("no save writes `%s`, which SECURITY.md lists", table.text[k]);
     }

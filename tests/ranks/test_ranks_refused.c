@@ -20,6 +20,7 @@ static struct {
     void   *data[2];            /* of who is there */
     int64_t count[2];
     int     arrived, meetings, gone;
+    int     unlike;             /* 1: the newest meeting was of two counts */
     int     stopped;            /* 1: rank 0 has said that it fails */
 } room;
 
@@ -44,13 +45,13 @@ static const char *meet(void *user, void *data, int64_t count, mixp_dtype dtype,
     meeting = room.meetings;
     if (++room.arrived == 2 && !room.gone) {
         if (room.count[0] == room.count[1]) join(room.data[0], room.data[1], count, dtype);
-        else room.gone = 1;
+        else room.gone = room.unlike = 1;
         room.arrived = 0;
         room.meetings++;
         pthread_cond_broadcast(&bell);
     }
     while (room.meetings == meeting && !room.gone) pthread_cond_wait(&bell, &door);
-    if (room.meetings == meeting || room.gone) why = "the other rank is gone";
+    if (room.meetings == meeting || room.unlike) why = "the other rank is gone";
     pthread_mutex_unlock(&door);
     return why;
 }
@@ -95,20 +96,23 @@ static void stop(void *user, const char *why) {
 /* --- a training ---------------------------------------------------------------------------------- */
 
 enum { D = 64, ROWS = 4 };
-typedef enum way { SUMS, LOW_SUMS, APART, SHARDED, SCATTERED, WAYS } way;
+/* From SHARDED on, all ranks save and load together. */
+typedef enum way { SUMS, LOW_SUMS, APART, SHARDED, SCATTERED, BUFFERED, WAYS } way;
+enum { OWN, ADDED, MEAN, CODE, BUFFERS };
 
 typedef struct rank {
     int             number;
     way             how;
     mixp_result     error;      /* the first that it was told */
     const char     *met;        /* by a call in which ranks meet; NULL = by none */
+    int             saving;     /* 1: by a save in which ranks meet */
     char            text[200];
     float           weights[2 * D];
 } rank;
 
 typedef struct training {
     mixp_context   *ctx;
-    mixp_tensor    *w, *v, *bias;
+    mixp_tensor    *w, *v, *bias, *b[BUFFERS];
     mixp_optimizer *opt;
     mixp_scaler    *scaler;
     mixp_checkpoint all;
@@ -143,6 +147,16 @@ static void training_ranks(mixp_ranks_desc *d, rank *r) {
     d->scatter = r->how == SCATTERED;
 }
 
+static void training_buffers(training *t) {
+    static const int64_t many = 5000, odd = 37;
+    t->b[OWN] = mixp_buffer(t->ctx, "own", MIXP_F32, 1, &many);
+    t->b[ADDED] = mixp_buffer(t->ctx, "added", MIXP_F64, 1, &odd);
+    t->b[MEAN] = mixp_buffer(t->ctx, "mean", MIXP_BF16, 1, &many);
+    t->b[CODE] = mixp_buffer(t->ctx, "code", MIXP_U8, 1, &odd);
+    mixp_buffer_set_ranks(t->b[MEAN], MIXP_BUFFER_MEAN);
+    mixp_buffer_set_ranks(t->b[CODE], MIXP_BUFFER_RANK_0);
+}
+
 static void training_make(training *t, rank *r) {
     static const int64_t shape[2] = { D, D };
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
@@ -171,6 +185,7 @@ static void training_make(training *t, rank *r) {
     t->scaler = mixp_scaler_new(t->ctx, NULL);
     guard.every = 2;
     guard.max_sites = 16;
+    if (r->how == BUFFERED) training_buffers(t);
     if (!fine(t)) return;
     mixp_init_uniform(t->w, -0.2, 0.2);
     mixp_init_uniform(t->v, -0.2, 0.2);
@@ -201,9 +216,18 @@ static void training_walk(training *t, rank *r, int walk) {
     MEET(t, r, mixp_backward(t->ctx, h));
 }
 
+/* Each buffer's first write takes memory for its old bytes. */
+static void training_write(training *t, rank *r) {
+    mixp_fill(t->b[OWN], r->number);
+    if (fine(t)) mixp_fill(t->b[MEAN], r->number);
+    if (fine(t)) mixp_fill(t->b[CODE], r->number);
+    MEET(t, r, mixp_ranks_sum(t->b[ADDED]));
+}
+
 static void training_step(training *t, rank *r, int careful) {
     int walk = r->how == APART ? 0 : 1;
     for (; walk < 2 && fine(t); walk++) training_walk(t, r, walk);
+    if (fine(t) && r->how == BUFFERED) training_write(t, r);
     if (careful) MEET(t, r, mixp_scaler_unscale(t->scaler, t->opt));
     if (careful) MEET(t, r, mixp_clip_grad_norm(t->opt, 0.5));
     MEET(t, r, mixp_scaler_step(t->scaler, t->opt));
@@ -214,7 +238,10 @@ static void training_step(training *t, rank *r, int careful) {
 static void training_all(training *t, rank *r) {
     training_step(t, r, 0);
     training_step(t, r, 1);
-    if (fine(t) && (r->how >= SHARDED || r->number == 0)) mixp_checkpoint_save(t->path, &t->all);
+    if (fine(t) && (r->how >= SHARDED || r->number == 0)) {
+        mixp_checkpoint_save(t->path, &t->all);
+        r->saving = r->how >= SHARDED && !fine(t);
+    }
     if (fine(t) && r->how >= SHARDED) mixp_checkpoint_load(t->path, &t->all);
     training_step(t, r, 0);
 }
@@ -267,6 +294,11 @@ static int run_refused(way how, long from, long most) {
         TEST_SHOW("request %ld, %s, in %s: the other rank would wait until its time is up", from,
                   requests.what, ranks[0].met);
     }
+    if (ranks[0].saving && !room.stopped && !strstr(ranks[1].text, "rank 0 failed")) {
+        CHECK(ranks[0].saving == 0);
+        TEST_SHOW("request %ld, %s, in a save: the other rank would wait until its time is up; it says %s; this rank "
+                  "says %s", from, requests.what, ranks[1].text, ranks[0].text);
+    }
     if (!hit) {
         if (ranks[0].error || ranks[1].error)
             TEST_SHOW("no request refused: rank 0 says %s; rank 1 says %s", ranks[0].text, ranks[1].text);
@@ -293,6 +325,7 @@ static void one_of_low_sums(void)       { each_once(LOW_SUMS, 1); }
 static void one_of_held_walks(void)     { each_once(APART, 1); }
 static void one_of_shards(void)         { each_once(SHARDED, 1); }
 static void one_of_scattered_sums(void) { each_once(SCATTERED, 1); }
+static void one_of_buffers(void)        { each_once(BUFFERED, 1); }
 static void all_after_it(void) {
     int how;
     for (how = 0; how < WAYS; how++) each_once((way)how, LONG_MAX);
@@ -310,6 +343,7 @@ int main(void) {
     RUN(one_of_held_walks);
     RUN(one_of_shards);
     RUN(one_of_scattered_sums);
+    RUN(one_of_buffers);
     RUN(all_after_it);
     return test_report();
 }
