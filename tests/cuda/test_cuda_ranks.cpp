@@ -194,6 +194,7 @@ static const char *world_sum(void *user, void *data, int64_t count, mixp_dtype d
     cudaStream_t on = (cudaStream_t)stream;
     w->sums++;
     double *own = (double *)data + w->rank * (count / 2), *other = (double *)data + (1 - w->rank) * (count / 2);
+    if (dtype == MIXP_I32) return NULL;         /* rank 0's bytes: the other one adds zeros */
     if (dtype == MIXP_F64)
         MIXPI_LAUNCH(other_row, 1, 1, 0, on, (const double *)own, other, count / 2, (const int32_t *)w->bad);
     else
@@ -203,7 +204,7 @@ static const char *world_sum(void *user, void *data, int64_t count, mixp_dtype d
 
 struct Net {
     mixp_context   *ctx;
-    mixp_tensor    *w[3];
+    mixp_tensor    *w[3], *h, *code;    /* h: the mean of the ranks; code: rank 0's */
     mixp_optimizer *opt;
     mixp_scaler    *scaler;
     float           x[8 * 16], y[8 * 4];
@@ -213,6 +214,7 @@ static double clip_at = 1.0;
 
 static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     const int64_t shape[3][2] = { { 32, 16 }, { 32, 32 }, { 4, 32 } };
+    const int64_t h_shape[2] = { 8, 32 }, codes = 37;
     const char *names[3] = { "a", "b", "c" };
     mixp_context_desc d;
     mixp_optimizer_desc adamw = mixp_adamw_defaults();
@@ -232,6 +234,10 @@ static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
         mixp_init_normal(n->w[i], 0, 0.2);
         mixp_optimizer_add(n->opt, n->w[i], NULL);
     }
+    n->h = mixp_buffer(n->ctx, "h", MIXP_BF16, 2, h_shape);
+    n->code = mixp_buffer(n->ctx, "code", MIXP_U8, 1, &codes);
+    mixp_buffer_set_ranks(n->h, MIXP_BUFFER_MEAN);
+    mixp_buffer_set_ranks(n->code, ranks && ranks->rank ? MIXP_BUFFER_OWN : MIXP_BUFFER_RANK_0);
 }
 
 static void net_batch(Net *n, int step) {
@@ -251,6 +257,8 @@ static void net_train(Net *n) {
         loss = mixp_mse(c, mixp_linear(c, h, n->w[2], NULL), mixp_input(c, MIXP_F32, 2, out, n->y));
     }
     mixp_backward(c, mixp_scaler_scale(n->scaler, loss));
+    mixp_copy(n->h, h);
+    mixp_write(n->code, n->x, MIXP_U8, 37);
     mixp_scaler_step(n->scaler, n->opt);
     mixp_scaler_update(n->scaler);
 }
@@ -262,6 +270,18 @@ static void net_fine(const Net *n) {
     TEST_SHOW("%s", why);
 }
 
+/* The newest applied step of `a` has written its batch into `code`. */
+static void buffers_same(const Net *a, const Net *b) {
+    static float x[8 * 32], y[8 * 32];
+    CHECK_INT(mixp_read(a->h, x, MIXP_F32, a->h->count), MIXP_OK);
+    CHECK_INT(mixp_read(b->h, y, MIXP_F32, b->h->count), MIXP_OK);
+    CHECK(memcmp(x, y, (size_t)a->h->count * sizeof *x) == 0);
+    CHECK_INT(mixp_read(a->code, x, MIXP_U8, a->code->count), MIXP_OK);
+    CHECK_INT(mixp_read(b->code, y, MIXP_U8, b->code->count), MIXP_OK);
+    CHECK(memcmp(x, y, (size_t)a->code->count) == 0);
+    CHECK(memcmp(x, a->x, (size_t)a->code->count) == 0);
+}
+
 static void net_same(const Net *a, const Net *b) {
     static float x[32 * 32], y[32 * 32];
     for (int i = 0; i < 3; i++) {
@@ -269,6 +289,7 @@ static void net_same(const Net *a, const Net *b) {
         CHECK_INT(mixp_read(b->w[i], y, MIXP_F32, b->w[i]->count), MIXP_OK);
         CHECK(memcmp(x, y, (size_t)a->w[i]->count * sizeof *x) == 0);
     }
+    buffers_same(a, b);
     CHECK_NEAR(mixp_scaler_loss_scale(a->scaler), mixp_scaler_loss_scale(b->scaler), 0);
     net_fine(a);
     net_fine(b);
@@ -327,7 +348,9 @@ static void steps_of(mixp_dtype dtype, mixp_ranks_mean mean) {
     CHECK_INT(w.sums, 0);
     net_same(&a, &b);
     set_bad(&w, 1);                         /* the other rank has met an Inf */
+    net_batch(&b, 9);
     CHECK_INT(mixp_replay(graph), MIXP_OK);
+    buffers_same(&a, &b);
     CHECK_INT(mixp_optimizer_applied(b.opt), 7);
     CHECK_NEAR(mixp_scaler_loss_scale(b.scaler), 128, 0);
     v = mixp_optimizer_verdict(b.opt);
