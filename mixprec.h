@@ -3925,8 +3925,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window, or
- * after the update (a teacher), is not sent: all ranks must write the same bytes there. */
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window or
+ * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */
@@ -6085,8 +6085,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
  * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
- * their shapes may differ. Needs host memory for the file's data, own buffers of all ranks included;
- * with sharded states also for those of the largest parameter.
+ * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
+ * ranks; with sharded states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -6141,9 +6141,9 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
  * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
  * path is unchanged. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
-/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with its
- * prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the pattern
- * fits none. */
+/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with
+ * its prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the
+ * pattern fits none. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
                                                         const mixp_weights_desc *desc);
 
@@ -16559,19 +16559,6 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
         if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
-}
-
-/* An evaluation that is repeated starts from the buffers that it met. */
-static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
-        const mixpi_backup *b = mixpi_backup_at(ctx, i);
-        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_written(b->buffer, "mixp_retry_loss");
-        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
-    }
-    return r;
 }
 /* --- context --------------------------------------------------------------------------- */
 
@@ -34143,6 +34130,19 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
+}
+
+/* An evaluation that is repeated starts from the buffers that it met. */
+static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
+        mixpi_written(b->buffer, "mixp_retry_loss");
+        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
+    }
+    return r;
 }
 
 /* Repeats an evaluation once. Without a guard a repetition would change nothing. */

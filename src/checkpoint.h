@@ -77,8 +77,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
  * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
- * their shapes may differ. Needs host memory for the file's data, own buffers of all ranks included;
- * with sharded states also for those of the largest parameter.
+ * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
+ * ranks; with sharded states also for those of the largest parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -133,9 +133,9 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
  * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
  * path is unchanged. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
-/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with its
- * prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the pattern
- * fits none. */
+/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with
+ * its prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the
+ * pattern fits none. */
 MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
                                                         const mixp_weights_desc *desc);
 

@@ -502,8 +502,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window, or
- * after the update (a teacher), is not sent: all ranks must write the same bytes there. */
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window or
+ * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */

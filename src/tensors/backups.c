@@ -143,16 +143,3 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
 }
-
-/* An evaluation that is repeated starts from the buffers that it met. */
-static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
-        const mixpi_backup *b = mixpi_backup_at(ctx, i);
-        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_written(b->buffer, "mixp_retry_loss");
-        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
-    }
-    return r;
-}

@@ -22,7 +22,7 @@ enum { D = 64, VOCAB = 8, B = 2, T = 2, OPTIMIZERS = 3 };
 
 typedef struct training {
     mixp_context   *ctx;
-    mixp_tensor    *table, *w, *qkv, *gamma, *beta, *bias;
+    mixp_tensor    *table, *w, *qkv, *gamma, *beta, *bias, *buffer;
     mixp_optimizer *opt[OPTIMIZERS];
     mixp_scaler    *scaler;
     mixp_checkpoint all;
@@ -61,6 +61,7 @@ static void training_optimizers(training *t) {
 }
 
 static void training_make(training *t, int far) {
+    static const int64_t buffer[2] = { 3, D };
     mixp_context_desc desc;
     mixp_guard_desc guard;
     memset(t, 0, sizeof *t);
@@ -80,6 +81,7 @@ static void training_make(training *t, int far) {
     t->gamma = matrix(t, "gamma", MIXP_F32, 0);
     t->beta = matrix(t, "beta", MIXP_F32, 0);
     t->bias = matrix(t, "bias", MIXP_F16, 0);
+    t->buffer = mixp_buffer(t->ctx, "buffer", MIXP_BF16, 2, buffer);
     t->scaler = mixp_scaler_new(t->ctx, NULL);
     training_optimizers(t);
     guard.every = 1;
@@ -171,6 +173,7 @@ static void training_step(training *t, int kind, int careful) {
     hear(t, mixp_autocast_pop(t->ctx));
     hear(t, mixp_optimizer_set_loss(t->opt[0], loss));
     hear(t, mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss)));
+    hear(t, mixp_fill(t->buffer, kind));
     for (o = 0; o < OPTIMIZERS; o++) {
         if (careful) hear(t, mixp_scaler_unscale(t->scaler, t->opt[o]));
         if (careful) hear(t, mixp_clip_grad_norm(t->opt[o], 0.5));
@@ -214,8 +217,8 @@ static void training_all(training *t) {
 /* Was everything made? */
 static int training_is_whole(const training *t) {
     const mixp_checkpoint *all = &t->all;
-    return all->ctx && t->table && t->w && t->qkv && t->gamma && t->beta && t->bias && t->scaler &&
-           t->opt[0] && t->opt[1] && t->opt[2];
+    return all->ctx && t->table && t->w && t->qkv && t->gamma && t->beta && t->bias && t->buffer &&
+           t->scaler && t->opt[0] && t->opt[1] && t->opt[2];
 }
 
 /* A run of it with requests from `from` on refused, `most` of them; 0: there were not so many. */

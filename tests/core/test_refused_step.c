@@ -1,6 +1,6 @@
 /* test_refused_step.c - memory refused within one call, at each request in turn: adding a parameter, sampling,
- * unscaling, clipping, a step, an update, averages. The call reports it and changes no byte of weights,
- * gradients, states, counters and scaler; made again, it gives what an undisturbed run gives.
+ * unscaling, clipping, a step, an update, averages, making and writing a buffer. The call reports it and changes
+ * no byte of weights, gradients, states, buffers, counters and scaler; made again, it gives what an undisturbed run gives.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include <limits.h>
@@ -17,22 +17,23 @@ typedef struct training {
     mixp_context   *ctx;
     mixp_scaler    *scaler;
     mixp_optimizer *opt;
-    mixp_tensor    *w[PARAMS], *g[PARAMS];
+    mixp_tensor    *w[PARAMS], *g[PARAMS], *buffer;
     int             added, filled;
 } training;
 
 /* The calls of a training, in their order. */
 typedef enum call {
-    ADD, BEGIN, FILL, FILL_INF, SAMPLE, UNSCALE, CLIP, STEP, UPDATE, AVERAGE, SWAP, GUARD, CALLS
+    ADD, BEGIN, FILL, FILL_INF, SAMPLE, UNSCALE, CLIP, STEP, UPDATE, AVERAGE, SWAP, GUARD, BUFFER, WRITE, CALLS
 } call;
 static const char *const call_names[CALLS] = {
-    "add", "begin", "fill", "fill", "sample", "unscale", "clip", "step", "update", "set_ema", "swap_ema", "guard"
+    "add", "begin", "fill", "fill", "sample", "unscale", "clip", "step", "update", "set_ema", "swap_ema", "guard",
+    "buffer", "write"
 };
 static const call script[] = {
-    ADD, ADD, BEGIN, FILL, STEP, UPDATE,
+    ADD, ADD, BEGIN, FILL, STEP, UPDATE, BUFFER,
     BEGIN, FILL, SAMPLE, UNSCALE, CLIP, STEP, UPDATE,
-    ADD, AVERAGE, BEGIN, FILL, STEP, UPDATE,
-    BEGIN, FILL_INF, STEP, UPDATE, SWAP, SWAP,
+    ADD, AVERAGE, BEGIN, FILL, WRITE, STEP, UPDATE, WRITE,
+    BEGIN, FILL_INF, WRITE, STEP, UPDATE, SWAP, SWAP,
     GUARD, ADD, AVERAGE, BEGIN, FILL, STEP, UPDATE, BEGIN, FILL, STEP, UPDATE, SWAP, SWAP
 };
 enum { SCRIPT = sizeof script / sizeof *script };
@@ -115,6 +116,11 @@ static mixp_result add(training *t) {
     return r;
 }
 
+static mixp_result make_buffer(training *t) {
+    t->buffer = mixp_buffer(t->ctx, "buffer", MIXP_F32, 2, shapes[0]);
+    return mixp_context_error(t->ctx, NULL);
+}
+
 static mixp_result make_call(training *t, call what) {
     switch (what) {
     case ADD:      return add(t);
@@ -129,6 +135,8 @@ static mixp_result make_call(training *t, call what) {
     case AVERAGE:  return mixp_optimizer_set_ema(t->opt, 0.75);
     case SWAP:     return mixp_optimizer_swap_ema(t->opt);
     case GUARD:    return mixp_guard_start(t->ctx, NULL);
+    case BUFFER:   return make_buffer(t);
+    case WRITE:    return mixp_copy(t->buffer, t->g[0]);
     default:       return MIXP_ERR_ARGUMENT;
     }
 }
@@ -172,6 +180,10 @@ static uint64_t state_of(training *t) {
         hash = mixed(hash, values, (size_t)t->g[i]->count * sizeof *values);
         for (kind = MIXP_STATE_M; kind <= MIXP_STATE_EMA; kind++)
             if (i < t->added) hash = mixed_state(hash, t, i, (mixp_state_kind)kind);
+    }
+    if (t->buffer) {
+        CHECK_INT(mixp_read(t->buffer, values, MIXP_F32, t->buffer->count), MIXP_OK);
+        hash = mixed(hash, values, (size_t)t->buffer->count * sizeof *values);
     }
     memset(&saved, 0, sizeof saved);
     CHECK_INT(mixp_scaler_save(t->scaler, &saved), MIXP_OK);

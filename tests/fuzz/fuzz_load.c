@@ -5,10 +5,10 @@
 #include "memory_disk.h"
 #include "fuzz.h"
 
-/* A tiny model: an f16 matrix and an f32 vector, AdamW and SGD, a scaler. */
+/* A tiny model: an f16 matrix and an f32 vector, AdamW and SGD, a scaler, a buffer. */
 typedef struct tiny {
     mixp_context   *ctx;
-    mixp_tensor    *w, *b;
+    mixp_tensor    *w, *b, *h;
     mixp_optimizer *opt[2];
     mixp_scaler    *scaler;
     double          best;
@@ -27,6 +27,7 @@ static void tiny_make(tiny *t) {
     t->ctx = mixp_context_new(NULL);
     t->w = mixp_param(t->ctx, "w", MIXP_F16, 2, w);
     t->b = mixp_param(t->ctx, "b", MIXP_F32, 1, b);
+    t->h = mixp_buffer(t->ctx, "h", MIXP_F32, 1, b);
     mixp_fill(t->w, 0.25);
     sgd.momentum = 0.5;
     t->opt[0] = mixp_optimizer_new(t->ctx, &adamw);
@@ -58,6 +59,7 @@ static void tiny_train(tiny *t, int steps) {
             loss = mixp_mean(t->ctx, mixp_mul(t->ctx, y, y), MIXP_ALL, 0);
         }
         mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+        mixp_copy(t->h, t->b);
         for (o = 0; o < 2; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
         for (o = 0; o < 2; o++) mixp_zero_grad(t->opt[o]);

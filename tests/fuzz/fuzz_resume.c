@@ -107,7 +107,7 @@ static void pieces_expect(const mixp_context *ctx) {
 
 typedef struct training {
     mixp_context   *ctx;
-    mixp_tensor    *w, *b, *u, *idle;
+    mixp_tensor    *w, *b, *u, *idle, *carried, *seen;
     mixp_optimizer *opt[3];
     mixp_scaler    *scaler;
     int64_t         cursor[2];
@@ -119,7 +119,7 @@ typedef struct training {
 enum { SIDE = 64, SMALL_SIDE = 8, OUT = 4, ROWS = 2 };     /* 64 by 64: states of 8 bits are used */
 
 static void training_parameters(training *t) {
-    const int64_t side = t->rich ? SIDE : SMALL_SIDE, idle[1] = { 3 };
+    const int64_t side = t->rich ? SIDE : SMALL_SIDE, idle[1] = { 3 }, two[1] = { 2 };
     int64_t w[2], u[2];
     w[0] = w[1] = u[1] = side;
     u[0] = OUT;
@@ -127,6 +127,8 @@ static void training_parameters(training *t) {
     t->b = mixp_param(t->ctx, "b", MIXP_F32, 1, w);
     t->u = mixp_param(t->ctx, "u", MIXP_F16, 2, u);
     t->idle = mixp_param(t->ctx, "idle", MIXP_F16, 1, idle);
+    t->carried = mixp_buffer(t->ctx, "carried", MIXP_F16, 0, NULL);
+    t->seen = mixp_buffer(t->ctx, "seen", MIXP_I64, 1, two);
     mixp_init_normal(t->w, 0, 0.1);
     mixp_init_normal(t->u, 0, 0.1);
     mixp_fill(t->b, 0);
@@ -225,6 +227,8 @@ static void training_run(training *t, int steps) {
         mixp_autocast_pop(t->ctx);
         if (t->rich) mixp_optimizer_set_loss(t->opt[0], loss);
         mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+        mixp_copy(t->carried, loss);
+        mixp_write(t->seen, t->cursor, MIXP_I64, 2);
         for (o = 0; o < 3; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
         for (o = 0; o < 3; o++) mixp_zero_grad(t->opt[o]);
@@ -364,11 +368,12 @@ static void change_raw(mixp_st_entry *e, size_t at, const uint8_t *raw) {
 static void add_entry(parts *p, int which) {
     static const char *const names[] = {
         "mixprec.guard.more", "scaler.prediction.more", "optimizer.7.spike.more", "optimizer.7.m.w",
-        "", "value.more", "w.more", "mixprec.step.more" };
+        "", "value.more", "w.more", "mixprec.step.more",
+        "mixprec.rank.1.seen", "mixprec.rank.0.seen" };
     mixp_st_entry *e = &p->e[p->n];
     if (p->n + 1 >= ENTRIES) return;
     memset(e, 0, sizeof *e);
-    strcpy(p->names[p->n], names[which % 8]);
+    strcpy(p->names[p->n], names[which % 10]);
     e->name = p->names[p->n];
     e->dtype = MIXP_F32;
     e->rank = 1;

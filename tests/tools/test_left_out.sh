@@ -7,28 +7,38 @@ CC=${CC:-cc}
 warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wpointer-arith'
 warn="$warn -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototypes -Werror"
 
-# A weight of 3 times an input of 2: the gradient is 2, and a step of SGD with lr 0.25 leaves 2.5.
+# A weight of 3 times an input of 2: the gradient is 2, and a step of SGD with lr 0.25 leaves 2.5. The step writes 5 into a
+# buffer. A second step, whose input is Inf, is skipped: the 9 that it writes does not stay.
 cat >"$tmp/train.h" <<'END'
 static int trained(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     int64_t one = 1;
-    float two = 2.0f;
+    float input[2] = { 2.0f, HUGE_VALF };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &one), *x;
+    mixp_tensor *b = mixp_buffer(ctx, "b", MIXP_F32, 1, &one);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer *opt;
-    double now;
+    double now, state;
+    int step;
     sgd.lr = 0.25;
     opt = mixp_optimizer_new(ctx, &sgd);
     mixp_fill(w, 3.0);
     mixp_optimizer_add(opt, w, NULL);
-    mixp_step_begin(ctx);
-    x = mixp_input(ctx, MIXP_F32, 1, &one, &two);
-    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mul(ctx, w, x)));
-    mixp_scaler_step(scaler, opt);
-    mixp_scaler_update(scaler);
+    mixp_buffer_set_ranks(b, MIXP_BUFFER_MEAN);
+    for (step = 0; step < 2; step++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        x = mixp_input(ctx, MIXP_F32, 1, &one, &input[step]);
+        mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mul(ctx, w, x)));
+        mixp_fill(b, 5.0 + 4.0 * step);
+        mixp_scaler_step(scaler, opt);
+        mixp_scaler_update(scaler);
+    }
     now = mixp_item(w);
+    state = mixp_item(b);
     if (mixp_context_error(ctx, NULL) != MIXP_OK || now < 2.5 || now > 2.5) return 0;
+    if (state < 5.0 || state > 5.0) return 0;
     mixp_context_free(ctx);
     return 1;
 }
