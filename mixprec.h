@@ -3920,7 +3920,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
- * their window. Loading a file ends a window.
+ * their window. A step that an error ends belongs to the window of the next step: its writes stay,
+ * unless the update skips. Loading a file ends a window.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
@@ -6060,8 +6061,8 @@ typedef struct mixp_checkpoint {
  * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
  * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
  * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
- * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
- * "mixprec.rank.2.NAME".
+ * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
+ * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
  * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,

@@ -52,8 +52,8 @@ typedef struct mixp_checkpoint {
  * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
  * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
  * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
- * ranks have buffers of MIXP_BUFFER_OWN: rank 0's has the buffer's name in the file, rank 2's
- * "mixprec.rank.2.NAME".
+ * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
+ * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
  * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,

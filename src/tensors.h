@@ -497,7 +497,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
- * their window. Loading a file ends a window.
+ * their window. A step that an error ends belongs to the window of the next step: its writes stay,
+ * unless the update skips. Loading a file ends a window.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same

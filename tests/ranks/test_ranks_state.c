@@ -43,6 +43,8 @@ typedef struct plan {
     int         plant;          /* the step in which the batch of rank 1 holds an Inf; -1 = none */
     float       scale;          /* the first loss scale; 0 = 1024 */
     int         retry;          /* 1: mixp_retry */
+    int         plain;          /* 1: the scaler is disabled, so mixp_scaler_step ends the window */
+    int         parts;          /* of a batch, each a step of its own; 0 = 1 */
     int         shard;
     int64_t     check_every;
     int64_t     rows;           /* of H; 0 = ROWS */
@@ -135,6 +137,7 @@ static void net_open(net *n, const plan *p, const mixp_ranks_desc *given) {
     d.on_warning = hear_warning;
     d.user = n;
     s.init_scale = p->scale > 0 ? p->scale : 1024;
+    s.disabled = p->plain;
     adamw.lr = 0.05;
     n->ctx = mixp_context_new(&d);
     n->opt = mixp_optimizer_new(n->ctx, &adamw);
@@ -227,15 +230,22 @@ static mixp_tensor *net_next(net *n, int step) {
 }
 
 static void net_try(net *n, int step, record *r) {
-    mixp_tensor *next;
-    mixp_step_begin(n->ctx);
+    const int parts = n->p->parts ? n->p->parts : 1;
+    int part;
     mixp_zero_grad(n->opt);
-    next = net_next(n, step);
-    mixp_backward(n->ctx, mixp_scaler_scale(n->scaler, mixp_mean(n->ctx, mixp_mul(n->ctx, next, next), MIXP_ALL, 0)));
-    net_write(n, next, step);
+    for (part = 0; part < parts; part++) {
+        mixp_tensor *next;
+        mixp_step_begin(n->ctx);
+        mixp_ranks_hold(n->ctx, part < parts - 1);
+        next = net_next(n, step + part);
+        mixp_backward(n->ctx,
+                      mixp_scaler_scale(n->scaler, mixp_mean(n->ctx, mixp_mul(n->ctx, next, next), MIXP_ALL, 0)));
+        net_write(n, next, step);
+    }
+    if (n->p->plain) net_see(n, &r->written);
     mixp_scaler_step(n->scaler, n->opt);
     net_write_late(n, step);
-    if (mixp_context_error(n->ctx, NULL) == MIXP_OK) net_see(n, &r->written);
+    if (!n->p->plain && mixp_context_error(n->ctx, NULL) == MIXP_OK) net_see(n, &r->written);
     mixp_scaler_update(n->scaler);
     r->tries++;
 }
@@ -354,13 +364,23 @@ static void each_update(void) {
     }
 }
 
-/* A step that one rank's batch spoils changes no byte on any rank. */
+/* The same without a scaler: the optimizer's step is the update. */
+static void each_update_without_a_scaler(void) {
+    plan p = plan_of(STEPS);
+    int step;
+    p.plain = 1;
+    run_well(&p, 3);
+    for (step = 0; step < STEPS; step++) check_update(step, 3);
+}
+
+/* A step that one rank's batch spoils changes no byte on any rank; neither do both parts of its batch. */
 static void skipped_step(void) {
-    int shard, r;
-    for (shard = 0; shard < 2; shard++) {
+    int way, r;
+    for (way = 0; way < 3; way++) {
         plan p = plan_of(STEPS);
         p.plant = 3;
-        p.shard = shard;
+        p.shard = way == 1;
+        p.parts = way == 2 ? 2 : 1;
         run_well(&p, 3);
         for (r = 0; r < 3; r++) {
             const record *at = &records[r][3];
@@ -368,8 +388,32 @@ static void skipped_step(void) {
             CHECK(memcmp(&at->before, &at->written, sizeof at->before) != 0);
             CHECK(memcmp(&at->before, &at->after, sizeof at->before) == 0);
             CHECK_INT(records[r][4].outcome, MIXP_STEP_APPLIED);
+            /* Of two parts, step 2 has the spoilt one, too. */
+            CHECK_NEAR(value_of(records[r][STEPS - 1].after.bytes[COUNT], COUNT, 0), way == 2 ? 2 * 6 : 7, 0);
         }
     }
+}
+
+/* A step that is abandoned belongs to the window of the next one: if that is skipped, so are both; if not,
+ * the writes stay. */
+static void end_abandoned(net *n) {
+    int step;
+    for (step = 5; step < 7; step++) {
+        snapshot before;
+        net_see(n, &before);
+        mixp_step_begin(n->ctx);
+        mixp_fill(n->b[H], 3);
+        net_code(n, step);
+        net_step(n, step);
+        CHECK((memcmp(&before, &records[n->rank][step].after, sizeof before) == 0) == (step == 5));
+        CHECK_INT(records[n->rank][step].outcome, step == 5 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+    }
+}
+static void abandoned_step(void) {
+    plan p = plan_of(2);
+    p.plant = 5;
+    p.at_end = end_abandoned;
+    run_well(&p, 2);
 }
 
 /* A loss scale that is too large repeats the first step. The result has the bits of a run that began
@@ -498,6 +542,39 @@ static void differing_step_is_skipped(void) {
         CHECK(memcmp(s->weights, records[r][1].before.weights, sizeof s->weights) != 0);
     }
 }
+
+/* Without a walk, ranks do not know whether all run on CPUs, and the message gives no name. */
+static int own_gradients(const mixp_ranks_desc *ranks, void *user) {
+    const int64_t n = 3;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    const char *text = "";
+    mixp_tensor *w, *g, *b;
+    mixp_optimizer *opt;
+    (void)user;
+    memset(&d, 0, sizeof d);
+    d.ranks = ranks;
+    d.threads = 1;
+    sgd.lr = 0.5;
+    mixp_context *ctx = mixp_context_new(&d);
+    w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
+    g = mixp_param(ctx, "g", MIXP_F32, 1, &n);
+    b = mixp_buffer(ctx, "b", MIXP_F32, 1, &n);
+    opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_optimizer_add(opt, w, g);
+    mixp_buffer_set_ranks(b, ranks->rank ? MIXP_BUFFER_MEAN : MIXP_BUFFER_RANK_0);
+    mixp_step_begin(ctx);
+    mixp_fill(g, 1);
+    mixp_fill(b, ranks->rank);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
+    mixp_context_error(ctx, &text);
+    CHECK_TEXT(text, "the buffers (shape, mixp_buffer_set_ranks, which the step writes) differ between rank 1 and rank 0");
+    mixp_context_clear_error(ctx);
+    CHECK_NEAR(mixp_item(mixp_sum(ctx, w, MIXP_ALL, 0)), 0, 0);
+    mixp_context_free(ctx);
+    return 0;
+}
+static void own_gradients_that_differ(void) { CHECK_INT(ddp_threads(2, own_gradients, NULL), 0); }
 
 /* Writes after mixp_scaler_step are too late for that step's comparison. Sums of the same size are found
  * by the next step, and others by the transport. */
@@ -861,12 +938,15 @@ int main(void) {
     snprintf(path, sizeof path, "/tmp/mixprec_ranks_state_%ld.st", (long)getpid());
     snprintf(path_2, sizeof path_2, "/tmp/mixprec_ranks_state_%ld_2.st", (long)getpid());
     RUN(each_update);
+    RUN(each_update_without_a_scaler);
     RUN(skipped_step);
+    RUN(abandoned_step);
     RUN(retried_step);
     RUN(what_is_compared);
     RUN(from_one_rank);
     RUN(ranks_that_differ);
     RUN(differing_step_is_skipped);
+    RUN(own_gradients_that_differ);
     RUN(late_writes_that_differ);
     RUN(resumed);
     RUN(names_in_the_file);
