@@ -1602,6 +1602,10 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
+/* The integer that another rank has sent as a double; 0 if it sent none, such as NaN or 1e300. */
+MIXPREC_HD int64_t mixpi_whole_of(double x)
+{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 62u ? (int64_t)x : 0; }
+
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
@@ -1651,14 +1655,14 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     s->stats.bad_is_nan = s->agreed.part_rank = 0;
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
-        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        const int64_t bad = mixpi_whole_of(row[MIXP_AGREE_PART_ROW]);
         squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
         s->agreed.part_rank = r + 1;
         s->stats.bad_row = bad;
-        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
-        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+        s->stats.bad_element = mixpi_whole_of(row[MIXP_AGREE_PART_ELEMENT]);
+        s->stats.bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_PART_NAN]);
     }
     s->stats.norm = MIXPI_LIBM(sqrt)(squares);
 }
@@ -1683,9 +1687,9 @@ MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *
 MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;
     a->bad_rank = r + 1;
-    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
-    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
-    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+    a->bad_leaf = mixpi_whole_of(row[MIXP_AGREE_LEAF]);
+    a->bad_element = mixpi_whole_of(row[MIXP_AGREE_ELEMENT]);
+    a->bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_NAN]);
 }
 
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
@@ -3586,8 +3590,9 @@ typedef struct mixp_ranks_desc {
                                        the device. 0 = 100, negative = never */
     void (*busy)(void *user, int on);
                                 /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait without a limit; on 0: this rank is back. NULL = the
-                                   other ranks wait for `seconds`                          */
+                                   must wait for much longer than `seconds` (the adapters of
+                                   examples/: 24 times); on 0: this rank is back. NULL = the other
+                                   ranks wait for `seconds`                                */
     const char *(*replayed)(void *user, void *stream);
                                 /* called when a recorded step is replayed, because the sums of a
                                    replay call no hook. Returns what a hook returns. NULL = not
@@ -4043,9 +4048,10 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
  * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 
-/* on 1: from now on only this rank works (it evaluates, samples or writes), and the time limit of
- * the other ranks is off. on 0: this rank is back. Saves make these two calls themselves. Without
- * the hook `busy` the call does nothing, and the other ranks wait for `seconds`. */
+/* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
+ * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
+ * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
+ * `seconds`. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 
@@ -32400,13 +32406,13 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
-    look->count += (int64_t)words[1];
-    look->nonfinite += (int64_t)words[2];
-    look->zeros += (int64_t)words[3];
-    look->flushed += (int64_t)words[4];
-    look->least += (int64_t)words[5];
-    look->subnormal += (int64_t)words[6];
-    look->saturated += (int64_t)words[7];
+    look->count += mixpi_whole_of(words[1]);
+    look->nonfinite += mixpi_whole_of(words[2]);
+    look->zeros += mixpi_whole_of(words[3]);
+    look->flushed += mixpi_whole_of(words[4]);
+    look->least += mixpi_whole_of(words[5]);
+    look->subnormal += mixpi_whole_of(words[6]);
+    look->saturated += mixpi_whole_of(words[7]);
 }
 
 /* Bits that a sample sets in the verdict of a site. */
@@ -32468,11 +32474,11 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    const int stores = (int)words[MIXPI_SITE_STORES] - 1;
+    const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
     int i;
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
-    site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
     mixpi_operands_join_words(site, words + MIXPI_SITE_OPERANDS);
     if (site->op || stores < 0) return;
@@ -32490,7 +32496,7 @@ static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
 }
 
 static uint64_t mixpi_hash_of_words(const double *halves)
-{ return (uint64_t)halves[0] << 32 | (uint64_t)halves[1]; }
+{ return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]); }
 static void mixpi_hash_to_words(uint64_t hash, double *halves) {
     halves[0] = (double)(hash >> 32);
     halves[1] = (double)(hash & 0xFFFFFFFFu);
@@ -32525,11 +32531,12 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     int r;
     for (r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
-        const mixp_origin origin = (mixp_origin)(int)head[MIXPI_HEAD_ORIGIN];
+        const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
+        const int64_t sites = mixpi_min(mixpi_whole_of(head[MIXPI_HEAD_SITES]), 1 << 24);
         int better = origin != MIXP_ORIGIN_UNKNOWN && h.origin == MIXP_ORIGIN_UNKNOWN;
         better |= mixpi_began_forward(origin) && !mixpi_began_forward(h.origin);
         if (memcmp(head, table, 2 * sizeof *head)) h.alike = 0;
-        if ((int64_t)head[MIXPI_HEAD_SITES] > h.most) h.most = (int64_t)head[MIXPI_HEAD_SITES];
+        if (sites > h.most) h.most = sites;
         if (better) h.origin = origin;
         if (better) h.at = mixpi_hash_of_words(head + MIXPI_HEAD_AT_HIGH);
     }
@@ -35204,9 +35211,10 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
-        here[i] = (char)table[i];
-        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+        here[i] = (char)mixpi_whole_of(table[i]);
+        there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
+    here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
                              what, (double)at, here, there, other,
@@ -35292,7 +35300,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     r = mixpi_ranks_share(ctx, table, words);
     for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (i = 0; i < n; i++)
-            if ((uint64_t)table[rank * words + i / 48] >> (i % 48) & 1) bits[i] = 1;
+            if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -37025,7 +37033,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
-    of_0 = (mixp_result)(int)table[0];
+    of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
     mixpi_host_put(what->ctx, table);
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;

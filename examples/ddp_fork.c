@@ -30,7 +30,7 @@ enum { DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
 static struct ddp_board {               /* what all ranks see */
     long long barriers[DDP_RANKS];      /* number of barriers that each rank has reached */
     int       failed;                   /* the rank that failed, plus 1; its `why` is complete */
-    int       busy;                     /* ranks that work on their own: no time limit runs */
+    int       busy;                     /* ranks that work on their own: the limit is longer */
     char      why[DDP_RANKS][300];      /* each rank writes its own, before it sets `failed` */
     int64_t   asked[2][DDP_RANKS][3];   /* each rank's operation, count and dtype */
     char      room[];                   /* two chunks for each rank: one is filled while others may
@@ -99,6 +99,7 @@ static const char *ddp_told(void) {
 }
 
 static const char *ddp_barrier(double seconds) {
+    const double last = ddp_now() + seconds * DDP_BUSY_TIMES;
     double until = ddp_now() + seconds;
     __atomic_add_fetch(&ddp_board->barriers[ddp.rank], 1, __ATOMIC_SEQ_CST);
     for (int r = 0, turn = 0; r < ddp.size; turn++) {
@@ -108,7 +109,8 @@ static const char *ddp_barrier(double seconds) {
         else if (turn) sched_yield();
         if (turn % 16 == 15) ddp_look_for_dead();
         if (__atomic_load_n(&ddp_board->busy, __ATOMIC_SEQ_CST)) until = ddp_now() + seconds;
-        if (ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
+        if (ddp_now() > last) ddp_tell("rank %d is busy, and did not come back in time%s", r, "");
+        else if (ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
         if (!ddp_failed()) continue;
         return ddp_told();
     }

@@ -14,6 +14,12 @@
 enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_SCATTER };     /* what a hook asks for */
 enum { DDP_BLOCK = 256 };                               /* elements that are added at once */
 
+/* A rank that works on its own (it saves, it evaluates) has so many times the limit of a sum: with the
+ * default of 600 s, 4 hours. Without a limit, a stopped rank would be waited for without end. */
+#ifndef DDP_BUSY_TIMES
+#  define DDP_BUSY_TIMES 24
+#endif
+
 typedef union ddp_block {
     float    f32[DDP_BLOCK];
     double   f64[DDP_BLOCK];

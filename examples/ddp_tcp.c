@@ -6,10 +6,19 @@
  * Include this file after mixprec.h. Call ddp_tcp before mixp_context_new, and ddp_tcp_end at the
  * end of main. Each rank has a socket to every other rank. In a sum, each rank receives all ranks'
  * pieces of one part, adds them in the order of ranks (ddp_sum.h), and sends the result to all. So
- * the bits are those of one rank; f16 and bf16 are added in f32 and rounded once. There is no
- * encryption and no authentication: use it only in networks of your own. At most 64 ranks; use MPI
- * or NCCL for more. Choose a MASTER_PORT from 1024 to 32767: the system gives higher ports to
- * outgoing connections of any program.
+ * the bits are those of one rank; f16 and bf16 are added in f32 and rounded once. At most 64 ranks;
+ * use MPI or NCCL for more. Choose a MASTER_PORT from 1024 to 32767: the system gives higher ports
+ * to outgoing connections of any program.
+ *
+ * Strangers. Rank 0 listens at MASTER_ADDR only. A process that greets with another WORLD_SIZE, of
+ * another job, or with a RANK that is taken is refused; the others meet without it. The job is
+ * MIXPREC_JOB, or else TORCHELASTIC_RUN_ID or SLURM_JOB_ID. With MIXPREC_SECRET, the same text on
+ * all ranks, each connection begins with proofs that both ends know it. Nothing is encrypted, and
+ * what follows the greeting is not authenticated: see SECURITY.md.
+ *
+ * A rank that dies, and a machine that vanishes, ends the others within the limit of a sum, and each
+ * of them names the rank that was the first. A rank that is busy (it saves) has DDP_BUSY_TIMES
+ * as long.
  */
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"
@@ -26,10 +35,11 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#include "ddp_secret.h"
 #include "ddp_sum.h"
 
 enum { DDP_TCP_MOST = 64, DDP_TCP_PIECE = 1 << 20 /* elements of a sum at once */ };
-enum { DDP_TCP_DATA = 0x6D697870, DDP_TCP_BUSY, DDP_TCP_BACK, DDP_TCP_STOP };
+enum { DDP_TCP_DATA = 0x6D697870, DDP_TCP_BUSY, DDP_TCP_BACK, DDP_TCP_STOP, DDP_TCP_HELLO, DDP_TCP_CARD };
 
 /* The header of each message: its kind, and for a sum the request. */
 typedef struct ddp_tcp_head {
@@ -53,6 +63,10 @@ typedef struct ddp_tcp_word {
 static struct ddp_tcp_state {
     ddp_tcp_word word[DDP_TCP_MOST];
     int rank, size, socket[DDP_TCP_MOST], busy[DDP_TCP_MOST];
+    double busy_from[DDP_TCP_MOST]; /* when a busy rank said so                          */
+    const char *secret;             /* MIXPREC_SECRET, or ""                             */
+    uint64_t job;
+    char refused[120];              /* the process that was refused last; "" = none      */
     char *pieces; /* the pieces of all ranks that this rank adds */
     size_t room;
     char why[340];
@@ -65,6 +79,18 @@ static double ddp_tcp_now(void) {
 static const char *ddp_tcp_fail(const char *text, int rank, const char *more) {
     if (!ddp_t.why[0]) snprintf(ddp_t.why, sizeof ddp_t.why, text, rank, more);
     return ddp_t.why;
+}
+
+/* The failure in its own words. */
+static const char *ddp_tcp_say(const char *why) {
+    if (!ddp_t.why[0]) snprintf(ddp_t.why, sizeof ddp_t.why, "%s", why);
+    return ddp_t.why;
+}
+
+/* Keeps only letters, digits and signs of ASCII, because a text of another process may reach a terminal. */
+static void ddp_tcp_tame(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 32 || (unsigned char)*text > 126) *text = '?';
 }
 
 /* --- messages --------------------------------------------------------------------------------- */
@@ -103,16 +129,21 @@ static const char *ddp_tcp_heard(int r, ddp_tcp_way *w, const int64_t asked[3], 
     w->done = sizeof w->head;
     if (w->head.kind == DDP_TCP_BUSY || w->head.kind == DDP_TCP_BACK) {
         ddp_t.busy[r] = w->head.kind == DDP_TCP_BUSY;
+        ddp_t.busy_from[r] = ddp_tcp_now();
         w->done = 0; /* the next message follows */
     } else if (w->head.kind == DDP_TCP_STOP) {
         size_t n = w->head.bytes > 0 && w->head.bytes < 200 ? (size_t)w->head.bytes : 0;
         memset(text, 0, sizeof text);
         poll(NULL, 0, 20); /* the text is in flight, or lost */
         if (n && recv(ddp_t.socket[r], text, n, 0) < 0) text[0] = '\0';
+        ddp_tcp_tame(text);
+        if (strncmp(text, "rank ", 5) == 0) return ddp_tcp_say(text); /* it names the first */
         return ddp_tcp_fail("rank %d stopped: %s", r, text);
     } else if (w->head.kind != DDP_TCP_DATA)
         return ddp_tcp_fail("rank %d sends no message of mixprec's%s", r, "");
-    else if (memcmp(w->head.asked, asked, sizeof w->head.asked) || (size_t)w->head.bytes != bytes)
+    else if (!memcmp(w->head.asked, asked, sizeof w->head.asked) && (size_t)w->head.bytes != bytes)
+        return ddp_tcp_fail("rank %d cuts a sum into other pieces: run the same program on all ranks%s", r, "");
+    else if (memcmp(w->head.asked, asked, sizeof w->head.asked))
         return ddp_unlike(ddp_t.why, sizeof ddp_t.why, ddp_t.rank, asked, r, w->head.asked);
     return NULL;
 }
@@ -148,6 +179,9 @@ static const char *ddp_tcp_await(const ddp_tcp_way *out, const ddp_tcp_way *in, 
         else if (missing < 0 && all[r].fd >= 0) missing = r;
         busy |= ddp_t.busy[r];
     }
+    for (int r = 0; r < ddp_t.size; r++)
+        if (ddp_t.busy[r] && ddp_tcp_now() > ddp_t.busy_from[r] + seconds * DDP_BUSY_TIMES)
+            return ddp_tcp_fail("rank %d said that it is busy, and did not come back in time%s", r, "");
     if (busy) *until = ddp_tcp_now() + seconds;
     if (ddp_tcp_now() > *until) return ddp_tcp_fail("rank %d did not come in time%s", missing, "");
     n = poll(all, (nfds_t)ddp_t.size, 100);
@@ -156,12 +190,34 @@ static const char *ddp_tcp_await(const ddp_tcp_way *out, const ddp_tcp_way *in, 
                : NULL;
 }
 
+static void ddp_tcp_tell(int kind, const char *text);
+
+/* After a failure: tells all ranks why, so that each names the same rank. A message that a rank has in
+ * part is completed first, because words stand between messages. Gives up after a second. */
+static void ddp_tcp_pass_on(ddp_tcp_way *out, const char *why) {
+    const double until = ddp_tcp_now() + 1;
+    char text[199];
+    for (int left = 1; left && ddp_tcp_now() < until;) {
+        left = 0;
+        for (int r = 0; r < ddp_t.size; r++) {
+            const size_t all = sizeof out[r].head + out[r].bytes;
+            if (r == ddp_t.rank || !out[r].done || out[r].done == all) continue;
+            if (!ddp_tcp_push(r, &out[r])) out[r].done = all;
+            left |= out[r].done < all;
+        }
+        if (left) poll(NULL, 0, 5);
+    }
+    snprintf(text, sizeof text, "%s", why);
+    ddp_tcp_tell(DDP_TCP_STOP, text);
+}
+
 /* Sends `out` to the ranks and receives `in` from them, at the same time: two ranks that only sent
  * would block each other. */
 static const char *ddp_tcp_exchange(ddp_tcp_way *out, ddp_tcp_way *in, const int64_t asked[3],
                                     double seconds) {
     double until = ddp_tcp_now() + seconds;
     const char *why = ddp_t.why[0] ? ddp_t.why : NULL;
+    const int told = why != NULL;
     for (int r = 0; r < ddp_t.size && !why; r++) { /* all ranks get this rank's request */
         memcpy(out[r].head.asked, asked, sizeof out[r].head.asked);
         out[r].head.kind = DDP_TCP_DATA;
@@ -174,11 +230,15 @@ static const char *ddp_tcp_exchange(ddp_tcp_way *out, ddp_tcp_way *in, const int
             const size_t head = sizeof in[r].head;
             if (r == ddp_t.rank) continue;
             why = ddp_tcp_pull(r, &in[r], asked);
-            if (!why && !ddp_tcp_push(r, &out[r])) why = ddp_tcp_fail("rank %d is gone%s", r, "");
+            if (!why && !ddp_tcp_push(r, &out[r])) { /* it may have said why */
+                why = ddp_tcp_pull(r, &in[r], asked);
+                if (!why) why = ddp_tcp_fail("rank %d is gone%s", r, "");
+            }
             left |= in[r].done < head + in[r].bytes || out[r].done < head + out[r].bytes;
         }
         if (left && !why) why = ddp_tcp_await(out, in, &until, seconds);
     }
+    if (why && !told) ddp_tcp_pass_on(out, why);
     return why;
 }
 
@@ -286,9 +346,10 @@ static void ddp_tcp_busy(void *user, int on) {
 static void ddp_tcp_stop(void *user, const char *why) {
     char text[199];
     (void)user;
-    snprintf(text, sizeof text, "%s", why);
-    if (!ddp_t.why[0]) ddp_tcp_tell(DDP_TCP_STOP, text);
-    ddp_tcp_fail("rank %d stopped: %s", ddp_t.rank, text);
+    if (ddp_t.why[0]) return; /* they know */
+    snprintf(text, sizeof text, "rank %d stopped: %s", ddp_t.rank, why);
+    ddp_tcp_tell(DDP_TCP_STOP, text);
+    ddp_tcp_say(text);
 }
 
 /* --- how ranks meet --------------------------------------------------------------------------- */
@@ -309,16 +370,17 @@ static int ddp_tcp_all(int s, void *data, size_t n, int out, double until) {
     return done == n;
 }
 
-static int ddp_tcp_listen(int port, struct sockaddr_in *at) {
+/* Listens at one address of this machine. */
+static int ddp_tcp_listen_at(struct in_addr own, int port, struct sockaddr_in *at) {
     socklen_t n = sizeof *at;
     int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     memset(at, 0, sizeof *at);
     at->sin_family = AF_INET;
     at->sin_port = htons((uint16_t)port);
-    at->sin_addr.s_addr = htonl(INADDR_ANY);
+    at->sin_addr = own;
     if (s < 0) return -1;
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(s, (struct sockaddr *)at, n) || listen(s, DDP_TCP_MOST) ||
+    if (bind(s, (struct sockaddr *)at, n) || listen(s, SOMAXCONN) || fcntl(s, F_SETFL, O_NONBLOCK) ||
         getsockname(s, (struct sockaddr *)at, &n)) {
         const int cause = errno;
         close(s);
@@ -326,6 +388,37 @@ static int ddp_tcp_listen(int port, struct sockaddr_in *at) {
         return -1;
     }
     return s;
+}
+
+/* Listens at all addresses of this machine. */
+static int ddp_tcp_listen(int port, struct sockaddr_in *at) {
+    struct in_addr any;
+    any.s_addr = htonl(INADDR_ANY);
+    return ddp_tcp_listen_at(any, port, at);
+}
+
+/* The system tells of a machine that has vanished, within about `seconds`. */
+static void ddp_tcp_guard(int s, double seconds) {
+    const int part = seconds < 6 ? 1 : seconds > 18000 ? 3000 : (int)(seconds / 6), on = 1;
+    setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+#ifdef TCP_KEEPIDLE
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &part, sizeof part);
+#endif
+#ifdef TCP_KEEPINTVL
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &part, sizeof part);
+#endif
+#ifdef TCP_KEEPCNT
+    {
+        const int most = 5;
+        setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &most, sizeof most);
+    }
+#endif
+#ifdef TCP_USER_TIMEOUT
+    {
+        const unsigned limit = 6000u * (unsigned)part; /* milliseconds */
+        setsockopt(s, IPPROTO_TCP, TCP_USER_TIMEOUT, &limit, sizeof limit);
+    }
+#endif
 }
 
 /* Has this socket connected to itself? A socket does so when no program listens at a port and the
@@ -347,120 +440,253 @@ static void ddp_tcp_drop(int s) {
     close(s);
 }
 
-/* Connects; retries until a rank listens there. */
-static int ddp_tcp_connect(const struct sockaddr_in *at, double until) {
-    while (ddp_tcp_now() < until) {
-        int s = socket(AF_INET, SOCK_STREAM, 0);
-        const int met = s >= 0 && connect(s, (const struct sockaddr *)at, sizeof *at) == 0;
-        if (met && !ddp_tcp_is_self(s)) return s;
-        if (s >= 0) ddp_tcp_drop(s);
-        poll(NULL, 0, 50);
-    }
+/* Connects to where something listens, within 5 s. Returns -1 if nothing does. */
+static int ddp_tcp_reach(const struct sockaddr_in *at) {
+    int s = socket(AF_INET, SOCK_STREAM, 0), error = 0;
+    socklen_t n = sizeof error;
+    struct pollfd p = {s, POLLOUT, 0};
+    if (s < 0) return -1;
+    if (fcntl(s, F_SETFL, O_NONBLOCK) == 0 &&
+        (connect(s, (const struct sockaddr *)at, sizeof *at) == 0 ||
+         (errno == EINPROGRESS && poll(&p, 1, 5000) == 1 &&
+          getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error == 0)) &&
+        !ddp_tcp_is_self(s))
+        return s;
+    ddp_tcp_drop(s);
     return -1;
 }
 
-/* A rank's first message when it connects, and an entry of the list that rank 0 sends back: where
- * the rank listens. */
+/* Connects; retries until a rank listens there. */
+static int ddp_tcp_connect(const struct sockaddr_in *at, double until) {
+    int s = -1;
+    while (s < 0 && ddp_tcp_now() < until) {
+        s = ddp_tcp_reach(at);
+        if (s < 0) poll(NULL, 0, 50);
+    }
+    return s;
+}
+
+/* How two processes greet each other: who accepts says hello, with a new number; who has connected
+ * sends its card; who accepts answers. The proofs of a card and of a welcome are made with the
+ * secret from the other's number. */
+typedef struct ddp_tcp_hello {
+    int64_t word;
+    unsigned char nonce[DDP_NONCE];
+} ddp_tcp_hello;
+
+/* A rank, and where it listens. An entry of the list that rank 0 sends to all. */
 typedef struct ddp_tcp_card {
     int64_t word, rank, size;
+    uint64_t job;
     struct sockaddr_in at;
+    unsigned char nonce[DDP_NONCE];
 } ddp_tcp_card;
 
-/* A connection whose card is not complete yet: a rank, or another program. */
+typedef struct ddp_tcp_greeting {
+    ddp_tcp_card card;
+    unsigned char proof[DDP_PROOF];
+} ddp_tcp_greeting;
+
+typedef enum ddp_tcp_verdict {
+    DDP_TCP_WELCOME, DDP_TCP_UNKNOWN, DDP_TCP_OTHER_SIZE, DDP_TCP_OTHER_JOB, DDP_TCP_TAKEN, DDP_TCP_VERDICTS
+} ddp_tcp_verdict;
+
+static const char *const ddp_tcp_refusals[DDP_TCP_VERDICTS] = {
+    NULL, "MIXPREC_SECRET is not the same on all ranks", "ranks differ in WORLD_SIZE",
+    "another job is meeting at MASTER_ADDR and MASTER_PORT: set another MASTER_PORT, or the same MIXPREC_JOB on all ranks",
+    "two processes have one RANK"};
+
+typedef struct ddp_tcp_answer {
+    int64_t word, verdict;
+    unsigned char proof[DDP_PROOF];
+} ddp_tcp_answer;
+
+/* A connection whose greeting is not complete yet: a rank, or another program. */
 typedef struct ddp_tcp_guest {
     int socket;
-    size_t came; /* bytes of the card */
-    ddp_tcp_card card;
+    size_t came; /* bytes of the greeting */
+    ddp_tcp_hello hello;
+    ddp_tcp_greeting greeting;
     struct in_addr host;
 } ddp_tcp_guest;
+enum { DDP_TCP_GUESTS = 256, DDP_TCP_SILENCE = 10 /* seconds until a connection is tried again */ };
 
-/* Accepts a connection. If there is no room, drops the oldest guest. Returns the new count. */
+/* Receives more of a guest's greeting, without waiting. Returns 1: it is complete; 0: bytes are missing; -1: the
+ * guest is no rank. */
+static int ddp_tcp_ask(ddp_tcp_guest *g) {
+    char *to = (char *)&g->greeting + g->came;
+    const ssize_t came = recv(g->socket, to, sizeof g->greeting - g->came, 0);
+    if (came < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (came <= 0) return -1;
+    g->came += (size_t)came;
+    if (g->came >= sizeof(int64_t) && g->greeting.card.word != DDP_TCP_CARD) return -1;
+    return g->came == sizeof g->greeting;
+}
+
+/* Accepts a connection and says hello. If there is no room, drops the guest that has been silent for the longest
+ * time; a rank among them tries again. Returns the new count, or -1 if nobody waits. */
 static int ddp_tcp_let_in(int listener, ddp_tcp_guest *guests, int count) {
     struct sockaddr_in from;
     socklen_t length = sizeof from;
     const int s = accept(listener, (struct sockaddr *)&from, &length);
-    if (s < 0) return count;
-    if (count == DDP_TCP_MOST) {
+    ddp_tcp_guest *g;
+    if (s < 0) return -1;
+    if (count == DDP_TCP_GUESTS) {
         ddp_tcp_drop(guests[0].socket);
         memmove(guests, guests + 1, (size_t)--count * sizeof *guests);
     }
-    memset(&guests[count], 0, sizeof *guests);
-    guests[count].socket = s;
-    guests[count].host = from.sin_addr;
-    return count + 1;
+    g = &guests[count];
+    memset(g, 0, sizeof *g);
+    g->socket = s;
+    g->host = from.sin_addr;
+    g->hello.word = DDP_TCP_HELLO;
+    ddp_nonce(g->hello.nonce);
+    if (fcntl(s, F_SETFL, O_NONBLOCK) == 0 &&
+        send(s, &g->hello, sizeof g->hello, MSG_NOSIGNAL) == (ssize_t)sizeof g->hello)
+        return count + 1;
+    ddp_tcp_drop(s);
+    return count;
 }
 
-/* Receives more of a guest's card, without waiting. Returns 1: the card is complete and its sender
- * is a rank; 0: bytes are missing; -1: the guest is no rank. */
-static int ddp_tcp_ask(ddp_tcp_guest *g) {
-    const ssize_t came = recv(g->socket, (char *)&g->card + g->came, sizeof g->card - g->came, 0);
-    if (came < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
-    if (came <= 0) return -1;
-    g->came += (size_t)came;
-    if (g->came < sizeof g->card) return 0;
-    return g->card.word == DDP_TCP_DATA && g->card.rank >= 0 && g->card.rank < ddp_t.size ? 1 : -1;
+/* Has the other end of a socket closed it? */
+static int ddp_tcp_is_closed(int s) {
+    char byte;
+    const ssize_t came = recv(s, &byte, 1, MSG_PEEK);
+    return came == 0 || (came < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
-/* Enters a guest that is a rank. */
-static const char *ddp_tcp_enter(const ddp_tcp_guest *g, ddp_tcp_card *list) {
-    const int64_t rank = g->card.rank;
-    if (g->card.size != ddp_t.size) return "ranks differ in WORLD_SIZE";
-    if (ddp_t.socket[rank] >= 0 || rank == ddp_t.rank) return "two processes have one RANK";
-    ddp_t.socket[rank] = g->socket;
-    list[rank] = g->card;
-    list[rank].at.sin_addr = g->host;
-    return NULL;
+/* Judges a greeting. The secret comes first: a process that does not know it learns nothing else. */
+static ddp_tcp_verdict ddp_tcp_judge(const ddp_tcp_guest *g) {
+    const ddp_tcp_card *card = &g->greeting.card;
+    unsigned char proof[DDP_PROOF];
+    ddp_prove(ddp_t.secret, "card", g->hello.nonce, card, sizeof *card, proof);
+    if (!ddp_is_proof(proof, g->greeting.proof)) return DDP_TCP_UNKNOWN;
+    if (card->size != ddp_t.size) return DDP_TCP_OTHER_SIZE;
+    if (card->job != ddp_t.job) return DDP_TCP_OTHER_JOB;
+    if (card->rank <= ddp_t.rank || card->rank >= ddp_t.size) return DDP_TCP_TAKEN;
+    if (ddp_t.socket[card->rank] >= 0 && !ddp_tcp_is_closed(ddp_t.socket[card->rank])) return DDP_TCP_TAKEN;
+    return DDP_TCP_WELCOME;
 }
 
-/* Waits for a connection or for bytes, and accepts and receives them. Returns the index of a guest
- * whose card is complete, or -1. */
-static int ddp_tcp_greet(int listener, ddp_tcp_guest *guests, int *count) {
-    struct pollfd all[DDP_TCP_MOST + 1];
+/* Answers a guest, and enters it or lets it go. */
+static void ddp_tcp_enter(const ddp_tcp_guest *g, ddp_tcp_card *list) {
+    const ddp_tcp_card *card = &g->greeting.card;
+    const ddp_tcp_verdict verdict = ddp_tcp_judge(g);
+    ddp_tcp_answer answer;
+    memset(&answer, 0, sizeof answer);
+    answer.word = DDP_TCP_HELLO;
+    answer.verdict = verdict;
+    ddp_prove(ddp_t.secret, "welcome", card->nonce, &answer.verdict, sizeof answer.verdict, answer.proof);
+    (void)!send(g->socket, &answer, sizeof answer, MSG_NOSIGNAL);
+    if (verdict != DDP_TCP_WELCOME) {
+        snprintf(ddp_t.refused, sizeof ddp_t.refused, "%.100s", ddp_tcp_refusals[verdict]);
+        close(g->socket);
+        return;
+    }
+    if (ddp_t.socket[card->rank] >= 0) close(ddp_t.socket[card->rank]); /* it has come again */
+    ddp_t.socket[card->rank] = g->socket;
+    list[card->rank] = *card;
+    list[card->rank].at.sin_addr = g->host;
+}
+
+/* Waits for connections and for bytes, accepts and receives them, and answers complete greetings. */
+static void ddp_tcp_greet(int listener, ddp_tcp_guest *guests, int *count, ddp_tcp_card *list) {
+    struct pollfd all[DDP_TCP_GUESTS + 1];
     const int n = *count;
     for (int g = 0; g <= n; g++) {
         all[g].fd = g < n ? guests[g].socket : listener;
         all[g].events = POLLIN;
+        all[g].revents = 0;
     }
-    if (poll(all, (nfds_t)n + 1, 100) < 1) return -1;
+    if (poll(all, (nfds_t)n + 1, 100) < 1) return;
     for (int g = n - 1; g >= 0; g--) {
         const int is = all[g].revents ? ddp_tcp_ask(&guests[g]) : 0;
-        if (is > 0) return g;
         if (is == 0) continue;
-        close(guests[g].socket);
-        guests[g] = guests[--*count];
+        if (is > 0) ddp_tcp_enter(&guests[g], list);
+        else close(guests[g].socket);
+        memmove(guests + g, guests + g + 1, (size_t)(--*count - g) * sizeof *guests);
     }
-    if (all[n].revents) *count = ddp_tcp_let_in(listener, guests, *count);
-    return -1;
+    for (int left = 32, now; all[n].revents && left > 0; left--) {
+        now = ddp_tcp_let_in(listener, guests, *count);
+        if (now < 0) break;
+        *count = now;
+    }
 }
 
-/* Accepts the connections of `n` ranks. Reads from all connections at the same time: another
+/* Accepts the connections of all higher ranks. Reads from all connections at the same time: another
  * program that connects and sends nothing delays no rank. */
-static const char *ddp_tcp_accept(int listener, int n, ddp_tcp_card *list, double until) {
-    static ddp_tcp_guest guests[DDP_TCP_MOST];
-    const char *why = NULL;
-    int count = 0;
-    while (n > 0 && !why && ddp_tcp_now() < until) {
-        const int g = ddp_tcp_greet(listener, guests, &count);
-        if (g < 0) continue;
-        why = ddp_tcp_enter(&guests[g], list);
-        if (why) break;
-        guests[g] = guests[--count];
-        n--;
+static const char *ddp_tcp_accept(int listener, ddp_tcp_card *list, double until) {
+    static ddp_tcp_guest guests[DDP_TCP_GUESTS];
+    char late[200];
+    int count = 0, missing = 1;
+    while (missing && ddp_tcp_now() < until) {
+        missing = 0;
+        for (int r = ddp_t.rank + 1; r < ddp_t.size; r++) missing |= ddp_t.socket[r] < 0;
+        if (missing) ddp_tcp_greet(listener, guests, &count, list);
     }
     while (count > 0) close(guests[--count].socket);
-    return why ? why : n > 0 ? "not all ranks came in time" : NULL;
+    if (!missing) return NULL;
+    if (!ddp_t.refused[0]) return "not all ranks came in time";
+    snprintf(late, sizeof late, "not all ranks came in time; one was refused: %s", ddp_t.refused);
+    return ddp_tcp_say(late);
+}
+
+/* Greets who listens at `at`. If *listener is -1, opens this rank's own listener, at the address of
+ * this machine that the connection has. A connection that the other end drops is tried again.
+ * Returns the socket, or -1 with the cause in *why. */
+static int ddp_tcp_introduce(const struct sockaddr_in *at, ddp_tcp_card *own, int *listener, double until,
+                             const char **why) {
+    ddp_tcp_hello hello;
+    ddp_tcp_greeting greeting;
+    ddp_tcp_answer answer;
+    unsigned char proof[DDP_PROOF];
+    int silent = 0; /* 1: something listens there and says nothing */
+    while (!*why && ddp_tcp_now() < until) {
+        const double soon = ddp_tcp_now() + DDP_TCP_SILENCE;
+        const int s = ddp_tcp_connect(at, until);
+        struct sockaddr_in here;
+        socklen_t n = sizeof here;
+        if (s < 0) break;
+        memset(&here, 0, sizeof here);
+        if (*listener < 0 && getsockname(s, (struct sockaddr *)&here, &n) == 0) {
+            *listener = ddp_tcp_listen_at(here.sin_addr, 0, &own->at);
+            if (*listener < 0) *listener = ddp_tcp_listen(0, &own->at);
+            if (*listener < 0) *why = "no port to listen at";
+        }
+        memset(&hello, 0, sizeof hello), memset(&answer, 0, sizeof answer);
+        ddp_nonce(own->nonce);
+        greeting.card = *own;
+        if (!*why && ddp_tcp_all(s, &hello, sizeof hello, 0, soon < until ? soon : until)) {
+            ddp_prove(ddp_t.secret, "card", hello.nonce, own, sizeof *own, greeting.proof);
+            if (hello.word != DDP_TCP_HELLO) *why = "another program than rank 0 answers at MASTER_ADDR and MASTER_PORT";
+            else if (ddp_tcp_all(s, &greeting, sizeof greeting, 1, soon < until ? soon : until) &&
+                     ddp_tcp_all(s, &answer, sizeof answer, 0, soon < until ? soon : until)) {
+                ddp_prove(ddp_t.secret, "welcome", own->nonce, &answer.verdict, sizeof answer.verdict, proof);
+                if (answer.verdict > DDP_TCP_WELCOME && answer.verdict < DDP_TCP_VERDICTS)
+                    *why = ddp_tcp_refusals[answer.verdict];
+                else if (answer.verdict != DDP_TCP_WELCOME || !ddp_is_proof(proof, answer.proof))
+                    *why = ddp_tcp_refusals[DDP_TCP_UNKNOWN];
+                else return s;
+            }
+        } else silent |= ddp_tcp_now() > soon;
+        ddp_tcp_drop(s);
+        if (!*why) poll(NULL, 0, 20 + 7 * ddp_t.rank % 50);
+    }
+    if (!*why && silent) *why = "another program than rank 0 answers at MASTER_ADDR and MASTER_PORT";
+    return -1;
 }
 
 /* Rank 0's listener. A rank that has connected to itself holds MASTER_PORT for a moment: a port in
  * use is tried again for a second. Returns -1 on failure, with the cause in *why. */
-static int ddp_tcp_open(int port, double until, const char **why) {
+static int ddp_tcp_open(struct in_addr own, int port, double until, const char **why) {
     const double soon = ddp_tcp_now() + 1;
     struct sockaddr_in at;
-    int s = ddp_tcp_listen(port, &at);
+    int s = ddp_tcp_listen_at(own, port, &at);
     while (s < 0 && errno == EADDRINUSE && ddp_tcp_now() < (soon < until ? soon : until)) {
         poll(NULL, 0, 50);
-        s = ddp_tcp_listen(port, &at);
+        s = ddp_tcp_listen_at(own, port, &at);
     }
+    if (s < 0 && errno == EADDRNOTAVAIL) s = ddp_tcp_listen(port, &at); /* behind a router */
     if (s < 0 && errno == EADDRINUSE)
         *why = "MASTER_PORT is in use by another program: set a free port from 1024 to 32767";
     else if (s < 0)
@@ -473,21 +699,47 @@ static int ddp_tcp_open(int port, double until, const char **why) {
 static const char *ddp_tcp_join(const struct sockaddr_in *at, ddp_tcp_card *list, int *listener,
                                 double until) {
     const size_t bytes = (size_t)ddp_t.size * sizeof *list;
+    unsigned char proof[DDP_PROOF], sent[DDP_PROOF];
+    const char *why = NULL;
     ddp_tcp_card own, *mine = &list[ddp_t.rank];
     memset(&own, 0, sizeof own);
-    own.word = DDP_TCP_DATA, own.rank = ddp_t.rank, own.size = ddp_t.size;
-    ddp_t.socket[0] = ddp_tcp_connect(at, until);
+    own.word = DDP_TCP_CARD, own.rank = ddp_t.rank, own.size = ddp_t.size, own.job = ddp_t.job;
+    ddp_t.socket[0] = ddp_tcp_introduce(at, &own, listener, until, &why);
+    if (why) return why;
     if (ddp_t.socket[0] < 0) return "rank 0 does not listen at MASTER_ADDR and MASTER_PORT";
-    *listener = ddp_tcp_listen(0, &own.at);
-    if (*listener < 0) return "no port to listen at";
-    if (!ddp_tcp_all(ddp_t.socket[0], &own, sizeof own, 1, until) ||
-        !ddp_tcp_all(ddp_t.socket[0], list, bytes, 0, until))
-        return "rank 0 did not answer in time: is a rank missing, or are two alike?";
-    if (mine->word != own.word || mine->rank != own.rank || mine->at.sin_port != own.at.sin_port)
+    if (!ddp_tcp_all(ddp_t.socket[0], list, bytes, 0, until) ||
+        !ddp_tcp_all(ddp_t.socket[0], sent, sizeof sent, 0, until))
+        return "rank 0 did not answer in time: is a rank missing?";
+    ddp_prove(ddp_t.secret, "list", own.nonce, list, bytes, proof);
+    if (!ddp_is_proof(proof, sent) || mine->rank != own.rank || mine->at.sin_port != own.at.sin_port)
         return "another program than rank 0 answers at MASTER_ADDR and MASTER_PORT";
-    for (int r = 1; r < ddp_t.rank; r++) {
-        ddp_t.socket[r] = ddp_tcp_connect(&list[r].at, until);
-        if (ddp_t.socket[r] < 0 || !ddp_tcp_all(ddp_t.socket[r], &own, sizeof own, 1, until))
+    for (int r = 1; r < ddp_t.rank && !why; r++) {
+        ddp_t.socket[r] = ddp_tcp_introduce(&list[r].at, &own, listener, until, &why);
+        if (!why && ddp_t.socket[r] < 0) why = "a rank is gone";
+    }
+    return why;
+}
+
+/* Where rank 0 listens: at MASTER_ADDR. The machine's own name is often 127.0.1.1 on the machine itself,
+ * where the other machines would find nobody. */
+static struct in_addr ddp_tcp_own(const char *host, const struct addrinfo *found) {
+    struct in_addr own;
+    own.s_addr = htonl(INADDR_ANY);
+    if (!found) return own;
+    if (ntohl(((struct sockaddr_in *)(void *)found->ai_addr)->sin_addr.s_addr) >> 24 == 127 &&
+        strcmp(host, "localhost") && (host[0] < '0' || host[0] > '9'))
+        return own;
+    return ((struct sockaddr_in *)(void *)found->ai_addr)->sin_addr;
+}
+
+/* Rank 0 sends the list to all, with a proof for each. */
+static const char *ddp_tcp_publish(ddp_tcp_card *list, double until) {
+    const size_t bytes = (size_t)ddp_t.size * sizeof *list;
+    unsigned char proof[DDP_PROOF];
+    for (int r = 1; r < ddp_t.size; r++) {
+        ddp_prove(ddp_t.secret, "list", list[r].nonce, list, bytes, proof);
+        if (!ddp_tcp_all(ddp_t.socket[r], list, bytes, 1, until) ||
+            !ddp_tcp_all(ddp_t.socket[r], proof, sizeof proof, 1, until))
             return "a rank is gone";
     }
     return NULL;
@@ -497,32 +749,48 @@ static const char *ddp_tcp_join(const struct sockaddr_in *at, ddp_tcp_card *list
  * rank then connects to all lower ranks. */
 static const char *ddp_tcp_meet(const char *host, int port, double until) {
     static ddp_tcp_card list[DDP_TCP_MOST];
-    const size_t bytes = (size_t)ddp_t.size * sizeof *list;
     struct addrinfo hints, *found = NULL;
     const char *why = NULL;
-    int listener = -1;
+    int listener = -1, unknown;
     memset(&hints, 0, sizeof hints), memset(list, 0, sizeof list);
     hints.ai_family = AF_INET;
     hints.ai_socktype = SOCK_STREAM;
-    if (ddp_t.rank == 0) listener = ddp_tcp_open(port, until, &why);
-    else if (getaddrinfo(host, NULL, &hints, &found)) why = "MASTER_ADDR is not known";
+    unknown = getaddrinfo(host, NULL, &hints, &found);
+    if (ddp_t.rank == 0) listener = ddp_tcp_open(ddp_tcp_own(host, unknown ? NULL : found), port, until, &why);
+    else if (unknown) why = "MASTER_ADDR is not known";
     else {
         struct sockaddr_in at = *(struct sockaddr_in *)(void *)found->ai_addr;
         at.sin_port = htons((uint16_t)port);
         why = ddp_tcp_join(&at, list, &listener, until);
     }
-    if (!why) why = ddp_tcp_accept(listener, ddp_t.size - 1 - ddp_t.rank, list, until);
-    for (int r = 1; r < ddp_t.size && !why && ddp_t.rank == 0; r++)
-        if (!ddp_tcp_all(ddp_t.socket[r], list, bytes, 1, until)) why = "a rank is gone";
-    if (found) freeaddrinfo(found);
+    if (!why) why = ddp_tcp_accept(listener, list, until);
+    if (!why && ddp_t.rank == 0) why = ddp_tcp_publish(list, until);
+    if (!unknown) freeaddrinfo(found);
     if (listener >= 0) close(listener);
     return why;
 }
 
 static int ddp_tcp_number(const char *name, const char *other) {
     const char *text = getenv(name);
+    char *end = NULL;
+    long n;
     if (!text && other) text = getenv(other);
-    return text ? atoi(text) : -1;
+    if (!text || *text < '0' || *text > '9') return -1;
+    n = strtol(text, &end, 10);
+    return *end || n > 1000000 ? -1 : (int)n;
+}
+
+/* A number of the job that this process belongs to, as far as its environment says. */
+static uint64_t ddp_tcp_job(void) {
+    static const char *const names[3] = {"MIXPREC_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"};
+    uint64_t h = 14695981039346656037u;
+    for (int i = 0; i < 3; i++) {
+        const char *job = getenv(names[i]);
+        if (!job || !*job) continue;
+        for (; *job; job++) h = (h ^ (unsigned char)*job) * 1099511628211u; /* FNV-1a */
+        break;
+    }
+    return h;
 }
 
 /* Joins the world given by RANK and WORLD_SIZE (or Slurm's names), MASTER_ADDR and MASTER_PORT.
@@ -535,6 +803,8 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
     memset(&d, 0, sizeof d), memset(&ddp_t, 0, sizeof ddp_t);
     for (int r = 0; r < DDP_TCP_MOST; r++) ddp_t.socket[r] = -1;
     if (!(seconds > 0)) seconds = 600;
+    ddp_t.secret = getenv("MIXPREC_SECRET") ? getenv("MIXPREC_SECRET") : "";
+    ddp_t.job = ddp_tcp_job();
     ddp_t.rank = ddp_tcp_number("RANK", "SLURM_PROCID");
     ddp_t.size = ddp_tcp_number("WORLD_SIZE", "SLURM_NTASKS");
     *why = ddp_t.size < 1 || ddp_t.size > DDP_TCP_MOST  ? "WORLD_SIZE must be a number from 1 to 64"
@@ -549,6 +819,7 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
     for (int r = 0; r < ddp_t.size && !*why; r++) {
         if (r == ddp_t.rank) continue;
         setsockopt(ddp_t.socket[r], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        ddp_tcp_guard(ddp_t.socket[r], seconds);
         if (fcntl(ddp_t.socket[r], F_SETFL, O_NONBLOCK)) *why = "a socket is of no use";
     }
     if (*why) return d;
@@ -561,6 +832,9 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
 /* For the end of main. A failed rank announces it, so no rank waits for it. Returns `failed`. */
 static int ddp_tcp_end(int failed) {
     if (failed) ddp_tcp_stop(NULL, "its program has ended");
+    for (int r = 0; r < DDP_TCP_MOST && failed; r++) /* the others read what was said before the end */
+        if (ddp_t.size && ddp_t.socket[r] > 0) shutdown(ddp_t.socket[r], SHUT_WR);
+    if (failed && ddp_t.size > 1) poll(NULL, 0, 50);
     for (int r = 0; r < DDP_TCP_MOST; r++)
         if (ddp_t.size && ddp_t.socket[r] >= 0) close(ddp_t.socket[r]);
     free(ddp_t.pieces);

@@ -815,6 +815,10 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
+/* The integer that another rank has sent as a double; 0 if it sent none, such as NaN or 1e300. */
+MIXPREC_HD int64_t mixpi_whole_of(double x)
+{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 62u ? (int64_t)x : 0; }
+
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */
 MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
@@ -864,14 +868,14 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     s->stats.bad_is_nan = s->agreed.part_rank = 0;
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
-        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        const int64_t bad = mixpi_whole_of(row[MIXP_AGREE_PART_ROW]);
         squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
         s->agreed.part_rank = r + 1;
         s->stats.bad_row = bad;
-        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
-        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+        s->stats.bad_element = mixpi_whole_of(row[MIXP_AGREE_PART_ELEMENT]);
+        s->stats.bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_PART_NAN]);
     }
     s->stats.norm = MIXPI_LIBM(sqrt)(squares);
 }
@@ -896,9 +900,9 @@ MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *
 MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;
     a->bad_rank = r + 1;
-    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
-    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
-    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+    a->bad_leaf = mixpi_whole_of(row[MIXP_AGREE_LEAF]);
+    a->bad_element = mixpi_whole_of(row[MIXP_AGREE_ELEMENT]);
+    a->bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_NAN]);
 }
 
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */

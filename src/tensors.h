@@ -163,8 +163,9 @@ typedef struct mixp_ranks_desc {
                                        the device. 0 = 100, negative = never */
     void (*busy)(void *user, int on);
                                 /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait without a limit; on 0: this rank is back. NULL = the
-                                   other ranks wait for `seconds`                          */
+                                   must wait for much longer than `seconds` (the adapters of
+                                   examples/: 24 times); on 0: this rank is back. NULL = the other
+                                   ranks wait for `seconds`                                */
     const char *(*replayed)(void *user, void *stream);
                                 /* called when a recorded step is replayed, because the sums of a
                                    replay call no hook. Returns what a hook returns. NULL = not
@@ -620,9 +621,10 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
  * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 
-/* on 1: from now on only this rank works (it evaluates, samples or writes), and the time limit of
- * the other ranks is off. on 0: this rank is back. Saves make these two calls themselves. Without
- * the hook `busy` the call does nothing, and the other ranks wait for `seconds`. */
+/* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
+ * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
+ * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
+ * `seconds`. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 

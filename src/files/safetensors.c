@@ -1,5 +1,6 @@
 #pragma once
 #include "../checkpoint.h"
+#include "../tensors/errors.c"
 #include "../tensors/memory.c"
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 

@@ -511,9 +511,10 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
-        here[i] = (char)table[i];
-        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+        here[i] = (char)mixpi_whole_of(table[i]);
+        there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
+    here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
                              what, (double)at, here, there, other,
@@ -599,7 +600,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     r = mixpi_ranks_share(ctx, table, words);
     for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (i = 0; i < n; i++)
-            if ((uint64_t)table[rank * words + i / 48] >> (i % 48) & 1) bits[i] = 1;
+            if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
     mixpi_host_put(ctx, table);
     return r;
 }

@@ -195,7 +195,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
-    of_0 = (mixp_result)(int)table[0];
+    of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
     mixpi_host_put(what->ctx, table);
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;

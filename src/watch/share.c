@@ -34,13 +34,13 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
-    look->count += (int64_t)words[1];
-    look->nonfinite += (int64_t)words[2];
-    look->zeros += (int64_t)words[3];
-    look->flushed += (int64_t)words[4];
-    look->least += (int64_t)words[5];
-    look->subnormal += (int64_t)words[6];
-    look->saturated += (int64_t)words[7];
+    look->count += mixpi_whole_of(words[1]);
+    look->nonfinite += mixpi_whole_of(words[2]);
+    look->zeros += mixpi_whole_of(words[3]);
+    look->flushed += mixpi_whole_of(words[4]);
+    look->least += mixpi_whole_of(words[5]);
+    look->subnormal += mixpi_whole_of(words[6]);
+    look->saturated += mixpi_whole_of(words[7]);
 }
 
 /* Bits that a sample sets in the verdict of a site. */
@@ -102,11 +102,11 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    const int stores = (int)words[MIXPI_SITE_STORES] - 1;
+    const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
     int i;
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
-    site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
     mixpi_operands_join_words(site, words + MIXPI_SITE_OPERANDS);
     if (site->op || stores < 0) return;
@@ -124,7 +124,7 @@ static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
 }
 
 static uint64_t mixpi_hash_of_words(const double *halves)
-{ return (uint64_t)halves[0] << 32 | (uint64_t)halves[1]; }
+{ return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]); }
 static void mixpi_hash_to_words(uint64_t hash, double *halves) {
     halves[0] = (double)(hash >> 32);
     halves[1] = (double)(hash & 0xFFFFFFFFu);
@@ -159,11 +159,12 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     int r;
     for (r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
-        const mixp_origin origin = (mixp_origin)(int)head[MIXPI_HEAD_ORIGIN];
+        const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
+        const int64_t sites = mixpi_min(mixpi_whole_of(head[MIXPI_HEAD_SITES]), 1 << 24);
         int better = origin != MIXP_ORIGIN_UNKNOWN && h.origin == MIXP_ORIGIN_UNKNOWN;
         better |= mixpi_began_forward(origin) && !mixpi_began_forward(h.origin);
         if (memcmp(head, table, 2 * sizeof *head)) h.alike = 0;
-        if ((int64_t)head[MIXPI_HEAD_SITES] > h.most) h.most = (int64_t)head[MIXPI_HEAD_SITES];
+        if (sites > h.most) h.most = sites;
         if (better) h.origin = origin;
         if (better) h.at = mixpi_hash_of_words(head + MIXPI_HEAD_AT_HIGH);
     }

@@ -5,6 +5,7 @@
 #if defined(__GNUC__)
 #  pragma GCC diagnostic ignored "-Wunused-function"
 #endif
+#define DDP_BUSY_TIMES 4                /* of the limit, while a rank works on its own */
 #include "test_ranks.c"
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -148,7 +149,7 @@ static int comes_late(const mixp_ranks_desc *ranks) {
 static int is_killed(const mixp_ranks_desc *ranks) {
     float x = 1;
     if (ranks->rank == 2) leave(0);
-    CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, PATIENCE), "is gone");
+    CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, PATIENCE), "rank 2 is gone");
     return test_bad != 0;
 }
 static int stops(const mixp_ranks_desc *ranks) {
@@ -156,6 +157,41 @@ static int stops(const mixp_ranks_desc *ranks) {
     if (ranks->rank == 1) ddp_tcp_stop(NULL, "its disk is full");
     else CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, PATIENCE), "rank 1 stopped: its disk is full");
     poll(NULL, 0, 200);
+    return test_bad != 0;
+}
+/* A text of another process reaches no terminal as it is. */
+static int stops_loudly(const mixp_ranks_desc *ranks) {
+    float x = 1;
+    if (ranks->rank == 1) ddp_tcp_stop(NULL, "\x1B]0;owned\a\x1B[31m\xC2\x9Bx\n");
+    else CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, PATIENCE), "rank 1 stopped: ?]0;owned??[31m??x?");
+    poll(NULL, 0, 200);
+    return test_bad != 0;
+}
+/* Rank 1 says that it is busy, and is stopped for ever: the others have a limit. */
+static int never_comes_back(const mixp_ranks_desc *ranks) {
+    const double began = ddp_tcp_now();
+    float x = 1;
+    if (ranks->rank == 1) {
+        ranks->busy(ranks->user, 1);
+        poll(NULL, 0, 4000);
+        return 0;
+    }
+    CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 said that it is busy, and did not come back in time");
+    CHECK(ddp_tcp_now() - began > 1.5 && ddp_tcp_now() - began < 5);
+    return test_bad != 0;
+}
+/* The system looks after each connection. */
+static int is_guarded(const mixp_ranks_desc *ranks) {
+    int r, value;
+    socklen_t n = sizeof value;
+    for (r = 0; r < ranks->size; r++) {
+        if (r == ranks->rank) continue;
+        CHECK(getsockopt(ddp_t.socket[r], SOL_SOCKET, SO_KEEPALIVE, &value, &n) == 0 && value == 1);
+#ifdef TCP_USER_TIMEOUT
+        CHECK(getsockopt(ddp_t.socket[r], IPPROTO_TCP, TCP_USER_TIMEOUT, &value, &n) == 0);
+        CHECK(value > 0 && value <= 1000 * PATIENCE);
+#endif
+    }
     return test_bad != 0;
 }
 static int works_alone(const mixp_ranks_desc *ranks) {
@@ -173,7 +209,32 @@ static void told(void) {
     CHECK_INT(each_rank(3, comes_late), 0);
     CHECK_INT(each_rank(3, is_killed), 0);
     CHECK_INT(each_rank(3, stops), 0);
+    CHECK_INT(each_rank(3, stops_loudly), 0);
     CHECK_INT(each_rank(3, works_alone), 0);
+    CHECK_INT(each_rank(3, never_comes_back), 0);
+    CHECK_INT(each_rank(3, is_guarded), 0);
+}
+
+/* Rank 2 is killed amid large sums, at another moment in each round: the others name it. */
+static int sums_until_it_ends(const mixp_ranks_desc *ranks) {
+    static float x[300000];
+    const char *why = NULL;
+    int i;
+    if (ranks->rank == 2 && fork() == 0) {
+        poll(NULL, 0, 1 + chosen.steps * 7);
+        kill(getppid(), SIGKILL);
+        leave(0);
+    }
+    for (i = 0; i < 100000 && !why; i++) why = ddp_tcp_sum(NULL, x, 300000 - i % 7, MIXP_F32, NULL, PATIENCE);
+    CHECK_TEXT(why, "rank 2 is gone");
+    return test_bad != 0;
+}
+static void first_is_named(void) {
+    int round;
+    for (round = 0; round < 10; round++) {
+        chosen.steps = round;
+        CHECK_INT(each_rank(3, sums_until_it_ends), 1);     /* rank 2 itself */
+    }
 }
 
 /* Worlds that do not come together say why, within the limit. */
@@ -200,8 +261,8 @@ static void no_world(void) {
         leave(ddp_tcp(2, &why).size != 0);
     }
     set_rank(0, 2);
-    CHECK_INT(ddp_tcp(20, &why).size, 0);
-    CHECK_TEXT(why, "ranks differ in WORLD_SIZE");
+    CHECK_INT(ddp_tcp(2, &why).size, 0);
+    CHECK_TEXT(why, "not all ranks came in time; one was refused: ranks differ in WORLD_SIZE");
     for (i = 0; i < DDP_TCP_MOST; i++) if (ddp_t.socket[i] >= 0) close(ddp_t.socket[i]);
     wait(&status);
     for (i = 0; i < 4; i++) {
@@ -270,7 +331,7 @@ static void other_program(void) {
         if (poll(&p, 1, 20000) < 1) leave(1);
         c = accept(s, NULL, NULL);
         memset(bytes, 'x', sizeof bytes);
-        leave(recv(c, bytes, 8, 0) != 8 || send(c, bytes, sizeof bytes, 0) < 0 || poll(NULL, 0, 500));
+        leave(send(c, bytes, sizeof bytes, 0) < 0 || poll(NULL, 0, 500));
     }
     close(s);
     set_rank(1, 2);
@@ -324,6 +385,286 @@ static void strangers(void) {
     ddp_tcp_end(0);
 }
 
+/* --- guests that are refused --------------------------------------------------------------------- */
+
+/* A process that greets as this rank of a world of this size, of this job, with this secret; NULL: none. */
+typedef struct impostor {
+    int rank, size;
+    const char *job, *secret, *refusal;
+} impostor;
+
+static void set_or_not(const char *name, const char *value) {
+    if (value) setenv(name, value, 1);
+    else unsetenv(name);
+}
+
+/* Tries to join; returns 0 if it is refused with its text, before the limit. */
+static int is_refused(const impostor *i) {
+    const double began = ddp_tcp_now();
+    const char *why;
+    set_rank(i->rank, i->size);
+    set_or_not("MIXPREC_JOB", i->job);
+    set_or_not("MIXPREC_SECRET", i->secret);
+    (void)ddp_tcp(HANGS, &why);
+    if (!why || !strstr(why, i->refusal) || ddp_tcp_now() - began > 20)
+        printf("  rank %d of %d: %s, not: %s\n", i->rank, i->size, why ? why : "joined", i->refusal);
+    return why && strstr(why, i->refusal) ? 0 : 1;
+}
+
+/* The world of two meets although impostors come between its ranks. */
+static void world_with(const impostor *guests, int n, const char *job, const char *secret) {
+    const char *why;
+    int i, status;
+    meeting = free_port();
+    fflush(stdout);
+    for (i = 0; i <= n; i++)
+        if (fork() == 0) {
+            alarm(HANGS);
+            poll(NULL, 0, i < n ? 100 + 20 * i : 600);
+            if (i < n) {
+                status = is_refused(&guests[i]);
+                fflush(stdout);
+                leave(status);
+            }
+            set_rank(1, 2);
+            set_or_not("MIXPREC_JOB", job);
+            set_or_not("MIXPREC_SECRET", secret);
+            (void)ddp_tcp(HANGS, &why);
+            if (why) printf("  rank 1: %s\n", why);
+            fflush(stdout);
+            leave(ddp_tcp_end(why != NULL));
+        }
+    set_rank(0, 2);
+    set_or_not("MIXPREC_JOB", job);
+    set_or_not("MIXPREC_SECRET", secret);
+    CHECK_INT(ddp_tcp(HANGS, &why).size, 2);
+    CHECK_TEXT(why ? why : "fine", "fine");
+    for (i = 0; i <= n; i++) {
+        CHECK(wait(&status) > 0);
+        CHECK_INT(status, 0);
+    }
+    ddp_tcp_end(0);
+    unsetenv("MIXPREC_JOB");
+    unsetenv("MIXPREC_SECRET");
+}
+
+static void impostors(void) {
+    static const impostor plain[3] = {{1, 3, NULL, NULL, "ranks differ in WORLD_SIZE"},
+                                      {1, 2, "other", NULL, "another job is meeting"},
+                                      {1, 2, NULL, "guess", "MIXPREC_SECRET is not the same"}};
+    static const impostor known[4] = {{1, 2, "j", NULL, "MIXPREC_SECRET is not the same"},
+                                      {1, 2, "j", "", "MIXPREC_SECRET is not the same"},
+                                      {1, 2, "j", "a secreT", "MIXPREC_SECRET is not the same"},
+                                      {1, 2, "k", "a secret", "another job is meeting"}};
+    world_with(plain, 3, NULL, NULL);
+    world_with(known, 4, "j", "a secret");
+}
+
+/* Of two processes with one RANK, the second is refused, and the world meets. */
+static void taken_rank(void) {
+    const char *why;
+    int r, status, refused = 0, bad = 0;
+    meeting = free_port();
+    fflush(stdout);
+    for (r = 0; r < 3; r++)
+        if (fork() == 0) {              /* rank 1, rank 1 again, rank 2 */
+            alarm(HANGS);
+            poll(NULL, 0, 100 + 200 * r);
+            set_rank(r == 2 ? 2 : 1, 3);
+            (void)ddp_tcp(HANGS, &why);
+            leave(!why ? ddp_tcp_end(0) : strstr(why, "two processes have one RANK") ? 7 : 1);
+        }
+    set_rank(0, 3);
+    CHECK_INT(ddp_tcp(HANGS, &why).size, 3);
+    CHECK_TEXT(why ? why : "fine", "fine");
+    for (r = 0; r < 3; r++) {
+        CHECK(wait(&status) > 0);
+        refused += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+        bad += !WIFEXITED(status) || (WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != 7);
+    }
+    CHECK_INT(refused, 1);
+    CHECK_INT(bad, 0);
+    ddp_tcp_end(0);
+}
+
+/* A greeting that a stranger has overheard is worth nothing at the next connection. */
+static void replayed_greeting(void) {
+    ddp_tcp_guest first, second;
+    unsigned char proof[DDP_PROOF];
+    memset(&ddp_t, 0, sizeof ddp_t), memset(&first, 0, sizeof first);
+    ddp_t.size = 2;
+    ddp_t.socket[1] = -1;
+    ddp_t.secret = "a secret";
+    first.greeting.card.word = DDP_TCP_CARD;
+    first.greeting.card.rank = 1, first.greeting.card.size = 2;
+    ddp_nonce(first.hello.nonce);
+    ddp_prove(ddp_t.secret, "card", first.hello.nonce, &first.greeting.card, sizeof first.greeting.card, first.greeting.proof);
+    CHECK_INT(ddp_tcp_judge(&first), DDP_TCP_WELCOME);
+    second = first;
+    ddp_nonce(second.hello.nonce);
+    CHECK(memcmp(first.hello.nonce, second.hello.nonce, DDP_NONCE) != 0);
+    CHECK_INT(ddp_tcp_judge(&second), DDP_TCP_UNKNOWN);
+    second = first;
+    second.greeting.card.at.sin_port ^= 1;
+    CHECK_INT(ddp_tcp_judge(&second), DDP_TCP_UNKNOWN);
+    ddp_prove(ddp_t.secret, "welcome", first.hello.nonce, &first.greeting.card, sizeof first.greeting.card, proof);
+    CHECK(!ddp_is_proof(proof, first.greeting.proof));
+    memset(&ddp_t, 0, sizeof ddp_t);
+}
+
+/* Python 3: hashlib.sha256(b"abc"), hmac.new(key, b"what\0" b"0123456789abcdef" b"data", "sha256") with the key b"key"
+ * and with 100 times b"k". */
+static void proofs(void) {
+    static const char *const want[3] = {"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+                                        "22c1dbf1b02e88d53af00aed8d03a4fbbb8b4091aaff8832cf7af0f090aafdd4",
+                                        "e05cfc1f62f8cffc01cff430c7e590d61e50a4e8f1737991b7bbfe64a5cea93c"};
+    unsigned char out[DDP_PROOF], nonce[DDP_NONCE];
+    char secret[101], text[2 * DDP_PROOF + 1];
+    ddp_hash h = ddp_hash_begin();
+    int i, k;
+    memcpy(nonce, "0123456789abcdef", sizeof nonce);
+    for (k = 0; k < 3; k++) {
+        memset(secret, k == 2 ? 'k' : 0, sizeof secret);
+        if (k == 1) strcpy(secret, "key");
+        secret[100] = 0;
+        ddp_hash_add(&h, "abc", 3);
+        if (k == 0) ddp_hash_end(&h, out);
+        else ddp_prove(secret, "what", nonce, "data", 4, out);
+        for (i = 0; i < DDP_PROOF; i++) sprintf(text + 2 * i, "%02x", out[i]);
+        CHECK(strcmp(text, want[k]) == 0);
+    }
+}
+
+/* Strangers connect as fast as they can while four ranks meet. Bounded: 20,000 connections or 20 seconds. */
+static void flood(void) {
+    struct sockaddr_in at;
+    const char *why;
+    int r, round, status;
+    for (round = 0; round < 3; round++) {
+        meeting = free_port();
+        fflush(stdout);
+        for (r = 4; r >= 1; r--)
+            if (fork() == 0) {
+                alarm(HANGS);
+                if (r == 4) {
+                    const double until = ddp_tcp_now() + 20;
+                    int i, s, failed = 0;
+                    memset(&at, 0, sizeof at);
+                    at.sin_family = AF_INET;
+                    at.sin_port = htons((uint16_t)meeting);
+                    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+                    for (i = 0; i < 20000 && failed < 200 && ddp_tcp_now() < until; i++) {
+                        s = socket(AF_INET, SOCK_STREAM, 0);
+                        if (s >= 0 && connect(s, (struct sockaddr *)&at, sizeof at)) {
+                            failed += i > 0;        /* rank 0 is there, or no longer */
+                            poll(NULL, 0, 5);
+                        }
+                        if (i % 2 && s >= 0) (void)!send(s, "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
+                        if (s >= 0) ddp_tcp_drop(s);
+                    }
+                    leave(0);
+                }
+                poll(NULL, 0, 200);
+                set_rank(r, 4);
+                (void)ddp_tcp(HANGS, &why);
+                if (why) printf("  rank %d: %s\n", r, why);
+                fflush(stdout);
+                leave(ddp_tcp_end(why != NULL));
+            }
+        set_rank(0, 4);
+        CHECK_INT(ddp_tcp(HANGS, &why).size, 4);
+        CHECK_TEXT(why ? why : "fine", "fine");
+        for (r = 1; r <= 4; r++) {
+            CHECK(wait(&status) > 0);
+            CHECK_INT(status, 0);
+        }
+        ddp_tcp_end(0);
+    }
+}
+
+/* Rank 0 listens where MASTER_ADDR says, and nowhere else: 127.0.0.2 is this machine as well. */
+static void listens_there_only(void) {
+    struct sockaddr_in at;
+    const char *why;
+    int s, status, there, elsewhere;
+    meeting = free_port();
+    fflush(stdout);
+    if (fork() == 0) {
+        alarm(HANGS);
+        memset(&at, 0, sizeof at);
+        at.sin_family = AF_INET;
+        at.sin_port = htons((uint16_t)meeting);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        there = ddp_tcp_connect(&at, ddp_tcp_now() + HANGS);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+        s = socket(AF_INET, SOCK_STREAM, 0);
+        elsewhere = connect(s, (struct sockaddr *)&at, sizeof at) == 0;
+        leave(there < 0 || elsewhere);
+    }
+    set_rank(0, 2);
+    CHECK_INT(ddp_tcp(1.5, &why).size, 0);
+    wait(&status);
+    CHECK_INT(status, 0);
+    ddp_tcp_end(0);
+}
+
+/* Numbers of the environment are numbers from the first to the last character. */
+static void strict_numbers(void) {
+    static const char *const bad[] = {"", "x", "1x", " 1", "1 ", "-1", "+1", "0x1", "4294967297", "99999999999999999999", "1.0"};
+    static const char *const names[] = {"RANK", "WORLD_SIZE", "MASTER_PORT"};
+    const char *why;
+    size_t i, k;
+    for (k = 0; k < 3; k++)
+        for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+            meeting = 20000;
+            set_rank(1, 2);
+            setenv(names[k], bad[i], 1);
+            CHECK_INT(ddp_tcp(0.2, &why).size, 0);
+            CHECK_TEXT(why, names[k]);
+            ddp_tcp_end(0);
+        }
+    set_rank(1, 2);
+    setenv("MASTER_PORT", "4294987296", 1);
+    CHECK_INT(ddp_tcp(0.2, &why).size, 0);
+    CHECK_TEXT(why, "MASTER_PORT must be a port");
+}
+
+/* Ranks of ddp_fork have the same limit. */
+static void forked_and_busy(void) {
+    int status;
+    fflush(stdout);
+    if (fork() == 0) {
+        mixp_ranks_desc d = ddp_fork(2);
+        const double began = ddp_now();
+        float x = 1;
+        alarm(HANGS);
+        test_bad = 0;
+        if (d.rank == 1) {
+            d.busy(d.user, 1);
+            poll(NULL, 0, 4000);
+            leave(0);
+        }
+        CHECK_TEXT(d.sum(d.user, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 is busy, and did not come back in time");
+        CHECK(ddp_now() - began > 1.5 && ddp_now() - began < 3.5);
+        fflush(stdout);
+        (void)ddp_wait(0);
+        leave(test_bad != 0);
+    }
+    wait(&status);
+    CHECK_INT(status, 0);
+}
+
+/* Counts that another rank sends as doubles: any bits have a defined result. */
+static void counts_of_others(void) {
+    static const double sent[8] = {0, -5, 3.7, 9007199254740992.0, 1e300, -1e300, HUGE_VAL, -HUGE_VAL};
+    static const int64_t want[8] = {0, -5, 3, INT64_C(9007199254740992), 0, 0, 0, 0};
+    int i;
+    for (i = 0; i < 8; i++) CHECK_INT(mixpi_whole_of(sent[i]), want[i]);
+    CHECK_INT(mixpi_whole_of((double)NAN), 0);
+    CHECK_INT(mixpi_whole_of(ldexp(1.0, 61)), INT64_C(1) << 61);
+    CHECK_INT(mixpi_whole_of(-ldexp(1.0, 63)), 0);
+}
+
 /* A word that a full socket takes a part of is completed before the next message begins. */
 static void words_are_whole(void) {
     ddp_tcp_head got[2];
@@ -366,5 +707,15 @@ int main(void) {
     RUN(own_port);
     RUN(other_program);
     RUN(strangers);
+    RUN(first_is_named);
+    RUN(forked_and_busy);
+    RUN(counts_of_others);
+    RUN(impostors);
+    RUN(taken_rank);
+    RUN(replayed_greeting);
+    RUN(proofs);
+    RUN(flood);
+    RUN(listens_there_only);
+    RUN(strict_numbers);
     return test_report();
 }
