@@ -3,7 +3,7 @@
 #   - a program in C compiles without a warning, runs, and prints the output that is quoted below it;
 #   - a fragment in C does so inside fragment.c;
 #   - a block of shell runs, as a reader pastes it, in a folder like a fresh clone.
-# A line of shell whose comment says `needs` or `minutes` is counted as skipped, and make only looks its
+# A line of shell whose comment says `needs` (需要) or `minutes` is counted as skipped, and make only looks its
 # targets up. Under MIXPREC_TEST_QUICK the compiler links the library that make built; in make test-long it
 # compiles the commands word for word.
 # Links lead somewhere, no example is left out, and the Chinese pages have the English programs and figures.
@@ -62,7 +62,7 @@ printf '#!/bin/sh\nexec %s "$@" %s\n' "$compiler" "$quick" >"$tmp/bin/cc"
 chmod +x "$tmp/bin/make" "$tmp/bin/cc"
 
 # Lines that a test cannot run are left out, and counted.
-cannot_run='#.*(needs |minutes|hours)'
+cannot_run='#.*(needs |minutes|hours|需要)'
 shell() { # BLOCK
     awk -v no="$cannot_run" '$0 ~ no && !/^make / { next } { print }' "$1.sh" >"$tmp/run.sh"
     (cd "$clone" && PATH=$tmp/bin:$PATH sh -e "$tmp/run.sh") >"$tmp/got" 2>&1 || { cat "$tmp/got"; return 1; }
