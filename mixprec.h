@@ -17628,7 +17628,7 @@ struct mixpi_casting {
                                    without such a linear: of its newest region             */
     mixp_recipe     opened;     /* of the newest region outside of evaluations             */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
-    struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
+    struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -25812,6 +25812,40 @@ static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes)
 static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
 { return mixpi_owned(opt->ctx, opt, bytes, 1); }
 
+/* Fails while the averages are in the weights. */
+static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
+    if (!opt->swapped) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: the weights are the averages of mixp_optimizer_swap_ema: call "
+                             "mixp_optimizer_swap_ema again first",
+                             who);
+}
+
+/* Handles: without ranks, or without sharded states, they do nothing. */
+static mixp_result mixpi_crew_enter(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK; }
+static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
+                                        const mixp_tensor *g)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL; }
+static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes)
+{ return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK; }
+static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r)
+{ if (opt->shards) opt->ctx->crew->placed(opt, p, r); }
+static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p)
+{ if (opt->shards) opt->ctx->crew->left(p); }
+static mixp_result mixpi_crew_send(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_gather(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_average(mixp_optimizer *opt)
+{ return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK; }
+static void mixpi_crew_in_pieces(mixp_optimizer *opt)
+{ if (opt->shards) opt->ctx->crew->in_pieces(opt); }
+static mixp_result mixpi_crew_plan(mixp_optimizer *opt)
+{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK; }
+static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
+                               mixp_verdict *v)
+{ if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v); }
 /* --- making, groups -------------------------------------------------------------------- */
 
 /* Fields that not all kinds have. */
@@ -26096,32 +26130,6 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
     return m->look != NULL;
 }
 
-/* Handles: without ranks, or without sharded states, they do nothing. */
-static mixp_result mixpi_crew_enter(mixp_optimizer *opt)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK; }
-static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                        const mixp_tensor *g)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL; }
-static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes)
-{ return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK; }
-static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r)
-{ if (opt->shards) opt->ctx->crew->placed(opt, p, r); }
-static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p)
-{ if (opt->shards) opt->ctx->crew->left(p); }
-static mixp_result mixpi_crew_send(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK; }
-static mixp_result mixpi_crew_gather(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK; }
-static mixp_result mixpi_crew_average(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK; }
-static void mixpi_crew_in_pieces(mixp_optimizer *opt)
-{ if (opt->shards) opt->ctx->crew->in_pieces(opt); }
-static mixp_result mixpi_crew_plan(mixp_optimizer *opt)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK; }
-static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                               mixp_verdict *v)
-{ if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v); }
-
 /* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
@@ -26227,8 +26235,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
     }
     return r;
 }
-
-/* --- parameters -------------------------------------------------------------------------- */
+/* --- rows and states of parameters ------------------------------------------------------- */
 
 static int mixpi_row_is_small(const mixp_param_row *row) {
     return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
@@ -26484,7 +26491,6 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;
 }
-
 /* --- Muon's memory ----------------------------------------------------------------------- */
 
 static int64_t mixpi_muon_side(const mixp_tensor *p)
@@ -26548,140 +26554,6 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
         row->rate = (float)(0.2 * sqrt(larger));
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
-
-/* Makes the states of the newest row, wherever they belong. */
-static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
-    const int64_t joined_at = mixp_optimizer_applied(opt);
-    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
-    return mixpi_row_memory(opt, row, joined_at);
-}
-
-MIXPI_SELDOM
-static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                          mixp_tensor *grad) {
-    if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
-                                 "step");
-    mixp_result r = mixpi_add_check(opt, param, grad);
-    if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
-    if (r != MIXP_OK) return r;
-
-    /* Its row in the newest group. */
-    mixp_param_row *row = &opt->rows[opt->count];
-    memset(row, 0, sizeof *row);
-    row->weight = param->data;
-    row->weight_dtype = param->dtype;
-    row->count = param->count;
-    row->group = opt->plan.n_groups - 1;
-    row->tensor = (uint64_t)param->own.id;
-    mixpi_row_kinds(opt, param, row);
-    if (opt->muon) r = mixpi_muon_add(opt, param, row);
-    if (r != MIXP_OK) return r;
-
-    /* Its states, wherever they belong, and its master weight. */
-    opt->slots[opt->count].param = param;
-    opt->slots[opt->count].grad = grad;
-    r = mixpi_row_place(opt, row);
-    if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
-
-    if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
-    if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
-    if (r == MIXP_OK) opt->rows_changed = 1;
-    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
-    opt->count += r == MIXP_OK;
-    param->own.optimizers += r == MIXP_OK;
-    mixpi_crew_placed(opt, param, r);
-    return r;
-}
-
-MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                           mixp_tensor *grad) {
-    mixp_context *of = opt ? opt->ctx : NULL;
-    const int before = mixpi_enter(of);
-    return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
-}
-
-MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {
-    mixp_result r = MIXP_OK;
-    mixp_tensor *t;
-    int64_t i = 0;
-    int found = 0;
-    if (!opt) return MIXP_ERR_ARGUMENT;
-    while (pattern && r == MIXP_OK && (t = mixpi_param_next(opt->ctx, pattern, &i)) != NULL) {
-        if (!t->requires_grad || t->own.optimizers) continue;
-        r = mixp_optimizer_add(opt, t, NULL);
-        found = 1;
-    }
-    if (found) return r;
-    i = 0;
-    if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
-        return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
-                             "has a name that matches '%s'", pattern ? pattern : "NULL");
-}
-
-MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    if (!opt) return MIXP_ERR_ARGUMENT;
-    if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = opt->slots[i].grad;
-        if (!view) {
-            opt->slots[i].param->grad = NULL;
-            continue;
-        }
-        r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
-        view->own.mark.kind = MIXPI_MARK_NONE;
-    }
-    if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
-    opt->clipped = 0;
-    opt->views_summed = 0;
-    mixpi_crew_forget(opt->ctx);
-    return r;
-}
-
-static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
-    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
-        return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
-    if (loss->ctx != opt->ctx) return "the loss is of another context";
-    if (loss->own.scaled)
-        return "the loss is multiplied by the loss scale, whose changes would look like spikes: "
-               "pass the loss from before mixp_scaler_scale";
-    if (loss->count != 1) return "a loss has one element; take the mean with mixp_mean";
-    return NULL;
-}
-
-MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
-                                                const mixp_tensor *loss) {
-    const char *wrong;
-    mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
-    if (r != MIXP_OK) return r;
-    wrong = mixpi_loss_wrong(opt, loss);
-    if (wrong)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_set_loss: %s", wrong);
-    if (loss->dtype != MIXP_F32)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
-                                 mixp_dtype_name(loss->dtype));
-    opt->plan.loss = (const float *)loss->data;
-    opt->loss_of = opt->ctx->generation;
-    return MIXP_OK;
-}
-
-/* Fails while the averages are in the weights. */
-static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
-    if (!opt->swapped) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the weights are the averages of mixp_optimizer_swap_ema: call "
-                             "mixp_optimizer_swap_ema again first",
-                             who);
-}
-
 /* --- asking --------------------------------------------------------------------------------- */
 
 /* Address of one kind of state. */
@@ -26796,6 +26668,131 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
                             mixp_optimizer_applied(opt));
 }
 
+
+static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
+        return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
+    if (loss->ctx != opt->ctx) return "the loss is of another context";
+    if (loss->own.scaled)
+        return "the loss is multiplied by the loss scale, whose changes would look like spikes: "
+               "pass the loss from before mixp_scaler_scale";
+    if (loss->count != 1) return "a loss has one element; take the mean with mixp_mean";
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss) {
+    const char *wrong;
+    mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
+    if (r != MIXP_OK) return r;
+    wrong = mixpi_loss_wrong(opt, loss);
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_loss: %s", wrong);
+    if (loss->dtype != MIXP_F32)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
+                                 mixp_dtype_name(loss->dtype));
+    opt->plan.loss = (const float *)loss->data;
+    opt->loss_of = opt->ctx->generation;
+    return MIXP_OK;
+}
+/* --- adding parameters, clearing gradients -------------------------------------------------- */
+
+/* Makes the states of the newest row, wherever they belong. */
+static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
+    return mixpi_row_memory(opt, row, joined_at);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                          mixp_tensor *grad) {
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
+    mixp_result r = mixpi_add_check(opt, param, grad);
+    if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
+    if (r != MIXP_OK) return r;
+
+    /* Its row in the newest group. */
+    mixp_param_row *row = &opt->rows[opt->count];
+    memset(row, 0, sizeof *row);
+    row->weight = param->data;
+    row->weight_dtype = param->dtype;
+    row->count = param->count;
+    row->group = opt->plan.n_groups - 1;
+    row->tensor = (uint64_t)param->own.id;
+    mixpi_row_kinds(opt, param, row);
+    if (opt->muon) r = mixpi_muon_add(opt, param, row);
+    if (r != MIXP_OK) return r;
+
+    /* Its states, wherever they belong, and its master weight. */
+    opt->slots[opt->count].param = param;
+    opt->slots[opt->count].grad = grad;
+    r = mixpi_row_place(opt, row);
+    if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+
+    if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
+    if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
+    if (r == MIXP_OK) opt->rows_changed = 1;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    opt->count += r == MIXP_OK;
+    param->own.optimizers += r == MIXP_OK;
+    mixpi_crew_placed(opt, param, r);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                           mixp_tensor *grad) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    while (pattern && r == MIXP_OK && (t = mixpi_param_next(opt->ctx, pattern, &i)) != NULL) {
+        if (!t->requires_grad || t->own.optimizers) continue;
+        r = mixp_optimizer_add(opt, t, NULL);
+        found = 1;
+    }
+    if (found) return r;
+    i = 0;
+    if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
+        return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
+                             "has a name that matches '%s'", pattern ? pattern : "NULL");
+}
+
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = opt->slots[i].grad;
+        if (!view) {
+            opt->slots[i].param->grad = NULL;
+            continue;
+        }
+        r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
+        view->own.mark.kind = MIXPI_MARK_NONE;
+    }
+    if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
+    opt->clipped = 0;
+    opt->views_summed = 0;
+    mixpi_crew_forget(opt->ctx);
+    return r;
+}
 MIXPI_SELDOM_END
 /* ==== 11. STEP (implementation) ======================================================= */
 

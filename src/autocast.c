@@ -1,7 +1,7 @@
 #pragma once
 #include "tape.h"
 #include "tensors/params.c"
-#include "recipe.c"
+#include "recipes/recipe.c"
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
@@ -54,7 +54,7 @@ struct mixpi_casting {
                                    without such a linear: of its newest region             */
     mixp_recipe     opened;     /* of the newest region outside of evaluations             */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
-    struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
+    struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 

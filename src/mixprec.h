@@ -121,7 +121,7 @@ MIXPI_SELDOM_END
 #include "tensors/params.c"
 #include "tensors/buffers.c"
 MIXPI_SELDOM_BEGIN
-#include "recipe.c"
+#include "recipes/recipe.c"
 MIXPI_SELDOM_END
 #include "autocast.c"
 #include "tape/apply.c"
@@ -141,11 +141,11 @@ MIXPI_SELDOM_END
 #include "operators/cast.c"
 #include "operators/shared.c"
 MIXPI_SELDOM_BEGIN
-#include "operators/delayed.c"
-#include "operators/lossy.c"
-#include "operators/recipes.c"
+#include "recipes/delayed.c"
+#include "recipes/lossy.c"
+#include "recipes/recipes.c"
 MIXPI_SELDOM_END
-#include "operators/coded.c"
+#include "recipes/coded.c"
 #include "operators/products.c"
 #include "operators/attention.c"
 #include "operators/elementwise.c"
@@ -166,7 +166,12 @@ MIXPI_SELDOM_END
 #include "operators/tangents.c"
 #include "scaler.c"
 MIXPI_SELDOM_BEGIN
-#include "optimizers.c"
+#include "optimizers/state.c"
+#include "optimizers/settings.c"
+#include "optimizers/rows.c"
+#include "optimizers/muon_memory.c"
+#include "optimizers/read.c"
+#include "optimizers/add.c"
 MIXPI_SELDOM_END
 #include "step/table.c"
 #include "step/muon.c"

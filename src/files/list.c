@@ -1,6 +1,6 @@
 #pragma once
-#include "../optimizers.c"
-#include "../operators/delayed.c"
+#include "../optimizers/add.c"
+#include "../recipes/delayed.c"
 #include "safetensors.c"
 /* --- checkpoints: the list of what must survive --------------------------------------------- */
 

@@ -1,6 +1,6 @@
 #pragma once
 #include "shared.c"
-#include "coded.c"
+#include "../recipes/coded.c"
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch

@@ -2,7 +2,7 @@
 #include "../step.h"
 #include "../step/table.c"
 #include "shards.c"
-#include "../operators/delayed.c"
+#include "../recipes/delayed.c"
 /* --- settings that must be alike on all ranks ------------------------------------------------- *
  *
  * A step's table has a hash of them. Where the hashes differ, the ranks send the settings

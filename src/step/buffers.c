@@ -1,5 +1,5 @@
 #pragma once
-#include "../optimizers.c"
+#include "../optimizers/add.c"
 #include "../tensors/buffers.c"
 /* --- buffers at an update ------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "../optimizers.c"
+#include "../optimizers/add.c"
 /* ==== 11. STEP (implementation) ======================================================= */
 
 /* --- the table of parameters -------------------------------------------------------------- */

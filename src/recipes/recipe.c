@@ -1,6 +1,6 @@
 #pragma once
-#include "recipe.h"
-#include "cpu/device.c"
+#include "../recipe.h"
+#include "../cpu/device.c"
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {

@@ -1,5 +1,5 @@
 #pragma once
-#include "shared.c"
+#include "../operators/shared.c"
 #include "../tensors/crew.c"
 #include "../tensors/watcher.c"
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */

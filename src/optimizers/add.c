@@ -1,0 +1,99 @@
+#pragma once
+#include "muon_memory.c"
+#include "read.c"
+/* --- adding parameters, clearing gradients -------------------------------------------------- */
+
+/* Makes the states of the newest row, wherever they belong. */
+static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
+    return mixpi_row_memory(opt, row, joined_at);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                          mixp_tensor *grad) {
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
+    mixp_result r = mixpi_add_check(opt, param, grad);
+    if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
+    if (r != MIXP_OK) return r;
+
+    /* Its row in the newest group. */
+    mixp_param_row *row = &opt->rows[opt->count];
+    memset(row, 0, sizeof *row);
+    row->weight = param->data;
+    row->weight_dtype = param->dtype;
+    row->count = param->count;
+    row->group = opt->plan.n_groups - 1;
+    row->tensor = (uint64_t)param->own.id;
+    mixpi_row_kinds(opt, param, row);
+    if (opt->muon) r = mixpi_muon_add(opt, param, row);
+    if (r != MIXP_OK) return r;
+
+    /* Its states, wherever they belong, and its master weight. */
+    opt->slots[opt->count].param = param;
+    opt->slots[opt->count].grad = grad;
+    r = mixpi_row_place(opt, row);
+    if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+
+    if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
+    if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
+    if (r == MIXP_OK) opt->rows_changed = 1;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    opt->count += r == MIXP_OK;
+    param->own.optimizers += r == MIXP_OK;
+    mixpi_crew_placed(opt, param, r);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                           mixp_tensor *grad) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
+}
+
+MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    while (pattern && r == MIXP_OK && (t = mixpi_param_next(opt->ctx, pattern, &i)) != NULL) {
+        if (!t->requires_grad || t->own.optimizers) continue;
+        r = mixp_optimizer_add(opt, t, NULL);
+        found = 1;
+    }
+    if (found) return r;
+    i = 0;
+    if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
+        return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
+                             "has a name that matches '%s'", pattern ? pattern : "NULL");
+}
+
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = opt->slots[i].grad;
+        if (!view) {
+            opt->slots[i].param->grad = NULL;
+            continue;
+        }
+        r = mixpi_device_zero(opt->ctx, view->data, mixpi_bytes(view));
+        view->own.mark.kind = MIXPI_MARK_NONE;
+    }
+    if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
+    opt->clipped = 0;
+    opt->views_summed = 0;
+    mixpi_crew_forget(opt->ctx);
+    return r;
+}

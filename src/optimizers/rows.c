@@ -1,0 +1,258 @@
+#pragma once
+#include "settings.c"
+/* --- rows and states of parameters ------------------------------------------------------- */
+
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+
+/* Does this rank update all of parameter i? */
+static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
+{ return opt->slots[i].kept == MIXPI_HERE; }
+
+static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
+    if (s->count) memcpy(to, s->at, (size_t)s->count * sizeof *to);
+    s->at = to;
+}
+
+static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
+    int64_t n = opt->capacity ? 2 * opt->capacity : 32;
+    size_t bytes = (size_t)n * sizeof(mixp_param_row);
+    mixpi_slot *slots =
+        (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
+    if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
+    if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
+    if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
+    mixpi_sorted_move(&opt->params, sorted);
+    mixpi_sorted_move(&opt->grads, sorted + n);
+    opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    if (!opt->shards) opt->own_rows = rows;
+    if (!opt->shards) opt->device_own_rows = device;
+    opt->rows_changed = 1;      /* the new table was not sent yet */
+    return MIXP_OK;
+}
+
+/* The current stage. A scaler's update resets it. */
+static int mixpi_stage(const mixp_optimizer *opt)
+{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
+
+/* Does a parameter that is added now keep f32 states regardless of the description? */
+static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return p->rank < 2 || p->count < MIXP_STATE_SMALL ||
+           opt->plan.groups[opt->plan.n_groups - 1].f32_states;
+}
+
+static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p) {
+    return opt->states.master != MIXP_MASTER_F32 && p->dtype != MIXP_F32 &&
+           !mixpi_keeps_f32(opt, p);
+}
+
+/* Do two tensors share an element? */
+static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+    const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
+    return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);
+}
+
+/* How many tensors of an array in the order of addresses begin at `data` or before? */
+static int64_t mixpi_sorted_before(const mixpi_sorted *s, const void *data) {
+    int64_t low = 0, high = s->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if ((uintptr_t)s->at[middle]->data <= (uintptr_t)data) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void mixpi_sorted_add(mixpi_sorted *s, mixp_tensor *t) {
+    const int64_t i = mixpi_sorted_before(s, t->data);
+    memmove(s->at + i + 1, s->at + i, (size_t)(s->count - i) * sizeof *s->at);
+    s->at[i] = t;
+    s->count++;
+}
+
+/* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. The
+ * existing parameters share no memory, so only the neighbours of p's address can overlap p. */
+static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
+                                   const mixp_tensor *g) {
+    const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
+    int64_t i = mixpi_sorted_before(s, p->data);
+    if (i > 0 && s->at[i - 1] == p) return "was added before";
+    if ((i > 0 && mixpi_overlap(s->at[i - 1], p)) || (i < s->count && mixpi_overlap(p, s->at[i])))
+        return "shares memory with a parameter that was added before; create views once, "
+               "before the loop";
+    i = g ? mixpi_sorted_before(grads, g->data) : 0;
+    if (opt->zero_grad && i > 0 && grads->at[i - 1]->data == g->data)
+        return "shares its gradient with another parameter, and the first update would clear "
+               "it; use separate gradients";
+    return NULL;
+}
+
+/* Can p be added? Reports the first problem. */
+static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
+                                   const mixp_tensor *g) {
+    mixp_result code = MIXP_ERR_ARGUMENT;
+    const char *wrong = NULL;
+    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "and its gradient must be f32, f16 or bf16";
+    } else if (g && g->count != p->count) {
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
+                                 "number of elements: %.0f and %.0f",
+                                 p->name, (double)p->count, (double)g->count);
+    } else if (mixpi_stage(opt) != MIXPI_READY) {
+        code = MIXP_ERR_ORDER;
+        wrong = "was added in the middle of a step: call mixp_scaler_update first";
+    } else if (g && g->data == p->data) wrong = "is its own gradient";
+    else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
+    else if (p->own.generation || (g && g->own.generation))
+        wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
+        wrong = "is of another context";
+    else if (!g && !p->requires_grad && !p->own.is_param)
+        wrong = "is a view without a gradient: pass a gradient, or call "
+                "mixp_tensor_set_requires_grad";
+    else wrong = mixpi_crew_add_wrong(opt, p, g);
+    if (!wrong) wrong = mixpi_add_clash(opt, p, g);
+    if (!wrong && opt->muon && p->rank != 2) {
+        code = MIXP_ERR_SHAPE;
+        wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
+    }
+    if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
+        code = MIXP_ERR_DTYPE;
+        wrong = "is f16, but this states.master completes bf16 weights only: use bf16, or "
+                "MIXP_MASTER_F32";
+    }
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
+                             wrong);
+}
+
+/* Sets the dtypes of a parameter's states, by which kernels distinguish their kinds. */
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
+                            mixp_param_row *row) {
+    const mixp_optimizer_states *s = &opt->states;
+    row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
+    if (mixpi_keeps_f32(opt, p)) return;
+    if (s->m == MIXP_MOMENT_BF16) row->m_dtype = MIXP_BF16;
+    if (s->m == MIXP_MOMENT_8BIT) row->m_dtype = MIXP_F8_E4M3;
+    if (s->v == MIXP_MOMENT_BF16) row->v_dtype = MIXP_BF16;
+    if (s->v == MIXP_MOMENT_8BIT) row->v_dtype = MIXP_U8;
+    if (!mixpi_has_m(&opt->plan)) row->m_dtype = MIXP_F32;
+    if (!mixpi_has_v(opt->plan.kind)) row->v_dtype = MIXP_F32;
+    if (!mixpi_master_is_split(opt, p)) return;
+    row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
+}
+
+static int mixpi_is_8bit(mixp_dtype dtype)
+{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row)
+{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+
+/* Takes n elements from a block of memory; without an address, only measures the block. A gap after
+ * each array keeps streams whose size is a power of two from falling into the same cache sets. */
+typedef struct mixpi_layout {
+    char  *memory;
+    size_t used;
+} mixpi_layout;
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
+                              mixp_dtype dtype) {
+    char *at = lay->memory ? lay->memory + lay->used : NULL;
+    if (!wanted) return NULL;
+    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+    return at;
+}
+
+/* Lays out the states of a row. */
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
+                             mixpi_layout *lay) {
+    const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
+    const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
+    const int64_t blocks = mixpi_state_blocks(row);
+    row->missed = (int64_t *)(void *)lay->memory;
+    lay->used = 64;
+    row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
+    row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
+    row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
+                                               MIXP_F8_E8M0);
+    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
+                                               MIXP_F8_E8M0);
+}
+
+/* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
+                                    int64_t joined_at) {
+    const size_t part = (size_t)row->count * sizeof(float);
+    mixpi_layout lay = { NULL, 0 };
+    if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
+    mixpi_row_layout(opt, row, &lay);
+    lay.memory = (char *)mixpi_opt_device(opt, lay.used);
+    if (!lay.memory) return MIXP_ERR_MEMORY;
+    mixpi_row_layout(opt, row, &lay);
+    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
+                     : MIXP_OK;
+}
+
+/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+static mixp_in mixpi_averaged(const mixp_param_row *row) {
+    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
+    return mixpi_in(row->weight, row->weight_dtype);
+}
+
+/* The row of an average. With sharded states, a rank averages what it updates: some parameters, and
+ * pieces of others. */
+static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
+    const mixpi_slot *slot = &opt->slots[i];
+    const mixp_param_row *all = &opt->rows[i];
+    const mixp_param_row of = slot->kept == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
+    const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
+    mixp_param_row row;
+    memset(&row, 0, sizeof row);
+    row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
+    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
+    row.grad_dtype = mixpi_averaged(&of).dtype;
+    row.grad = mixpi_averaged(&of).data == of.master ? of.master : of.weight;
+    row.count = of.count;
+    row.active = slot->kept != MIXPI_AWAY && of.count > 0;
+    row.rate = (float)(1.0 - decay);
+    return row;
+}
+
+/* Starts average i at the weight, and at the master where this rank keeps it. */
+static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
+    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                                     mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+    if (r != MIXP_OK || !row.active) return r;
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
+                            mixpi_in(row.grad, row.grad_dtype), row.count);
+}
+
+/* Is average i still the weight from which it started? Then it follows a weight that is written. */
+static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i)
+{ return i >= opt->ema_begun && i < opt->ema_count; }
+
+/* Brings the master of a weight that was written, and an average that has not begun, up to date. */
+static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
+    mixp_param_row row = opt->rows[i];
+    mixp_result r = MIXP_OK;
+    if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
+    if (row.master && row.count && mixpi_row_is_split(&row))    /* no extra bits yet */
+        r = mixpi_device_zero(opt->ctx, row.master,
+                              (size_t)row.count * mixp_dtype_size(row.master_dtype));
+    else if (row.master && row.count)
+        r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
+                             mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
+    if (r == MIXP_OK) slot->version = slot->param->version;
+    return r;
+}

@@ -1,0 +1,391 @@
+#pragma once
+#include "state.c"
+/* --- making, groups -------------------------------------------------------------------- */
+
+/* Fields that not all kinds have. */
+enum {
+    MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
+    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
+    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256,
+    MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
+    MIXPI_HAS_ADAMS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS | MIXPI_HAS_ORDER
+};
+
+/* A kind of optimizer: its name, the fields that it has, and its defaults. */
+typedef struct mixpi_kind {
+    const char *name;
+    int         has;
+    double      lr, beta1, beta2, eps, weight_decay;
+} mixpi_kind;
+
+/* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
+static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
+    static const mixpi_kind rows[] = {      /* in the order of mixp_optimizer_kind */
+        /* name, fields; lr, betas, eps, weight_decay */
+        { "Adam",    MIXPI_HAS_ADAMS,
+          1e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "AdamW",   MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS,
+          1e-3, 0.9, 0.999, 1e-8, 0.01 },
+        { "SGD",     MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV,
+          1e-3, 0.0, 0.0,   0.0,  0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM,
+          1e-2, 0.0, 0.99,  1e-8, 0.0 },
+        { "Lion",    MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS,
+          1e-4, 0.9, 0.99,  0.0,  0.0 },
+        { "Muon",    MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+                     MIXPI_HAS_MUON,
+          1e-3, 0.0, 0.0,   1e-7, 0.1 }
+    };
+    return &rows[kind];
+}
+
+static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
+    const mixpi_kind *row = mixpi_kind_of(kind);
+    mixp_optimizer_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = kind;
+    d.lr = row->lr;
+    d.beta1 = row->beta1;
+    d.beta2 = row->beta2;
+    d.eps = row->eps;
+    d.weight_decay = row->weight_decay;
+    return d;
+}
+
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAMW); }
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAM); }
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_SGD); }
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP); }
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_LION); }
+
+MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
+    mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
+    d.momentum = 0.95;
+    d.nesterov = 1;
+    d.muon.a = 3.4445;
+    d.muon.b = -4.7750;
+    d.muon.c = 2.0315;
+    d.muon.iterations = 5;
+    return d;
+}
+
+static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
+static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
+
+/* Do steps divide by a second moment? True for Adam's kinds and RMSprop. */
+static int mixpi_has_v(mixp_optimizer_kind kind)
+{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+
+/* Is m kept? SGD and RMSprop keep m only with momentum, which is then above 0 in all groups. */
+static int mixpi_momentum_counts(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_m(const mixp_step_plan *plan)
+{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+
+/* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
+static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
+    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+}
+
+/* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
+    const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
+                                                        : "beta2 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
+    if (!mixpi_is_beta(g->beta2)) return second;
+    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
+        return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
+    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
+}
+
+/* Returns what is wrong with a group, or NULL. */
+static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
+                                     const mixp_param_group *g) {
+    if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
+    if (!mixpi_at_least_0(g->weight_decay))
+        return "weight_decay must be finite and at least 0";
+    if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
+    if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
+    if (!mixpi_finite(g->dampening)) return "dampening must be finite";
+    if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
+        return "nesterov needs momentum and no dampening";
+    return NULL;
+}
+
+/* The group as it is stored. Fields that mixpi_group_wrong does not check for this kind are set to
+ * 0, so that a load accepts every saved checkpoint. */
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
+                                         const mixp_param_group *group) {
+    const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
+    mixp_param_group g = *group;
+    g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;
+    if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
+    else g.dampening = 0.0;
+    return g;
+}
+
+static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
+    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is not a mixp_moment_kind";
+    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is not a mixp_moment_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT)
+        return "states.master is not a mixp_master_kind";
+    if (no_master && s->master != MIXP_MASTER_F32)
+        return "no_master and states.master contradict each other; set only one";
+    return NULL;
+}
+
+/* Does the schedule end at step `total`? */
+static int mixpi_schedule_ends(const mixp_schedule *s) {
+    return s->kind != MIXP_SCHEDULE_CONSTANT && s->kind != MIXP_SCHEDULE_STEP &&
+           s->kind != MIXP_SCHEDULE_EXPONENTIAL;
+}
+
+/* Returns what is wrong with the fields that only some kinds read, or NULL. */
+static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    if (mixpi_schedule_ends(s) && s->total <= s->warmup)
+        return "schedule.total must be above schedule.warmup";
+    if (is_step && s->every < 1) return "schedule.every must be at least 1";
+    if ((is_step || s->kind == MIXP_SCHEDULE_EXPONENTIAL) && !(s->gamma > 0.0 && s->gamma <= 1.0))
+        return "schedule.gamma must be above 0 and at most 1";
+    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
+        return "schedule.decay must lie in [1, total - warmup]";
+    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE && !(s->start_factor >= 0.0 && s->start_factor <= 1.0))
+        return "schedule.start_factor must lie in [0,1]";
+    return NULL;
+}
+
+static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
+    const char *wrong;
+    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is not a mixp_schedule_kind";
+    if (s->warmup < 0) return "schedule.warmup is negative";
+    wrong = mixpi_schedule_part_wrong(s);
+    if (wrong) return wrong;
+    if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
+        return "schedule.min_factor must lie in [0,1]";
+    return NULL;
+}
+
+/* Fills in the defaults of a rule. Returns what is wrong with the rule, or NULL. */
+static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
+    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is not a mixp_spike_of";
+    if (r->window == 0) r->window = 128;
+    if (r->max_in_a_row == 0) r->max_in_a_row = 8;
+    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!(r->z > 0.0)) r->z = 6.0;
+    if (r->window >= 4 && r->window <= 4096) return NULL;
+    return "spike.window must lie in [4, 4096]";
+}
+
+/* Is a field set? */
+static int mixpi_is_set(double x) { return x < 0.0 || !(x <= 0.0); }
+
+/* Returns the first field of d that is set although the kind does not have it, or NULL. */
+static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    const int lacks = ~mixpi_kind_of(d->kind)->has;
+    const int sets_muon = mixpi_is_set(m->a) || mixpi_is_set(m->b) || mixpi_is_set(m->c) ||
+                          m->iterations || m->f32 || m->rate;
+    if ((lacks & MIXPI_HAS_BETA1) && mixpi_is_set(d->beta1)) return "beta1";
+    if ((lacks & MIXPI_HAS_BETA2) && mixpi_is_set(d->beta2)) return "beta2";
+    if ((lacks & MIXPI_HAS_EPS) && mixpi_is_set(d->eps)) return "eps";
+    if ((lacks & MIXPI_HAS_MOMENTUM) && mixpi_is_set(d->momentum)) return "momentum";
+    if ((lacks & MIXPI_HAS_DAMPENING) && mixpi_is_set(d->dampening)) return "dampening";
+    if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
+    if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
+    if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
+    return (lacks & MIXPI_HAS_MUON) && sets_muon ? "muon" : NULL;
+}
+
+/* Returns what is wrong with the settings that only Muon has, or NULL. */
+static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    if (d->kind != MIXP_OPTIMIZER_MUON) return NULL;
+    if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
+        return "muon.a, muon.b and muon.c must be finite";
+    if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
+    if ((unsigned)m->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+        return "muon.rate is not a mixp_muon_rate";
+    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
+}
+
+/* Group 0 of a description. */
+static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
+    mixp_param_group g;
+    memset(&g, 0, sizeof g);
+    g.lr = d->lr;
+    g.beta1 = d->beta1;
+    g.beta2 = d->beta2;
+    g.eps = d->eps;
+    g.weight_decay = d->weight_decay;
+    g.momentum = d->momentum;
+    g.dampening = d->dampening;
+    g.nesterov = d->nesterov != 0;
+    return g;
+}
+
+/* Allocates memory for the values of applied steps. Returns 0 if out of memory. */
+static int mixpi_spike_start(mixp_optimizer *opt) {
+    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (!opt->plan.spike.of) return 1;
+    opt->plan.spike_window =
+        (double *)mixpi_opt_device(opt, values * sizeof(double));
+    return opt->plan.spike_window != NULL;
+}
+
+/* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
+static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    const char *wrong = mixpi_muon_wrong(d);
+    if (!wrong) wrong = mixpi_group_wrong(d->kind, &group);
+    if (!wrong) wrong = mixpi_spike_resolve(spike);
+    if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
+    if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
+    if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
+    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
+    return wrong;
+}
+
+static mixp_result mixpi_optimizer_desc_check(mixp_context *ctx, const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const char *extra, *wrong;
+    if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start "
+                                 "from the kind's defaults");
+    extra = mixpi_field_extra(d);
+    if (extra)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: %s has no %s: leave it 0, or start from the "
+                                 "defaults of another kind",
+                                 mixpi_kind_of(d->kind)->name, extra);
+    wrong = mixpi_optimizer_desc_wrong(d, spike);
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s",
+                             mixpi_kind_of(d->kind)->name, wrong);
+}
+
+/* Gives opt its working memory for Muon. Returns 0 if out of memory. */
+static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *settings) {
+    mixpi_muon *m = (mixpi_muon *)mixpi_opt_host(opt, sizeof *m);
+    if (!m) return 0;
+    m->settings = *settings;
+    m->settings.f32 = settings->f32 != 0;
+    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
+    opt->muon = m;
+    return m->look != NULL;
+}
+
+/* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
+static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
+    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
+    if (!opt->state || !mixpi_spike_start(opt)) return 0;
+    if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
+    return mixpi_crew_enter(opt) == MIXP_OK;
+}
+
+/* The plan of every step. */
+static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    mixp_step_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.kind = d->kind;
+    plan.order = d->order;
+    plan.max_norm = d->max_norm;
+    plan.schedule = d->schedule;
+    plan.groups[0] = mixpi_group_kept(d->kind, &group);
+    plan.n_groups = 1;
+    plan.cautious = d->cautious != 0;
+    return plan;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
+                                               const mixp_optimizer_desc *desc) {
+    const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
+    mixp_spike_rule spike = d.spike;
+    mixp_optimizer *opt;
+    if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
+    opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
+    if (!opt) return NULL;
+    opt->ctx = ctx;
+    opt->plan = mixpi_desc_plan(&d);
+    opt->plan.spike = spike;
+    opt->states = d.states;
+    opt->no_master = d.no_master;
+    opt->zero_grad = d.zero_grad;
+    if (!mixpi_optimizer_start(opt, &d)) return NULL;
+    opt->next = (mixp_optimizer *)ctx->training.optimizers;
+    opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
+    ctx->training.optimizers = opt;
+    return opt;
+}
+
+/* Writes group `index`, which must be below `count`. */
+static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
+                                   const mixp_param_group *group) {
+    const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
+    if (mixpi_momentum_counts(opt->plan.kind) &&
+        (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
+        wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
+    if (mixpi_group_zeroed(opt->plan.kind, group))
+        wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
+    if (index < 0 || index >= count) wrong = "no group has this index";
+    if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
+    if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
+                             wrong);
+}
+
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
+                                         const mixp_param_group *group) {
+    int index = opt ? opt->plan.n_groups : 0;
+    if (opt && !group)
+        mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_optimizer_add_group: the group is NULL; start from "
+                          "mixp_optimizer_group(opt, 0, &g)");
+    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK)
+        return -1;
+    return opt->plan.n_groups++;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
+                                                 mixp_param_group *out) {
+    if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
+        return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
+                                 "optimizer group %d: no group has this index, or the result "
+                                 "pointer is NULL",
+                                 index);
+    *out = opt->plan.groups[index];
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
+                                                 const mixp_param_group *g) {
+    if (opt && g) return mixpi_group_put(opt, index, opt->plan.n_groups, g);
+    return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
+                             "mixp_optimizer_set_group: the group is NULL; start from "
+                             "mixp_optimizer_group(opt, 0, &g)");
+}
+
+/* The groups share all checks of lr, so either all groups accept it or none does. */
+MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    for (i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
+        mixp_param_group g = opt->plan.groups[i];
+        g.lr = lr;
+        r = mixpi_group_put(opt, i, opt->plan.n_groups, &g);
+    }
+    return r;
+}
