@@ -29937,6 +29937,7 @@ static void mixpi_state_add_own(mixpi_state *s) {
             if (!mixpi_is_of_rank(t)) continue;
             item.on_device = !at;
             item.elsewhere = rank != mixpi_place(s->ctx);
+            item.weight = t;
             if (at) item.memory = at;
             if (at) at += mixpi_round_up(mixpi_bytes(t));
             mixpi_state_add(s, item, "%s%d.%s", mixpi_rank_prefix, rank, t->name);
@@ -30243,7 +30244,8 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
         int64_t bad, left;
-        if (!item->weight || item->absent || (file && !item->from) || !item->e.data) continue;
+        if (!item->weight || item->absent || item->elsewhere) continue;
+        if ((file && !item->from) || !item->e.data) continue;
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
         if (left)

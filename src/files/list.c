@@ -386,6 +386,7 @@ static void mixpi_state_add_own(mixpi_state *s) {
             if (!mixpi_is_of_rank(t)) continue;
             item.on_device = !at;
             item.elsewhere = rank != mixpi_place(s->ctx);
+            item.weight = t;
             if (at) item.memory = at;
             if (at) at += mixpi_round_up(mixpi_bytes(t));
             mixpi_state_add(s, item, "%s%d.%s", mixpi_rank_prefix, rank, t->name);

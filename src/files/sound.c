@@ -46,7 +46,8 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         const mixp_st_entry *from = item->from ? &item->from->e : &item->e;
         const char *scale = file && item->from ? mixpi_scale_left(file, item->from) : NULL;
         int64_t bad, left;
-        if (!item->weight || item->absent || (file && !item->from) || !item->e.data) continue;
+        if (!item->weight || item->absent || item->elsewhere) continue;
+        if ((file && !item->from) || !item->e.data) continue;
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
         if (left)

@@ -903,6 +903,22 @@ static void weights_by_pattern(void) {
     run_well(&p, 3);
 }
 
+/* A buffer that is not finite is told where it is loaded. */
+static void end_spoilt(net *n) {
+    if (n->rank == 1) mixp_fill(n->b[H], NAN);
+    CHECK_INT(mixp_checkpoint_save(path, &n->all), MIXP_OK);
+}
+static void buffers_that_are_not_finite(void) {
+    plan p = plan_of(2);
+    p.at_end = end_spoilt;
+    run_well(&p, 3);
+    p = plan_of(0);
+    p.load = path;
+    CHECK_INT(run(&p, 3), 0);
+    CHECK(!told[0].warned[0] && !told[2].warned[0]);
+    CHECK_TEXT(told[1].warned, "'mixprec.rank.1.h' holds 18 values that are Inf or NaN");
+}
+
 /* --- a save that one rank makes ------------------------------------------------------------------------- */
 
 static void end_alone(net *n) {
@@ -958,6 +974,7 @@ int main(void) {
     RUN(names_that_no_save_writes);
     RUN(weights_of_a_checkpoint);
     RUN(weights_by_pattern);
+    RUN(buffers_that_are_not_finite);
     RUN(save_of_one_rank);
     RUN(save_that_fails);
     remove(path);
