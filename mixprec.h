@@ -20215,7 +20215,7 @@ static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
 }
 /* --- recipes: what quantising an operand loses ----------------------------------------------- *
  *
- * In steps that the guard samples. watch/watch.c decides by it.
+ * In steps that the guard samples. watch/settle.c decides by it.
  */
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
@@ -33013,8 +33013,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->grad = site->grad;
     return 1;
 }
-
-/* --- deciding ------------------------------------------------------------------------------ */
+/* --- what a sample shows ------------------------------------------------------------------- */
 
 static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
 { return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
@@ -33023,57 +33022,6 @@ static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
 static int mixpi_site_can_fall(const mixpi_site *site) {
     if (site->pinned) return 0;
     return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
-}
-
-/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
- * of a product's inputs or result, rounding its weights loses as much. */
-static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
-    const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
-    const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
-    site->fallen = reads ? 2 : 1;
-    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
-    site->clean = 0;
-    site->changed = ctx->watch->begun;
-}
-
-/* The reason of a fallback, as MIXPI_FELL_... bits. */
-static int32_t mixpi_fall_reason(mixp_event_kind kind, int of_grad) {
-    if (kind == MIXP_EVENT_IMPRECISE) return MIXPI_FELL_IMPRECISE;
-    if (!of_grad) return 0;
-    return kind == MIXP_EVENT_FLUSHED ? MIXPI_FELL_GRAD_FLUSHED : MIXPI_FELL_GRAD_LARGE;
-}
-
-/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
- * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
-static int mixpi_siblings_fall(mixp_context *ctx, int number) {
-    const mixpi_site *first = mixpi_site_at(ctx, number);
-    int n, fell = 0;
-    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
-        mixpi_site *site = mixpi_site_at(ctx, n);
-        if (n == number || site->weights != first->weights || site->low != first->low) continue;
-        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
-        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
-            site->why |= first->why & MIXPI_FELL_GRAD;
-        site->why |= first->why & MIXPI_FELL_IMPRECISE;
-        mixpi_site_sink(ctx, site);
-        fell++;
-    }
-    return fell;
-}
-
-static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
-                                        const mixp_look *look, int of_grad) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_happening *e;
-    mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
-    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
-    w->acted = 1;
-    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
-    ctx->capture.sites_moved++;
-    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
-    e->of_grad = of_grad;
-    e->also = mixpi_siblings_fall(ctx, number);
-    return e;
 }
 
 /* Is too large a share of the non-zero values flushed, in an array of small numbers? */
@@ -33157,16 +33105,6 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     }
 }
 
-static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
-    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
-    if (!mixpi_site_is_low(site, sample)) return;
-    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
-}
-
 /* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such
  * as a mask: it comes no nearer to the end of the range. */
 static double mixpi_site_largest(const mixpi_site *site)
@@ -33185,129 +33123,6 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
         return MIXP_EVENT_FLUSHED;
     if (site->verdict & MIXPI_SAW_IMPRECISE && !w->settling_bad) return MIXP_EVENT_IMPRECISE;
     return MIXP_EVENT_COUNT;
-}
-
-/* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
- * any case reads the region's low dtype again. */
-static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
-    if (site->why & MIXPI_FELL_GRAD_LARGE &&
-        (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
-    /* Values that are not finite in f32 are no reason to stay in f32. */
-    return mixpi_site_largest(site) < low &&
-           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
-}
-
-/* Will the site store f32 because of its inputs? The sites before it must be settled. */
-static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
-    int i;
-    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
-        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
-    }
-    return 0;
-}
-
-/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
- * a site falls back unless another site makes it store f32. */
-static void mixpi_settle_probed(mixp_context *ctx, int number) {
-    const mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    const double most = mixpi_low_largest(site->low);
-    const double largest = mixpi_site_largest(site);
-    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
-    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
-    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
-    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
-                    &site->value, 0);
-}
-
-/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
- * evaluation? */
-static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
-    if (!(site->why & MIXPI_FELL_GRAD)) return 0;
-    return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
-}
-
-/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_measure_all(mixpi_watch *w) {
-    w->inspect_all = 1;
-    w->since = 2 * w->every;
-}
-
-static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    mixp_event_kind trouble;
-    int of_grad;
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
-    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
-    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
-    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
-    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
-        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
-    site->samples++;
-    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
-    if (site->pinned || site->changed >= sample) return;
-    if (mixpi_site_is_low(site, sample)) {
-        trouble = mixpi_site_trouble(w, site);
-        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
-        if (trouble != MIXP_EVENT_COUNT)
-            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
-        return;
-    }
-    if (w->settling_probe) mixpi_settle_probed(ctx, number);
-    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
-        site->why &= ~MIXPI_FELL_IMPRECISE;
-    if (!site->fallen || mixpi_is_low(site->dtype)) return;
-    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
-    if (mixpi_grad_is_unseen(w, site)) return;
-    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
-    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
-    if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = site->why = 0;
-    site->changed = w->begun;
-    ctx->capture.sites_moved++;
-    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
-}
-
-/* An operand of a linear that was measured in this sample: falls back, or returns. */
-static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_lossy *o = &site->operands[role];
-    const int relapses = o->falls > 1 ? o->falls - 1 : 0;
-    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
-                                     MIXPI_LOSSY_CLEAN);
-    mixpi_happening *e;
-    if (o->fallen) {
-        o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
-        if (o->clean < needed) return;
-    } else if (!(o->excess > 1.0)) return;
-    o->fallen = !o->fallen;
-    o->clean = 0;
-    if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
-    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
-                        &site->value, MIXP_ORIGIN_UNKNOWN);
-    e->operand = 1 + role;
-    e->error = o->error;
-    e->clipped = o->clipped;
-}
-
-/* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
- * finite says nothing about them. */
-static void mixpi_settle_operands(mixp_context *ctx, int number) {
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++) {
-        mixpi_lossy *o = &site->operands[i];
-        if (!o->seen) continue;
-        if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
-        o->seen = 0;
-        o->error = o->clipped = o->excess = 0.0;
-    }
 }
 
 /* Is a weight or a buffer that the site reads not finite? Looks at it at once: only after a
@@ -33541,6 +33356,191 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
         mixpi_judge_vanished(ctx, n);
         mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
         mixpi_judge_operands(ctx->watch, mixpi_site_at(ctx, n), n);
+    }
+}
+/* --- what is decided ----------------------------------------------------------------------- */
+
+/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
+ * of a product's inputs or result, rounding its weights loses as much. */
+static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+    const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
+    const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
+    site->fallen = reads ? 2 : 1;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+}
+
+/* The reason of a fallback, as MIXPI_FELL_... bits. */
+static int32_t mixpi_fall_reason(mixp_event_kind kind, int of_grad) {
+    if (kind == MIXP_EVENT_IMPRECISE) return MIXPI_FELL_IMPRECISE;
+    if (!of_grad) return 0;
+    return kind == MIXP_EVENT_FLUSHED ? MIXPI_FELL_GRAD_FLUSHED : MIXPI_FELL_GRAD_LARGE;
+}
+
+/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
+ * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
+static int mixpi_siblings_fall(mixp_context *ctx, int number) {
+    const mixpi_site *first = mixpi_site_at(ctx, number);
+    int n, fell = 0;
+    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (n == number || site->weights != first->weights || site->low != first->low) continue;
+        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+            site->why |= first->why & MIXPI_FELL_GRAD;
+        site->why |= first->why & MIXPI_FELL_IMPRECISE;
+        mixpi_site_sink(ctx, site);
+        fell++;
+    }
+    return fell;
+}
+
+static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                                        const mixp_look *look, int of_grad) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_happening *e;
+    mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
+    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    w->acted = 1;
+    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
+    ctx->capture.sites_moved++;
+    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    e->of_grad = of_grad;
+    e->also = mixpi_siblings_fall(ctx, number);
+    return e;
+}
+
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
+    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
+    if (!mixpi_site_is_low(site, sample)) return;
+    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
+                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+}
+
+/* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
+ * any case reads the region's low dtype again. */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
+    if (site->why & MIXPI_FELL_GRAD_LARGE &&
+        (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
+    /* Values that are not finite in f32 are no reason to stay in f32. */
+    return mixpi_site_largest(site) < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+/* Will the site store f32 because of its inputs? The sites before it must be settled. */
+static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
+    int i;
+    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+    }
+    return 0;
+}
+
+/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
+ * a site falls back unless another site makes it store f32. */
+static void mixpi_settle_probed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const double most = mixpi_low_largest(site->low);
+    const double largest = mixpi_site_largest(site);
+    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
+    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
+    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
+    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
+                    &site->value, 0);
+}
+
+/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
+ * evaluation? */
+static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
+    if (!(site->why & MIXPI_FELL_GRAD)) return 0;
+    return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
+}
+
+/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
+static void mixpi_measure_all(mixpi_watch *w) {
+    w->inspect_all = 1;
+    w->since = 2 * w->every;
+}
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_event_kind trouble;
+    int of_grad;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
+    if (site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        if (trouble != MIXP_EVENT_COUNT)
+            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
+        return;
+    }
+    if (w->settling_probe) mixpi_settle_probed(ctx, number);
+    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
+        site->why &= ~MIXPI_FELL_IMPRECISE;
+    if (!site->fallen || mixpi_is_low(site->dtype)) return;
+    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (mixpi_grad_is_unseen(w, site)) return;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = site->why = 0;
+    site->changed = w->begun;
+    ctx->capture.sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* An operand of a linear that was measured in this sample: falls back, or returns. */
+static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_lossy *o = &site->operands[role];
+    const int relapses = o->falls > 1 ? o->falls - 1 : 0;
+    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
+                                     MIXPI_LOSSY_CLEAN);
+    mixpi_happening *e;
+    if (o->fallen) {
+        o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
+        if (o->clean < needed) return;
+    } else if (!(o->excess > 1.0)) return;
+    o->fallen = !o->fallen;
+    o->clean = 0;
+    if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
+    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+                        &site->value, MIXP_ORIGIN_UNKNOWN);
+    e->operand = 1 + role;
+    e->error = o->error;
+    e->clipped = o->clipped;
+}
+
+/* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
+ * finite says nothing about them. */
+static void mixpi_settle_operands(mixp_context *ctx, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        if (!o->seen) continue;
+        if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
+        o->seen = 0;
+        o->error = o->clipped = o->excess = 0.0;
     }
 }
 
@@ -33835,7 +33835,6 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     r = mixpi_scaler_get(s, &state);
     return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
 }
-
 /* --- on and off ---------------------------------------------------------------------------- */
 
 /* The context's watch, made at the first call without memory for sites. */
@@ -34166,7 +34165,6 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     w->repeated = w->repeat = again;
     return again;
 }
-
 /* --- observers ------------------------------------------------------------------------------ */
 
 enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has set another */

@@ -199,7 +199,10 @@ MIXPI_SELDOM_BEGIN
 #include "watch/precision.c"
 #include "watch/looks.c"
 #include "watch/share.c"
-#include "watch/watch.c"
+#include "watch/events.c"
+#include "watch/judge.c"
+#include "watch/settle.c"
+#include "watch/desk.c"
 #include "watch/observe.c"
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "watch/saved.c"

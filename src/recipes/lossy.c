@@ -3,7 +3,7 @@
 #include "../tensors/watcher.c"
 /* --- recipes: what quantising an operand loses ----------------------------------------------- *
  *
- * In steps that the guard samples. watch/watch.c decides by it.
+ * In steps that the guard samples. watch/settle.c decides by it.
  */
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;

@@ -1,5 +1,5 @@
 #pragma once
-#include "watch.c"
+#include "desk.c"
 /* --- observers ------------------------------------------------------------------------------ */
 
 enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has set another */

@@ -1,5 +1,5 @@
 #pragma once
-#include "watch.c"
+#include "desk.c"
 #include "../files/list.c"
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
 

@@ -1,0 +1,479 @@
+#pragma once
+#include "judge.c"
+/* --- what is decided ----------------------------------------------------------------------- */
+
+/* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
+ * of a product's inputs or result, rounding its weights loses as much. */
+static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+    const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
+    const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
+    site->fallen = reads ? 2 : 1;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+}
+
+/* The reason of a fallback, as MIXPI_FELL_... bits. */
+static int32_t mixpi_fall_reason(mixp_event_kind kind, int of_grad) {
+    if (kind == MIXP_EVENT_IMPRECISE) return MIXPI_FELL_IMPRECISE;
+    if (!of_grad) return 0;
+    return kind == MIXP_EVENT_FLUSHED ? MIXPI_FELL_GRAD_FLUSHED : MIXPI_FELL_GRAD_LARGE;
+}
+
+/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
+ * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
+static int mixpi_siblings_fall(mixp_context *ctx, int number) {
+    const mixpi_site *first = mixpi_site_at(ctx, number);
+    int n, fell = 0;
+    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (n == number || site->weights != first->weights || site->low != first->low) continue;
+        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+            site->why |= first->why & MIXPI_FELL_GRAD;
+        site->why |= first->why & MIXPI_FELL_IMPRECISE;
+        mixpi_site_sink(ctx, site);
+        fell++;
+    }
+    return fell;
+}
+
+static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                                        const mixp_look *look, int of_grad) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_happening *e;
+    mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
+    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    w->acted = 1;
+    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
+    ctx->capture.sites_moved++;
+    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    e->of_grad = of_grad;
+    e->also = mixpi_siblings_fall(ctx, number);
+    return e;
+}
+
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
+    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
+    if (!mixpi_site_is_low(site, sample)) return;
+    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
+                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+}
+
+/* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
+ * any case reads the region's low dtype again. */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
+    if (site->why & MIXPI_FELL_GRAD_LARGE &&
+        (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
+    /* Values that are not finite in f32 are no reason to stay in f32. */
+    return mixpi_site_largest(site) < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+/* Will the site store f32 because of its inputs? The sites before it must be settled. */
+static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
+    int i;
+    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+    }
+    return 0;
+}
+
+/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
+ * a site falls back unless another site makes it store f32. */
+static void mixpi_settle_probed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const double most = mixpi_low_largest(site->low);
+    const double largest = mixpi_site_largest(site);
+    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
+    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
+    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
+    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
+                    &site->value, 0);
+}
+
+/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
+ * evaluation? */
+static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
+    if (!(site->why & MIXPI_FELL_GRAD)) return 0;
+    return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
+}
+
+/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
+static void mixpi_measure_all(mixpi_watch *w) {
+    w->inspect_all = 1;
+    w->since = 2 * w->every;
+}
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_event_kind trouble;
+    int of_grad;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
+    if (site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        if (trouble != MIXP_EVENT_COUNT)
+            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
+        return;
+    }
+    if (w->settling_probe) mixpi_settle_probed(ctx, number);
+    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
+        site->why &= ~MIXPI_FELL_IMPRECISE;
+    if (!site->fallen || mixpi_is_low(site->dtype)) return;
+    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (mixpi_grad_is_unseen(w, site)) return;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = site->why = 0;
+    site->changed = w->begun;
+    ctx->capture.sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* An operand of a linear that was measured in this sample: falls back, or returns. */
+static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_lossy *o = &site->operands[role];
+    const int relapses = o->falls > 1 ? o->falls - 1 : 0;
+    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
+                                     MIXPI_LOSSY_CLEAN);
+    mixpi_happening *e;
+    if (o->fallen) {
+        o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
+        if (o->clean < needed) return;
+    } else if (!(o->excess > 1.0)) return;
+    o->fallen = !o->fallen;
+    o->clean = 0;
+    if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
+    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+                        &site->value, MIXP_ORIGIN_UNKNOWN);
+    e->operand = 1 + role;
+    e->error = o->error;
+    e->clipped = o->clipped;
+}
+
+/* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
+ * finite says nothing about them. */
+static void mixpi_settle_operands(mixp_context *ctx, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        if (!o->seen) continue;
+        if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
+        o->seen = 0;
+        o->error = o->clipped = o->excess = 0.0;
+    }
+}
+
+/* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->settled = 1;
+    w->settling_bad = mixpi_began_forward(origin);
+    w->inspect_all |= w->settling_bad;
+    /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
+    if (w->seen[MIXPI_ROW_WIDE].count + w->seen[MIXPI_ROW_NARROW].count > 0) {
+        w->looked = 1;
+        if (!w->found) {
+            w->found = (int)origin;
+            w->found_site = at;
+        }
+    }
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
+        if (mixpi_site_can_fall(site))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
+    }
+    for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_operands(ctx, n);
+}
+
+/* Adds the events that are reported once: pins that took effect, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
+ * of steps, and a pattern may fit a site of either kind. */
+static int mixpi_all_updated(const mixp_context *ctx) {
+    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
+    for (; opt; opt = opt->next)
+        if (!(ctx->watch->met >> opt->bit & 1)) return 0;
+    return 1;
+}
+
+/* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has this name after a complete "
+                                 "step; mixp_site lists the names; the first is '%.90s'",
+                                 w->pins[i].pattern,
+                                 w->n_sites ? mixpi_site_number(w, 1)->name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
+    mixp_origin origin;
+    int at;
+    mixp_result r;
+    ctx->watch->settling_probe = probe;
+    mixpi_judge(ctx, &origin, &at);
+    r = mixpi_seen_share(ctx, &origin, &at);
+    if (r != MIXP_OK) return r;
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample, origin, at);
+    mixpi_settle_events(ctx);
+    return MIXP_OK;
+}
+
+/* Bytes of the rows in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. If the device can post, the sample is sent first and settled when the step
+ * after the next begins, or, with several ranks, at the next update. This delay is constant, so
+ * every run makes the same decisions. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = w->fresh_probe = 0;
+    if (posted || fresh) r = mixpi_rows_reach(ctx, w->n_sites);
+    if (posted && r == MIXP_OK) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    w->posted_probe = probe;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
+}
+
+/* Reports a divergence: step after step is skipped, and no fallback can help. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped because of their forward pass, and no site is left to "
+        "fall back. No loss scale prevents this. The first site was '%.90s': %s",
+        (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* Lets the site of an overflowing gradient fall back if the scale cannot usefully go lower. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    /* A gradient of a low parameter overflowed: it stays low whatever the site stores. */
+    if (!site->grad.nonfinite) return;
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
+}
+
+/* Bits of the optimizers that a scaler's newest update covered. */
+static int32_t mixpi_update_bits(const mixp_scaler *s) {
+    const mixp_optimizer *opt = s->checked;
+    int32_t bits = 0;
+    for (; mixpi_is_checked(s, opt); opt = opt->next_checked) bits |= (int32_t)1 << opt->bit;
+    return bits;
+}
+
+/* Counts, for each optimizer of the update, the consecutive skips that began in the forward pass
+ * and that no fallback ended. Returns the largest count. */
+static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
+    int32_t most = 0;
+    int i;
+    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
+        if (!(bits >> i & 1)) continue;
+        if (cured) w->barren[i] = 0;
+        else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;
+        if (w->barren[i] > most) most = w->barren[i];
+    }
+    return most;
+}
+
+/* The scale of the newest update's gradients. */
+static float mixpi_scale_used(const mixp_scaler_state *state)
+{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
+
+/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
+ * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
+ * forward pass. */
+static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
+    int forward, bad;
+    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
+        w->origin = MIXP_ORIGIN_UNSCALE;
+    forward = mixpi_began_forward((mixp_origin)w->origin);
+    bad = forward || state->forgiven > 0;
+    w->force |= bits;
+    w->forced = 0;
+    w->probe &= ~bits;
+    if (bad && !w->probed) w->probe |= w->deep & bits;
+    w->deep = bad ? w->deep | bits : w->deep & ~bits;
+    return forward;
+}
+
+/* After a scaler's update: records where a skip began, and whether a site fell back for that. */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
+                                     int32_t bits) {
+    mixpi_watch *w = ctx->watch;
+    const int acted = w->acted;
+    int32_t barren;
+    int forward = 0;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
+    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+    if (!state->skipped) {
+        w->force &= ~bits;
+        w->deep &= ~bits;
+        w->probe &= ~bits;
+        return MIXP_OK;
+    }
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin)->also = acted;
+    mixpi_guard_at_floor(ctx, state->scale);
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+}
+
+/* An update closes the window of steps that belong to it. */
+static void mixpi_guard_turn(mixpi_watch *w) {
+    const int seen = w->in_turn && !w->unseen;
+    w->missed |= w->in_turn && w->unseen;
+    if (!seen && w->since < INT32_MAX) w->since++;
+    if (seen) {
+        w->since = 1;
+        w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
+    }
+    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
+    if (seen) w->inspect_all = 0;
+    w->whole = !w->unseen;
+    w->unseen = 0;
+    if (!w->force) w->forced = 0;
+    else if (w->forced <= 64) w->forced++;
+    if (w->forced <= 64) return;
+    /* The skipped optimizer makes no more updates. */
+    w->force = w->deep = w->probe = w->forced = 0;
+}
+
+/* Hook before an update: settles available samples first, so that the scaler forgives skips of the
+ * sites that fall back now. With several ranks, samples are always settled here, because ranks make
+ * the same updates but not the same steps. A device that posts is waited for only after a skip. */
+static mixp_result mixpi_guard_updating(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
+    mixp_result r;
+    mixpi_guard_turn(w);
+    if (late && !waits) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
+}
+
+/* After a scaler's update. If the device can post, a step's result arrives one step later. */
+static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = mixpi_settle_pins(ctx);
+    if (!d->post) {
+        w->updated_step = ctx->step;
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
+    }
+    w->updated_step = ctx->step;
+    w->posted_scaler = NULL;
+    w->posted_bits = mixpi_update_bits(s);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* Hook after an update. scaler NULL: a step without a scaler. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixp_result r = MIXP_OK;
+    ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
+    if (s) return mixpi_guard_scaled(ctx, s);
+    r = mixpi_guard_updating(ctx);
+    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
+}
+
+/* Settles everything at once, without the usual delay. Waits for the device. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    /* One rank may save on its own, so it must not ask the others. */
+    if (mixpi_world(ctx) > 1) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
+}
