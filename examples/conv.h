@@ -15,15 +15,17 @@
 
 #include <stdio.h>
 
-#if defined(__GNUC__)
+/* To export the functions from a library, define CONV_API as what declares them, such as extern or
+ * __attribute__((visibility("default"))), before one file of the library includes this file. Its users define the same
+ * CONV_API and CONV_NO_IMPLEMENTATION. */
+#if defined(CONV_API)
+#elif defined(__GNUC__)
 #  define CONV_API static __attribute__((__unused__))
 #else
 #  define CONV_API static
 #endif
 
-#ifndef CONV_COLUMNS
-#  define CONV_COLUMNS (1 << 19)
-#endif
+/* --- the API: each function has its comment at its definition ------------------------------------------ */
 
 /* Zeroed: stride 1, no padding, dilation 1, one group. The first number is for the height, the
  * second for the width. */
@@ -32,6 +34,28 @@ typedef struct conv_desc {
     int groups;                 /* number of independent groups of channels                                 */
     int output_padding[2];      /* conv_transpose2d: extra rows and columns, below the stride               */
 } conv_desc;
+
+/* batch_norm's running statistics: two buffers, f32 [channels] each. */
+typedef struct norm_statistics { mixp_tensor *mean, *variance; } norm_statistics;
+
+CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc);
+CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc);
+CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc);
+CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding);
+CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding);
+CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int rows, int cols);
+CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, mixp_tensor *gamma, mixp_tensor *beta,
+                                 float eps);
+CONV_API norm_statistics batch_norm_statistics(mixp_context *ctx, const char *name, int64_t channels);
+CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta,
+                                 const norm_statistics *keep, int training, float eps);
+#ifndef CONV_NO_IMPLEMENTATION
+#ifndef CONV_COLUMNS
+#  define CONV_COLUMNS (1 << 19)
+#endif
 
 /* The sizes of the image, and of the other side: one place per position of the kernel. */
 typedef struct conv_shape {
@@ -635,6 +659,27 @@ CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, in
 CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding)
 { return conv_pool(ctx, x, size, stride, padding, 0); }
 
+/* Each value becomes rows x cols equal ones: torch.nn.Upsample(scale_factor=(rows, cols), mode="nearest"). KEEP. */
+CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int rows, int cols) {
+    int64_t apart[5], wide[5], shape[4];
+    if (!x) return NULL;
+    if (x->rank != 4 || rows < 1 || cols < 1) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "upsample_nearest2d: x is [b, channels, h, w] (its rank is %d), and rows "
+                          "and cols are at least 1 (they are %d and %d)", x->rank, rows, cols);
+        return NULL;
+    }
+    apart[0] = wide[0] = x->shape[0] * x->shape[1];
+    apart[1] = wide[1] = x->shape[2];
+    apart[3] = wide[3] = x->shape[3];
+    apart[2] = apart[4] = 1;
+    wide[2] = rows;
+    wide[4] = cols;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[2] *= rows;
+    shape[3] *= cols;
+    return mixp_reshape(ctx, mixp_expand(ctx, mixp_reshape(ctx, x, 5, apart), 5, wide), 4, shape);
+}
+
 /* --- norms ---------------------------------------------------------------------------------------------- */
 
 static mixp_tensor *conv_affine(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta) {
@@ -653,7 +698,9 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     mixp_tensor *y;
     if (!x) return NULL;
     if (x->rank != 4 || groups < 1 || x->shape[1] % groups) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, h, w], and groups divide its channels");
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, h, w] (its rank is %d), and "
+                          "groups divide its channels (they are %d and %.0f)", x->rank, groups,
+                          x->rank > 1 ? (double)x->shape[1] : 0.0);
         return NULL;
     }
     shape[0] = x->shape[0];
@@ -663,8 +710,6 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     return conv_affine(ctx, mixp_reshape(ctx, y, 4, x->shape), gamma, beta);
 }
 
-/* batch_norm's running statistics: two buffers, f32 [channels] each. */
-typedef struct norm_statistics { mixp_tensor *mean, *variance; } norm_statistics;
 
 static mixp_tensor *conv_statistic(mixp_context *ctx, const char *name, const char *part, int64_t channels,
                                    double value) {
@@ -756,4 +801,5 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     return conv_affine(ctx, mixp_transpose(ctx, rows, 0, 1), gamma, beta);
 }
 
+#endif  /* CONV_NO_IMPLEMENTATION */
 #endif

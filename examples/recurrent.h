@@ -19,7 +19,10 @@
 #ifndef RECURRENT_H
 #define RECURRENT_H
 
-#if defined(__GNUC__)
+/* To export the functions from a library, define RECURRENT_API as what declares them, such as extern, before one file
+ * of the library includes this file. Its users define the same RECURRENT_API and RECURRENT_NO_IMPLEMENTATION. */
+#if defined(RECURRENT_API)
+#elif defined(__GNUC__)
 #  define RECURRENT_API static __attribute__((__unused__))
 #else
 #  define RECURRENT_API static
@@ -27,6 +30,15 @@
 
 /* For a layer of `hidden`: w_x[gates hidden, in], w_h[gates hidden, hidden], b_x and b_h[gates hidden], both or none. */
 typedef struct recurrent_weights { mixp_tensor *w_x, *w_h, *b_x, *b_h; } recurrent_weights;
+
+RECURRENT_API mixp_tensor *lstm_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor **c,
+                                     const recurrent_weights *w);
+RECURRENT_API mixp_tensor *gru_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, const recurrent_weights *w);
+RECURRENT_API mixp_tensor *lstm_layer(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, mixp_tensor **c,
+                                      const recurrent_weights *w);
+RECURRENT_API mixp_tensor *gru_layer(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, const recurrent_weights *w);
+
+#ifndef RECURRENT_NO_IMPLEMENTATION
 
 /* From what x gives to the gates, x_gates[b, 4 hidden], and the state h, c [b, hidden]: the new ones. */
 static mixp_tensor *lstm_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, mixp_tensor **c,
@@ -96,4 +108,5 @@ RECURRENT_API mixp_tensor *lstm_layer(mixp_context *ctx, mixp_tensor *x, mixp_te
 RECURRENT_API mixp_tensor *gru_layer(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, const recurrent_weights *w)
 { return recurrent_layer(ctx, x, h, NULL, w); }
 
+#endif  /* RECURRENT_NO_IMPLEMENTATION */
 #endif

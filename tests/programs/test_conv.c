@@ -86,9 +86,52 @@ static void a_recomputed_batch_counts_once(void) {
     mixp_context_free(n.ctx);
 }
 
+/* Each value stands rows x cols times; the gradient of a value is the sum over its places. */
+static void upsampled(void) {
+    enum { B = 2, C = 3, H = 2, W = 4, ROWS = 3, COLS = 2 };
+    const int64_t shape[4] = { B, C, H, W }, large[4] = { B, C, H * ROWS, W * COLS };
+    static float x[B * C * H * W], slope[B * C * H * ROWS * W * COLS], got[B * C * H * ROWS * W * COLS];
+    mixp_context *ctx = conv_context();
+    mixp_tensor *t = mixp_param(ctx, "x", MIXP_F32, 4, shape), *y;
+    const char *why;
+    int p, i, j, n = 0;
+    for (i = 0; i < B * C * H * W; i++) x[i] = (float)(i * 7 % 23) - 11.0f;
+    for (i = 0; i < B * C * H * ROWS * W * COLS; i++) slope[i] = (float)(i * 5 % 17) - 8.0f;
+    mixp_write(t, x, MIXP_F32, B * C * H * W);
+    mixp_step_begin(ctx);
+    y = upsample_nearest2d(ctx, t, ROWS, COLS);
+    CHECK(y && y->rank == 4 && memcmp(y->shape, large, sizeof large) == 0);
+    CHECK_INT(mixp_read(y, got, MIXP_F32, B * C * H * ROWS * W * COLS), MIXP_OK);
+    for (p = 0; p < B * C; p++)
+        for (i = 0; i < H * ROWS; i++)
+            for (j = 0; j < W * COLS; j++)
+                CHECK_NEAR(got[n++], x[(p * H + i / ROWS) * W + j / COLS], 0);
+    y = mixp_mul(ctx, y, mixp_input(ctx, MIXP_F32, 4, large, slope));
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(t->grad, got, MIXP_F32, B * C * H * W), MIXP_OK);
+    for (n = 0; n < B * C * H * W; n++) {
+        double sum = 0;
+        for (i = 0; i < ROWS; i++)
+            for (j = 0; j < COLS; j++)
+                sum += (double)slope[(n / W * ROWS + i) * W * COLS + n % W * COLS + j];
+        CHECK_NEAR((double)got[n], sum, 1e-5);
+    }
+    CHECK(upsample_nearest2d(ctx, NULL, 2, 2) == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    CHECK(upsample_nearest2d(ctx, t, 0, 2) == NULL);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "they are 0 and 2");
+    mixp_context_clear_error(ctx);
+    CHECK(group_norm(ctx, t, 2, NULL, NULL, 1e-5f) == NULL);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "they are 2 and 3");
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     conv_run_cases();
     RUN(one_dimension);
+    RUN(upsampled);
     RUN(frozen_statistics_warn);
     RUN(a_recomputed_batch_counts_once);
     return test_report();
