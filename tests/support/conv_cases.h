@@ -232,7 +232,7 @@ enum { NORM_ROWS = 4, NORM_WIDTH = 2, NORM_STEPS = 12, NORM_LARGE = 5 };
 /* A frozen convolution by 3 and -2, batch norm, and a head that is trained. */
 typedef struct norm_run {
     mixp_context   *ctx;
-    mixp_tensor    *w, *head;
+    mixp_tensor    *w, *head, *loss;
     norm_statistics keep;
     mixp_scaler    *scaler;
     mixp_optimizer *opt;
@@ -287,6 +287,7 @@ static void norm_try(norm_run *n) {
         y = mixp_linear(n->ctx, mixp_reshape(n->ctx, norm_of_batch(n, 1), 2, flat), n->head, NULL);
         y = mixp_mean(n->ctx, mixp_square(n->ctx, mixp_add_scalar(n->ctx, y, 1.0f)), MIXP_ALL, 0);
     }
+    n->loss = y;
     mixp_backward(n->ctx, mixp_scaler_scale(n->scaler, y));
     mixp_scaler_step(n->scaler, n->opt);
     mixp_scaler_update(n->scaler);
@@ -342,6 +343,7 @@ static void norm_steps(int level, float scale, int guard, int tries) {
             n.x[i] = (step == NORM_LARGE ? 16384.0f : 1.0f) * (float)((5 * i + 3 * step) % 8 - 3) / 2.0f;
         do norm_try(&n);
         while (tries && mixp_retry(n.scaler, tries));
+        mixp_item(n.loss);                      /* waits: on a GPU the verdict may lag */
         v = mixp_scaler_verdict(n.scaler);
         if (v.outcome == MIXP_STEP_APPLIED) norm_count(&n);
         norm_compare(&n);
