@@ -92,6 +92,16 @@ for page in $pages; do
     done
 done
 
+# ---- CMake's lines of the README, in a project beside this folder; tests/tools/test_cmake.sh builds those of docs/embedding.md
+cmake_takes_it() {
+    mkdir "$tmp/cmake" && ln -s "$here" "$tmp/cmake/mixprec" && echo 'int main(void) { return 0; }' >"$tmp/cmake/main.c"
+    { printf 'cmake_minimum_required(VERSION 3.10)\nproject(readme C)\nadd_executable(my_program main.c)\n'
+      awk '/^```cmake$/ { on = 1; next } /^```$/ { on = 0 } on' README.md; } >"$tmp/cmake/CMakeLists.txt"
+    [ "$(wc -l <"$tmp/cmake/CMakeLists.txt")" -gt 3 ] && cmake -S "$tmp/cmake" -B "$tmp/cmake/build"
+}
+if command -v cmake >/dev/null 2>&1; then check "CMake takes the README's lines" cmake_takes_it
+else skip "the README's lines for CMake (no cmake)"; fi
+
 # ---- the manual of mixprec.h
 manual_program() {
     awk '/A complete program/ { on = 1; next } /^ \* CONTENTS/ { exit }
