@@ -61,10 +61,11 @@ compiler=$(command -v ${CC:-cc} | head -n 1)     # not the cc below
 printf '#!/bin/sh\nexec %s "$@" %s\n' "$compiler" "$quick" >"$tmp/bin/cc"
 chmod +x "$tmp/bin/make" "$tmp/bin/cc"
 
-# Lines that a test cannot run are left out, and counted.
+# Lines that a test cannot run are left out, and counted. `sh -e` does not stop at a failure in a list of &&.
 cannot_run='#.*(needs |minutes|hours|需要)'
 shell() { # BLOCK
-    awk -v no="$cannot_run" '$0 ~ no && !/^make / { next } { print }' "$1.sh" >"$tmp/run.sh"
+    awk -v no="$cannot_run" '$0 ~ no && !/^make / { next }
+        { sub(/(^|[ \t]+)#.*/, ""); print $0 (/&&/ && !/\\$/ ? " || exit 1" : "") }' "$1.sh" >"$tmp/run.sh"
     (cd "$clone" && PATH=$tmp/bin:$PATH sh -e "$tmp/run.sh") >"$tmp/got" 2>&1 || { cat "$tmp/got"; return 1; }
     [ ! -f "$1.out" ] || diff "$1.out" "$tmp/got"
 }
