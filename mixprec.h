@@ -5887,7 +5887,8 @@ typedef enum mixp_event_kind {
 typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started; loading a
                                    checkpoint drops the events kept, and the numbers go on */
-    int64_t         step;       /* the context's step that was sampled */
+    int64_t         step;       /* the context's step that was sampled. It counts micro-batches, and
+                                   with ranks those of all: divide by both for your loop's step */
     mixp_event_kind kind;
     const char     *what;       /* the kind in words: a constant string. See mixp_event_text */
     const char     *site;       /* name of the site; "" = none: a skip that no sample explains

@@ -126,6 +126,7 @@ REPORT_API void report_part(report_file *log, double step, const char *kind, con
 REPORT_API report_result report_render(const char *path, const char *html, char *error);
 REPORT_API report_result report_csv(const char *path, const char *csv, char *error);
 REPORT_API report_result report_summary(const char *path, FILE *out, char *error);
+REPORT_API void report_set_columns(int columns);
 #ifdef MIXPREC_H_INCLUDED
 REPORT_API void report_verdict(report_file *log, double step, const mixp_verdict *v);
 REPORT_API void report_training(report_file *log, double step, double loss, double val, const
@@ -1541,7 +1542,7 @@ typedef struct report_total {
     char   worst_layer[REPORT_NAME];
     const char *why;                    /* of the newest skip */
     int    fell, still;                 /* sites */
-    double clipped;                     /* share of the steps that were logged */
+    double clipped, factor;             /* share of the steps that were logged; mean factor of those */
 } report_total;
 
 static void report_add_point(report_total *t, const report_point *p) {
@@ -1565,15 +1566,19 @@ static report_total report_sum(const report_data *d) {
     report_total  t;
     report_layers l;
     int           i, norms = 0, clipped = 0;
+    double        powers = 0;
     memset(&t, 0, sizeof t);
     t.first = t.loss = t.val = t.best = t.scale = t.ms = t.worst = REPORT_NONE;
     t.why = "";
     for (i = 0; i < d->n_points; i++) {
         report_add_point(&t, &d->points[i]);
         norms += report_is_finite(d->points[i].clip);
-        clipped += report_is_finite(d->points[i].clip) && d->points[i].clip < 1;
+        if (!report_is_finite(d->points[i].clip) || d->points[i].clip >= 1) continue;
+        clipped++;
+        powers -= log(d->points[i].clip > 1e-30 ? d->points[i].clip : 1e-30);
     }
     t.clipped = norms ? (double)clipped / norms : 0;
+    t.factor = clipped ? exp(powers / clipped) : 1;
     for (i = 0; i < d->n_notes; i++) {
         if (d->notes[i].kind == REPORT_SKIP) {
             t.last_skip = d->notes[i].step;
@@ -1818,6 +1823,12 @@ REPORT_API report_result report_csv(const char *path, const char *csv, char *err
 
 /* ==== The same in a terminal ======================================================== */
 
+/* The columns of report_summary's lines. */
+static int report_columns = 79;
+
+REPORT_API void report_set_columns(int columns)
+{ report_columns = columns < 40 ? 40 : columns > 79 ? 79 : columns; }
+
 /* Draws the newest values of a field, one character each, from '_' (smallest) to '#' (largest). */
 static void report_spark(const report_data *d, size_t field, char *text, int width) {
     static const char marks[] = "_.:-=+*#";
@@ -1847,7 +1858,7 @@ static void report_say_parts(const report_data *d, report_kind kind, FILE *out) 
         if (p->kind != kind || p->step < step) continue;
         report_format(part, sizeof part, "%.*s %.0f%%", (int)strcspn(p->text, ","), p->text,
                  100 * p->amount / (total > 0 ? total : 1));
-        if (used && used + (int)strlen(part) > 66) { report_print(out, ",\n         "); used = 0; }
+        if (used && used + (int)strlen(part) > report_columns - 13) { report_print(out, ",\n         "); used = 0; }
         used += report_print(out, "%s%s", used ? ", " : "", part);
     }
     fputc('\n', out);
@@ -1859,25 +1870,36 @@ static void report_say_sites(const report_data *d, FILE *out) {
         const report_note *p = &d->notes[i];
         double             end = p->end;
         if (!p->begins || n++ >= 8) continue;
-        report_print(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
+        report_print(out, "%-9s%.*s: f32 from step %.0f", n == 1 ? "sites" : "", report_columns - 31, p->site, p->step);
         if (end >= 0) report_print(out, " to %.0f", end);
         report_print(out, "\n");
     }
     if (n > 8) report_print(out, "         and %d more\n", n - 8);
 }
 
+/* Prints how many steps were clipped, and whether that is usual: with a limit of 1, gradients of norm 1 to
+ * 10 are clipped in nearly every step, which only sets the length of the steps. */
+static void report_say_clipping(const report_total *t, FILE *out) {
+    const double usual = 10;
+    report_print(out, "         gradients clipped in %.0f%% of steps", 100 * t->clipped);
+    if (t->factor > 1) report_print(out, ", by %.2g", t->factor);
+    if (t->clipped > 0.2)
+        report_print(out, t->factor <= usual ? ": usual" : "\n         more than usual: lower the learning rate");
+    report_print(out, "\n");
+}
+
 /* Prints the newest skip and its reason, with line breaks between words. */
 static void report_say_skip(const report_total *t, FILE *out) {
-    enum { WIDTH = 70 };
-    char        line[REPORT_MESSAGE];
-    const char *at = line;
+    const size_t width = (size_t)report_columns - 9;
+    char         line[REPORT_MESSAGE];
+    const char  *at = line;
     if (!t->why[0]) return;
     report_format(line, sizeof line, "step %.0f: %.300s", t->last_skip, t->why);
     while (*at) {
         size_t n = strlen(at);
-        if (n > WIDTH) {
-            for (n = WIDTH; n > 0 && at[n] != ' '; n--) {}
-            if (n == 0) n = WIDTH;
+        if (n > width) {
+            for (n = width; n > 0 && at[n] != ' '; n--) {}
+            if (n == 0) n = width;
         }
         report_print(out, "         %.*s\n", (int)n, at);
         at += n;
@@ -1885,20 +1907,23 @@ static void report_say_skip(const report_total *t, FILE *out) {
     }
 }
 
-/* Prints the content of the page in lines of at most 79 columns. */
+/* Prints the content of the page in lines of at most 79 columns, or as many as report_set_columns says (40 to
+ * 79). */
 REPORT_API report_result report_summary(const char *path, FILE *out, char *error) {
     report_data   d;
     report_total  t;
     char          spark[64], a[24], b[24];
+    int           wide;
     report_result result = report_read(&d, path, error);
     if (result == REPORT_OK || result == REPORT_ERR_CUT) {
         t = report_sum(&d);
-        report_spark(&d, REPORT_FIELD(loss), spark, 40);
+        wide = report_columns < 70 ? report_columns - 30 : 40;
+        report_spark(&d, REPORT_FIELD(loss), spark, wide);
         if (report_is_there(t.loss))
             report_print(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
-        report_spark(&d, REPORT_FIELD(norm), spark, 40);
+        report_spark(&d, REPORT_FIELD(norm), spark, wide);
         report_print(out, "norm     %s  of all gradients\n", spark);
-        report_print(out, "         gradients clipped in %.0f%% of the logged steps\n", 100 * t.clipped);
+        report_say_clipping(&t, out);
         report_format(a, sizeof a, "%.8g", t.scale);
         report_print(out, "scale    %s; %.0f of %s steps skipped\n",
                 report_is_there(t.scale) ? a : "none", t.skipped,
@@ -1907,8 +1932,8 @@ REPORT_API report_result report_summary(const char *path, FILE *out, char *error
         if (report_is_there(t.worst) && t.worst < 5e-5)
             report_print(out, "fp16     flushes no gradient to zero\n");
         else if (report_is_there(t.worst))
-            report_print(out, "fp16     flushes at most %.2g%% of a layer's gradient, in %s\n",
-                    100 * t.worst, t.worst_layer);
+            report_print(out, "fp16     flushes at most %.2g%% of a layer's gradient, in%s%s\n",
+                    100 * t.worst, report_columns < 79 ? "\n         " : " ", t.worst_layer);
         report_say_sites(&d, out);
         report_say_parts(&d, REPORT_COST, out);
         report_say_parts(&d, REPORT_MEMORY, out);

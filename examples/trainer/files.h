@@ -422,11 +422,13 @@ static int stop_status(void)
 static int report_stop(const trainer *t, int trained) {
     const config *c = &t->c;
     const char   *why = output_error ? strerror(output_error) : strsignal(stop_signal);
-    char          next[PATH_SPACE + 1100] = "No step was trained, and nothing is changed";
+    char          next[PATH_SPACE + 1200] = "No step was trained, and nothing is changed";
     if (trained && c->out[0] && !t->save_failed)
         snprintf(next, sizeof next, "Go on with: %.1000s --out %s --resume", t->program, c->out);
     else if (trained)
         snprintf(next, sizeof next, "Nothing is saved%s", c->out[0] ? "" : ": there was no --out DIR");
+    if (trained && c->out[0] && !t->save_failed && t->best_step == 0 && !c->init[0])
+        strcat(next, ". " BEST " is still the untrained model of step 0");
     tell("stopped after step %lld: %s. %s", (long long)t->step, why, next);
     return stop_status();
 }
@@ -490,6 +492,7 @@ static void print_report(const trainer *t, const char *log) {
     char error[REPORT_MESSAGE];
     if (t->c.quiet) return;
     say("--- %s/report.html\n", t->c.out);
+    report_set_columns(line_columns);
     report_summary(log, stdout, error);
     print_fallen(t);
 }

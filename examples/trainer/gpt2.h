@@ -1,7 +1,8 @@
 /* gpt2.h - weights from GPT-2's files, and to them: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * `transformers` names GPT-2's tensors as nanoGPT does, with or without the prefix "transformer.".
+ * `transformers` names GPT-2's tensors as nanoGPT does, with or without the prefix "transformer.", and
+ * behind the prefixes of wrappers, such as "module." and "_orig_mod.".
  * It stores the matrices of its blocks transposed, [in, out]; the first matrix, [width, 3 width],
  * shows this. Its old files also contain attention's causal masks, which are not weights. A head
  * that is tied to the token table may be stored a second time.
@@ -30,7 +31,9 @@ typedef struct gpt2_file {
     mixp_safetensors **shards;
     int64_t            n_shards;
     const char        *path;
-    int                has_prefix, is_turned;
+    char               body[NAME_SPACE];    /* before "wte.weight" in the file: "transformer.", "", ... */
+    char               root[NAME_SPACE];    /* the same without "transformer." */
+    int                is_turned;
 } gpt2_file;
 
 static const mixp_st_entry *gpt2_find_named(const gpt2_file *f, const char *name) {
@@ -42,9 +45,29 @@ static const mixp_st_entry *gpt2_find_named(const gpt2_file *f, const char *name
 
 /* The file's version of our tensor, or NULL. */
 static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) {
-    const char *name = t->name;
-    if (!f->has_prefix && strncmp(name, PREFIX, PREFIX_LENGTH) == 0) name += PREFIX_LENGTH;
+    char name[2 * NAME_SPACE];
+    int  is_body = strncmp(t->name, PREFIX, PREFIX_LENGTH) == 0;
+    snprintf(name, sizeof name, "%s%s", is_body ? f->body : f->root, t->name + (is_body ? PREFIX_LENGTH : 0));
     return gpt2_find_named(f, name);
+}
+
+/* Finds what stands before the names of tensors. Wrappers add to it: DistributedDataParallel "module.",
+ * torch.compile "_orig_mod.". */
+static void gpt2_find_prefix(gpt2_file *f) {
+    static const char table[] = "wte.weight";
+    const size_t      end = sizeof table - 1;
+    for (int64_t k = 0; k < f->n_shards; k++)
+        for (int64_t i = 0; i < mixp_safetensors_count(f->shards[k]); i++) {
+            const char *name = mixp_safetensors_at(f->shards[k], i)->name;
+            size_t      n = strlen(name), whole = n - end;
+            if (n < end || strcmp(name + whole, table) != 0 || whole >= NAME_SPACE) continue;
+            if (whole && name[whole - 1] != '.') continue;
+            snprintf(f->body, sizeof f->body, "%.*s", (int)whole, name);
+            if (whole >= PREFIX_LENGTH && strcmp(f->body + whole - PREFIX_LENGTH, PREFIX) == 0)
+                whole -= PREFIX_LENGTH;
+            snprintf(f->root, sizeof f->root, "%.*s", (int)whole, name);
+            return;
+        }
 }
 
 static void gpt2_close(gpt2_file *f) {
@@ -151,7 +174,9 @@ static int is_float(mixp_dtype d)
 static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
     const mixp_st_entry *e = gpt2_find(f, t);
     if (!e)
-        die(1, "%s lacks %s, which this model has: check --layers and --bias", f->path, t->name);
+        die(1, "%s lacks %s, which this model has: check --layers and --bias. The file's first tensor is %s",
+            f->path, t->name, mixp_safetensors_count(f->shards[0]) ? mixp_safetensors_at(f->shards[0], 0)->name
+                                                                   : "none");
     if (!is_float(e->dtype))
         die(1, "%s: %s is of dtype %s, and weights are F32, F16, BF16 or F64", f->path, e->name,
             e->type);
@@ -172,7 +197,8 @@ static int is_mask(const char *name) {
 /* Is it a second copy of the token table, which a tied head may leave? */
 static int is_copy_of_tokens(const gpt2_file *f, const gpt *m, const mixp_st_entry *e) {
     const mixp_st_entry *tokens = gpt2_find(f, m->tokens);
-    return strcmp(e->name, "lm_head.weight") == 0 && e->bytes == tokens->bytes &&
+    size_t               root = strlen(f->root);
+    return strncmp(e->name, f->root, root) == 0 && strcmp(e->name + root, "lm_head.weight") == 0 && e->bytes == tokens->bytes &&
            memcmp(e->data, tokens->data, e->bytes) == 0;
 }
 
@@ -216,7 +242,7 @@ static void load_gpt2(const gpt *m, gpt2_file *f) {
     int64_t       n;
     if (!all) die(1, "out of memory");
     n = model_tensors(m, all);
-    f->has_prefix = gpt2_find_named(f, PREFIX "wte.weight") != NULL;
+    gpt2_find_prefix(f);
     first = gpt2_find(f, m->blocks[0].qkv.w);
     f->is_turned = first && first->rank == 2 && first->shape[1] == 3 * first->shape[0];
     for (int64_t i = 0; i < n; i++) gpt2_check(f, m, all[i]);

@@ -279,12 +279,22 @@ static const char *const other_names[][2] = {
     {"grad-clip", "clip"}, {"gradient-accumulation-steps", "accumulate"},
     {"eval-interval", "eval-every"}, {"eval-iters", "eval-batches"}, {"log-interval", "log-every"},
     {"init-from", "init"}, {"load", "init"}, {"finetune", "init"}, {"eval", "eval-only"},
-    {"start", "prompt"}, {"max-new-tokens", "sample"}, {"num-samples", "sample"},
+    {"start", "prompt"}, {"max-new-tokens", "sample"}, {"device-batch-size", "batch"},
     {"decay-lr", "schedule"}, {"lr-decay-iters", "decay-steps"}, {"warmup-iters", "warmup"},
     {"epochs", "steps"}, {"max-steps", "steps"}, {"num-layers", "layers"}, {"num-heads", "heads"},
     {"seq-len", "block"}, {"val-every", "eval-every"},
 };
 enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
+
+/* Options of other trainers that have no counterpart here, and what to do. */
+static const char *const option_hints[][2] = {
+    {"compile", "The kernels are compiled already: leave it out"},
+    {"num-samples", "--sample N writes one sample of N tokens. Another --seed draws another: run the program again"},
+    {"depth", "Give --layers N, and --width and --heads with it"},
+    {"always-save-checkpoint", "Each validation saves checkpoint.safetensors, and the best so far as "
+                               "best.safetensors; --keep N keeps the newest N. Leave it out"},
+};
+enum { N_HINTS = (int)(sizeof option_hints / sizeof option_hints[0]) };
 
 /* For a short name, only few edits count as typing errors: more edits turn any name into any
  * other. */
@@ -393,19 +403,20 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
     }
 }
 
-enum { HELP_INDENT = 29, HELP_WIDTH = COLUMNS - HELP_INDENT };
+enum { HELP_INDENT = 29 };
 
-/* Prints the words of `text` from column HELP_INDENT on, in lines of at most COLUMNS. The first
+/* Prints the words of `text` from column HELP_INDENT on, in lines of at most `line_columns`. The first
  * line begins with `left`; if `left` is too long, it gets its own line. A '|' also ends a word; a
  * '\t' is a space that does not end a word. */
 static void print_wrapped(const char *left, const char *text) {
+    size_t width = (size_t)(line_columns > HELP_INDENT + 16 ? line_columns - HELP_INDENT : 16);
     printf("%-*s", HELP_INDENT, left);
     if (strlen(left) >= HELP_INDENT) printf("\n%*s", HELP_INDENT, "");
     for (size_t n; *text; text += n + strspn(text + n, " ")) {
         n = strlen(text);
-        if (n > HELP_WIDTH) {
-            for (n = HELP_WIDTH; n > 0 && text[n] != ' ' && text[n - 1] != '|'; n--) {}
-            if (n == 0) n = HELP_WIDTH;
+        if (n > width) {
+            for (n = width; n > 0 && text[n] != ' ' && text[n - 1] != '|'; n--) {}
+            if (n == 0) n = width;
         }
         for (size_t i = 0; i < n; i++) putchar(text[i] == '\t' ? ' ' : text[i]);
         putchar('\n');
@@ -430,6 +441,7 @@ static void print_option(const option *o) {
 }
 
 static void print_help(void) {
+    measure_terminal();
     printf("trainer - trains a GPT on a text, or on tokens, in fp32, fp16 or bf16\n\n"
            "Usage: trainer [--option value | --option=value]...\n"
            "In brackets: the default and the range. In names, _ and - are the same.\n");
@@ -587,6 +599,8 @@ static void die_unknown(const char *argument) {
     if (strncmp(dashes, "wandb", 5) == 0)
         die(2, "unknown option --%s. With --out DIR, DIR/metrics.jsonl has one JSON object a line, "
                "which examples/metrics.py feeds to W&B or TensorBoard", name);
+    for (int i = 0; i < N_HINTS; i++)
+        if (strcmp(dashes, option_hints[i][0]) == 0) die(2, "unknown option --%s. %s", name, option_hints[i][1]);
     if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
     die(2, "unknown option --%s. trainer --help lists all of them", name);
 }
@@ -817,20 +831,49 @@ static int in_folder(const config *c, const char *file, char *path) {
     return stat(path, &info) == 0;
 }
 
+/* Does the command line change an option of c? was, is: its value in c and there, of 32 bytes each. */
+static int is_changed(const config *c, const char *const *given, const char *name, char *was, char *is) {
+    int    i = find_option(name, strlen(name));
+    config other = *c;
+    if (!given[i]) return 0;
+    set_option(&other, &options[i], given[i]);
+    option_text(&other, &options[i], is, 32);
+    option_text(c, &options[i], was, 32);
+    return strcmp(is, was) != 0;
+}
+
 /* A model keeps its original sizes; c holds them, from the config.json at path. */
 static void check_sizes(const config *c, const char *const *given, const char *path) {
-    for (int k = 0; k < N_SIZES; k++) {
-        int    i = find_option(sizes[k], strlen(sizes[k]));
-        config other = *c;
-        char   was[32], is[32];
-        if (!given[i]) continue;
-        set_option(&other, &options[i], given[i]);
-        option_text(&other, &options[i], is, sizeof is);
-        option_text(c, &options[i], was, sizeof was);
-        if (strcmp(is, was) == 0) continue;
-        die(2, "--%s is %s in %s: a model keeps its sizes. Leave out --%s %s, or begin another "
-               "run", sizes[k], was, path, sizes[k], is);
+    char was[32], is[32];
+    for (int k = 0; k < N_SIZES; k++)
+        if (is_changed(c, given, sizes[k], was, is))
+            die(2, "--%s is %s in %s: a model keeps its sizes. Leave out --%s %s, or begin another "
+                   "run", sizes[k], was, path, sizes[k], is);
+}
+
+static const char *weights_dtype(const config *c) {
+    return c->level != 3 || c->dtype == DTYPE_FP32 ? "f32" : c->dtype == DTYPE_FP16 ? "f16" : "bf16";
+}
+
+/* A checkpoint holds states of the optimizer, and weights of one dtype; c has the options that made them. */
+static void check_states(const config *c, const char *const *given, const char *path) {
+    static const char *const states[] = {"optimizer", "moments", "masters", "no-master"};
+    static const char *const stored[] = {"level", "dtype"};
+    char   was[32], is[32];
+    config other = *c;
+    for (size_t k = 0; k < sizeof states / sizeof states[0]; k++)
+        if (is_changed(c, given, states[k], was, is))
+            die(2, "--%s is %s in %s: a run keeps the states of its optimizer. Leave out --%s %s, or begin another "
+                   "run with --init", states[k], was, path, states[k], is);
+    for (int k = 0; k < 2; k++) {
+        int i = find_option(stored[k], strlen(stored[k]));
+        if (given[i]) set_option(&other, &options[i], given[i]);
     }
+    if (strcmp(weights_dtype(c), weights_dtype(&other)) == 0) return;
+    for (int k = 0; k < 2; k++)
+        if (is_changed(c, given, stored[k], was, is))
+            die(2, "--%s is %s in %s: a run keeps the dtype of its weights, %s. Leave out --%s %s, or begin another "
+                   "run with --init", stored[k], was, path, weights_dtype(c), stored[k], is);
 }
 
 /* Sizes missing in a config.json have the fixed values of older versions. */
@@ -1056,6 +1099,7 @@ static void find_run(config *c, const char *const *given) {
              path, checkpoint);
     }
     if (has_config || d.model[0]) check_sizes(c, given, has_config ? path : checkpoint);
+    if (has_config) check_states(c, given, path);
 }
 
 /* For a folder, --init uses the file that transformers writes there; for large models, that is an

@@ -167,26 +167,60 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
     t->metrics = NULL;
 }
 
-/* The log: one row per --log-every steps, below a row of column names. */
-#define ROW "%6s %7s %7s %6s %8s %9s %11s %8s %8s\n"
+/* The log: one row per --log-every steps, below a row of names. On a narrow terminal the columns of the
+ * highest number in `gives_way` are left out first. */
+typedef enum log_column { AT_STEP, LOSS, VAL, NORM, LR, SCALE, SKIPS, RATE, MS, LOG_COLUMNS } log_column;
+static const struct { const char *name; int width, gives_way; } log_columns[LOG_COLUMNS] = {
+    {"step", 6, 0}, {"loss", 7, 0}, {"val", 7, 0}, {"norm", 6, 4}, {"lr", 8, 6}, {"scale", 9, 2},
+    {"skips @step", 11, 3}, {"tok/s", 8, 5}, {"ms", 8, 7}};
+
+typedef char log_cells[LOG_COLUMNS][40];
+
+/* Columns whose gives_way is below the result are shown. */
+static int shown_columns(void) {
+    for (int most = 8;; most--) {
+        int width = -1;
+        for (int i = 0; i < LOG_COLUMNS; i++)
+            if (log_columns[i].gives_way < most) width += 1 + log_columns[i].width;
+        if (width <= line_columns || most == 1) return most;
+    }
+}
+
+static void print_cells(log_cells cells) {
+    int    most = shown_columns();
+    char   line[LOG_COLUMNS * 40] = "";
+    size_t n = 0;
+    for (int i = 0; i < LOG_COLUMNS; i++)
+        if (log_columns[i].gives_way < most)
+            n += (size_t)snprintf(line + n, sizeof line - n, "%s%*s", n ? " " : "", log_columns[i].width,
+                                  cells[i]);
+    say("%s\n", line);
+}
+
+static void print_names(void) {
+    log_cells cells;
+    for (int i = 0; i < LOG_COLUMNS; i++) snprintf(cells[i], sizeof cells[i], "%s", log_columns[i].name);
+    print_cells(cells);
+}
 
 static void print_row(const trainer *t, const mixp_verdict *v, double loss, double val,
                       double each) {
-    char   step[24], loss_of[16], val_of[16], norm[16], lr[16], scale[16], skips[40], rate[16], ms[16];
-    double tokens = (double)(total_batch(t) * t->c.block);
-    snprintf(step, sizeof step, "%lld", (long long)t->step);
-    number_text(loss_of, sizeof loss_of, 7, 4, loss);
-    number_text(val_of, sizeof val_of, 7, 4, val);
-    number_text(norm, sizeof norm, 6, 3, v->grad_norm);
-    snprintf(lr, sizeof lr, "%.2e", v->lr);
-    snprintf(scale, sizeof scale, "%g", (double)v->scale);
-    if (strlen(scale) > 9) snprintf(scale, sizeof scale, "%.2e", (double)v->scale);
-    snprintf(skips, sizeof skips, "%lld", (long long)v->skipped);
+    enum { CELL = sizeof(log_cells) / LOG_COLUMNS };
+    log_cells cells;
+    double    tokens = (double)(total_batch(t) * t->c.block);
+    snprintf(cells[AT_STEP], CELL, "%lld", (long long)t->step);
+    number_text(cells[LOSS], CELL, 7, 4, loss);
+    number_text(cells[VAL], CELL, 7, 4, val);
+    number_text(cells[NORM], CELL, 6, 3, v->grad_norm);
+    snprintf(cells[LR], CELL, "%.2e", v->lr);
+    snprintf(cells[SCALE], CELL, "%g", (double)v->scale);
+    if (strlen(cells[SCALE]) > 9) snprintf(cells[SCALE], CELL, "%.2e", (double)v->scale);
+    snprintf(cells[SKIPS], CELL, "%lld", (long long)v->skipped);
     if (t->last_skip)
-        snprintf(skips, sizeof skips, "%lld @%lld", (long long)v->skipped, (long long)t->last_skip);
-    number_text(rate, sizeof rate, 8, 0, each > 0 ? tokens / each : ABSENT);
-    number_text(ms, sizeof ms, 8, 1, each > 0 ? 1e3 * each : ABSENT);
-    say(ROW, step, loss_of, val_of, norm, lr, scale, skips, rate, ms);
+        snprintf(cells[SKIPS], CELL, "%lld @%lld", (long long)v->skipped, (long long)t->last_skip);
+    number_text(cells[RATE], CELL, 8, 0, each > 0 ? tokens / each : ABSENT);
+    number_text(cells[MS], CELL, 8, 1, each > 0 ? 1e3 * each : ABSENT);
+    print_cells(cells);
 }
 
 static void log_line(trainer *t, double loss, double val) {
@@ -198,8 +232,7 @@ static void log_line(trainer *t, double loss, double val) {
         v.scale = mixp_scaler_loss_scale(t->scaler);
     }
     write_metrics(t, loss, val, &v, 1e3 * each);
-    if (!t->c.quiet && !t->rows++)
-        say(ROW, "step", "loss", "val", "norm", "lr", "scale", "skips @step", "tok/s", "ms");
+    if (!t->c.quiet && !t->rows++) print_names();
     if (!t->c.quiet) print_row(t, &v, loss, val, each);
     if (!t->c.quiet && t->train_loss != ABSENT)
         say_line("train", "loss %.4f on training data, as val is taken", t->train_loss);
@@ -290,8 +323,12 @@ static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
     return mixp_cross_entropy(ctx, gpt_logits(&t->model, x, 0, 0), y, MIXP_IGNORE);
 }
 
+/* Columns of the names of sites beside four numbers. */
+static int site_columns(void) { return line_columns - 36 < 42 ? line_columns - 36 : 42; }
+
 static void print_difference(const mixp_difference *d) {
-    say("%-42.42s %8.1e %8.1e %8.6f", d->site, d->relative, d->added, d->cosine);
+    int n = site_columns();
+    say("%-*.*s %8.1e %8.1e %8.6f", n, n, d->site, d->relative, d->added, d->cosine);
     if (d->has_grad) say(" %8.1e", d->grad_relative);
     say("\n");
 }
@@ -317,7 +354,7 @@ static void compare(trainer *t) {
     fill_batch(&t->data, &t->c, STREAM_VAL, 0, t->x, t->y);
     mixp_compare(t->ctx, &d, rows, ROOM, &n);
     check(t, "comparing");
-    say("%-42s %8s %8s %8s %8s\n", "site", "differs", "adds", "cosine", "gradient");
+    say("%-*s %8s %8s %8s %8s\n", site_columns(), "site", "differs", "adds", "cosine", "gradient");
     for (int64_t i = 0; i < n && i < SHOWN; i++) print_difference(&rows[i]);
     if (n > SHOWN) say("and %lld more, which add less\n", (long long)(n - SHOWN));
     free(rows);

@@ -12,12 +12,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
 #define ABSENT (-1.0)                   /* a missing number: no loss is negative           */
-enum { COLUMNS = 79 };
+enum { COLUMNS = 79, COLUMNS_LEAST = 40 };      /* the widest line, and the narrowest terminal */
+static int line_columns = COLUMNS;           /* of a line on this terminal */
 
 /* Set by a signal, or when the reader of our output has gone. The program then finishes the step,
  * saves the state and ends. */
@@ -104,7 +106,7 @@ static void say_line(const char *word, const char *format, ...) {
     va_end(args);
     tame(text, "");
     for (const char *p = text; *p;) {
-        size_t room = COLUMNS - INDENT, n = strlen(p);
+        size_t room = (size_t)(line_columns - INDENT), n = strlen(p);
         if (n > room) {
             for (n = room; n > 0 && !(p[n - 1] == ',' && p[n] == ' '); n--) {}
             if (n == 0) n = strlen(p);
@@ -122,7 +124,7 @@ static double seconds_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* A number in `width` columns, with at most the given decimals. */
+/* A number in `width` line_columns, with at most the given decimals. */
 static void number_text(char *text, size_t space, int width, int decimals, double value) {
     if (value == ABSENT) { snprintf(text, space, "-"); return; }
     if (isnan(value)) { snprintf(text, space, "nan"); return; }     /* nan of either sign */
@@ -181,8 +183,21 @@ static void catch_signals(void) {
     signal(SIGPIPE, SIG_IGN);           /* a write to a closed pipe fails instead */
 }
 
+/* The columns of the terminal, or of the environment's COLUMNS; the last one stays empty. */
+static void measure_terminal(void) {
+    const char    *text = getenv("COLUMNS");
+    long           wide = text ? strtol(text, NULL, 10) : 0;
+#ifdef TIOCGWINSZ
+    struct winsize size;
+    if (wide <= 0 && isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) wide = size.ws_col;
+#endif
+    if (wide <= 0 || wide > COLUMNS) return;
+    line_columns = wide > COLUMNS_LEAST ? (int)wide - 1 : COLUMNS_LEAST;
+}
+
 static void look_at_terminal(int quiet) {
     const char *term = getenv("TERM"), *no_colour = getenv("NO_COLOR");
+    measure_terminal();
     progress_bar = isatty(STDOUT_FILENO) && !quiet && term && strcmp(term, "dumb") != 0;
     colour = progress_bar && !(no_colour && no_colour[0]);
 }
@@ -190,11 +205,12 @@ static void look_at_terminal(int quiet) {
 /* ==== The bar ======================================================================= */
 
 static void show_bar(int64_t step, int64_t steps, double seconds_left) {
-    enum { WIDTH = 30 };
-    char   bar[WIDTH + 1];
+    enum { WIDEST = 30, TEXT = 30 };
+    char   bar[WIDEST + 1];
+    int    width = line_columns - TEXT < WIDEST ? line_columns - TEXT : WIDEST;
     double done = (double)step / (double)steps;
-    for (int i = 0; i < WIDTH; i++) bar[i] = (double)i < done * WIDTH ? '#' : '.';
-    bar[WIDTH] = '\0';
+    for (int i = 0; i < width; i++) bar[i] = i < done * width ? '#' : '.';
+    bar[width] = '\0';
     printf("\r%s%s%s %3.0f%% step %lld, %.0f s left\033[K", colour ? "\033[36m" : "", bar,
            colour ? "\033[0m" : "", 100 * done, (long long)step, seconds_left);
     fflush(stdout);
@@ -208,7 +224,7 @@ static void show_work(const char *doing, const char *what, int64_t done, int64_t
     char        text[COLUMNS + 1], share[8] = "";
     if (!progress_bar) return;
     if (of > 0) snprintf(share, sizeof share, " %3.0f%%", 100 * (double)done / (double)of);
-    snprintf(text, sizeof text - sizeof share, "%s %s", doing, what);
+    snprintf(text, (size_t)line_columns + 1 - sizeof share, "%s %s", doing, what);
     tame(text, "");
     strcat(text, share);
     if (bar_shown == WORK_SHOWN && strcmp(text, last) == 0) return;

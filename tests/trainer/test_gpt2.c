@@ -200,6 +200,26 @@ static void gpt2_has_the_logits_of_transformers(void) {
     }
 }
 
+static void name_with(made *f, const char *prefix) {
+    for (int64_t i = 0; i < f->n; i++) {
+        char name[64];
+        memcpy(name, f->names[i], sizeof name);
+        snprintf(f->names[i], sizeof f->names[i], "%s%.36s", prefix, name);
+    }
+}
+
+/* What DistributedDataParallel and torch.compile put before the names. */
+static void gpt2_is_read_behind_prefixes(void) {
+    static const char *const prefixes[] = {"module.", "_orig_mod.", "module.transformer.", "_orig_mod.transformer.",
+                                           "_orig_mod.module.", "model.transformer."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        made *f = make_file();
+        name_with(f, prefixes[i]);
+        write_file(f, "");
+        expect_logits(gpt2_logits_gelu_new, "");
+    }
+}
+
 static void gpt2_knows_both_kinds_of_gelu(void) {
     write_file(make_file(), ", \"activation_function\": \"gelu\", \"n_inner\": null");
     expect_logits(gpt2_logits_gelu, "");
@@ -550,6 +570,7 @@ int main(int argc, char **argv) {
     strcpy(folder, "/tmp/test_gpt2.XXXXXX");
     if (!mkdtemp(folder)) return 1;
     RUN(gpt2_has_the_logits_of_transformers);
+    RUN(gpt2_is_read_behind_prefixes);
     RUN(gpt2_knows_both_kinds_of_gelu);
     RUN(gpt2_is_read_as_nanogpt_keeps_it);
     RUN(gpt2_may_have_a_shorter_block);

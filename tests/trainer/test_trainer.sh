@@ -72,6 +72,11 @@ refuses "an option without dashes"           2 "\"steps\". Did you mean --steps?
 refuses "an option with one dash"            2 "\"-steps\". Did you mean --steps?" -steps 10
 refuses "one with its value"                 2 "Did you mean --steps?"       -steps=10
 refuses "nanoGPT's log"                      2 "unknown option --wandb_log. With --out DIR, DIR/metrics.jsonl" --wandb_log=True
+refuses "nanoGPT's compiler"                 2 "unknown option --compile. The kernels are compiled already: leave it out" --compile=False
+refuses "nanoGPT's number of samples"        2 "unknown option --num_samples. --sample N writes one sample of N tokens" --num_samples 3
+refuses "nanoGPT's saves"                    2 "unknown option --always_save_checkpoint. Each validation saves" --always_save_checkpoint=True
+refuses "nanochat's depth"                   2 "unknown option --depth. Give --layers N, and --width" --depth 12
+refuses "nanochat's batch"                   2 "Did you mean --batch?"       --device_batch_size=4
 refuses "nanoGPT's length of a sample"       2 "Did you mean --sample?"      --max_new_tokens 5
 refuses "nanoGPT's prompt"                   2 "Did you mean --prompt?"      --start x
 refuses "value missing at the end"           2 "--steps needs a value"       --steps
@@ -486,8 +491,8 @@ gpt 0 $run --loss chunks --accumulate 3; check "and of more batches a step" test
 
 # --- tries ---
 # f16 gradients are rounded by the loss scale, so b begins with the scale at which step 1 of a was applied (each skip
-# halves it; the log rounds it): both then have the same weights, scale and batches, whatever the seed, and skip alike.
-run="$small --seed 2 --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20"
+# halves it without a guard; the log rounds it): both then have the same weights, scale and batches, whatever the seed, and skip alike.
+run="$small --seed 2 --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20 --guard off"
 gpt 0 $run --init-scale 16777216 --retry 30; losses() { awk '$1 ~ /^[0-9]+$/ && $1 > 0 { print $1, $2, $4 }' out; }
 losses >a; scale=$(awk '$1 == 1 { print 16777216 / 2 ^ $7 }' OFMT=%d out)
 check "a skipped step is tried again" sh -c 'awk "\$1 == 1 { exit !(\$7 > 2 && \$8 == \"@1\") }" out'
@@ -647,7 +652,7 @@ check "a best checkpoint that is not saved is a failure" sh -c "test $got -eq 1 
 refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
 refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
 refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
-refuses "resume with another level"  1 "while resuming" --out straight --resume --steps 50 --level 3
+refuses "resume with another level"  2 "level is 1 in straight/config.json: a run keeps the dtype of its weights" --out straight --resume --steps 50 --level 3
 gpt 0 --out straight --resume --steps 0 --quiet --width 016; check "the same width may be given" test $got -eq 0
 { cat text; printf T; } >text2
 refuses "resume with another text"   1 "is not the text" --out straight --resume --steps 50 --data text2
@@ -691,8 +696,59 @@ check "in the log, too" grep -Eq '^mfu      [0-9.]+ % of 0.001 Tflop/s$' out
 check "and the table" test -n "$(csv 20 mfu)" -a -z "$(csv 0 mfu)"
 check "tables that are looked up count nothing" mfu --preset modern --lr 1e-3
 ranks=2; check "and of ranks it is that of each" mfu --ranks fork:2
+gpt 0 $small --bias on --steps 12 --plant 8 --guard 1 --accumulate 3 --ranks fork:2
+check "under ranks an event has the loop's step, and one rank prints it" sh -c "grep -c '^guard    step ' out | grep -qx 1 && grep -q '^guard    step 8: ' out"
+# A narrow terminal, and the words about clipping.
+COLUMNS=60; export COLUMNS; gpt 0 $small --steps 60 --clip 1e-3 --out narrow; unset COLUMNS
+check "at 60 columns no line of a table wraps" sh -c "grep -v '^sample again' out | awk 'length > 60 { exit 1 }' && grep -q '^  step    loss     val   norm     scale skips @step$' out"
+check "nor of the summary" sh -c "grep -A 20 '^---' out | awk 'length > 60 { exit 1 }' && grep -q '^loss     .* -> ' out"
+check "clipping that is unusual is told" grep -q "^         more than usual: lower the learning rate" out
+gpt 0 --out narrow --resume --steps 70 --clip 1; check "and is not, with a limit of 1" sh -c "! grep -A 1 'gradients clipped in 0%' out | grep -q unusual"
+COLUMNS=60; export COLUMNS; gpt 0 $small --steps 2 --compare fp32; unset COLUMNS
+check "nor of a comparison" awk 'length > 60 { exit 1 }' out
+# What a checkpoint holds.
+gpt 0 $small --steps 2 --level 3 --dtype bf16 --out stored
+refuses "other moments"         2 "moments is f32 in stored/config.json: a run keeps the states of its optimizer. Leave out --moments bf16" --out stored --resume --steps 4 --moments bf16
+refuses "other masters"         2 "masters is f32 in stored/config.json" --out stored --resume --steps 4 --masters 8bit
+refuses "no masters"            2 "no-master is 0 in stored/config.json" --out stored --resume --steps 4 --no-master
+refuses "another optimizer"     2 "optimizer is adamw in stored/config.json" --out stored --resume --steps 4 --optimizer muon
+refuses "another level"         2 "level is 3 in stored/config.json: a run keeps the dtype of its weights, bf16. Leave out --level 1" --out stored --resume --steps 4 --level 1
+refuses "weights of another dtype" 2 "dtype is bf16 in stored/config.json: a run keeps the dtype of its weights, bf16" --out stored --resume --steps 4 --dtype fp16
+gpt 0 $small --steps 2 --level 1 --out stored --overwrite; gpt 0 --out stored --resume --steps 4 --level 2 --dtype bf16
+check "levels that store weights alike may change" test $got -eq 0
+rm -r narrow stored
 refuses "a peak of nothing" 2 "out of range" --peak-tflops 0
 refuses "an --eval-train that is none" 2 "off|on" --eval-train yes
+# metrics.py, with a package that stands in for wandb.
+metrics_py() { "${PYTHON:-python3}" "$root/examples/metrics.py" "$@" >out 2>err; got=$?; }
+if [ ! -r "$root/examples/metrics.py" ] || ! "${PYTHON:-python3}" -c 'import argparse' 2>/dev/null; then skip "metrics.py" "no Python"
+else
+    metrics_py --help; check "metrics.py --help" sh -c "test $got -eq 0 && grep -q -- --follow out"
+    metrics_py nosuch; check "without a log" sh -c "test $got -eq 1 && grep -q '^metrics.py: there is no nosuch/metrics.jsonl: name the folder' err"
+    mkdir none && echo 'raise ImportError' >none/wandb.py && cp none/wandb.py none/tensorboard.py
+    PYTHONPATH=none metrics_py told; check "without TensorBoard" sh -c "test $got -eq 1 && grep -q '^metrics.py: the package tensorboard is missing: python3 -m pip install tensorboard' err"
+    PYTHONPATH=none metrics_py told --wandb x; check "without W&B" grep -q '^metrics.py: the package wandb is missing' err
+    mkdir stand_in && cat >stand_in/wandb.py <<'END'
+class Run:
+    def log(self, row, step):
+        print(step, row["loss"], flush=True)
+    def finish(self):
+        print("finished", flush=True)
+def init(project, name):
+    print(project, name, flush=True)
+    return Run()
+END
+    mkdir follow; printf '{"metrics":"mixprec","version":1}\n{"step":1,"loss":3,"scale":1}\n{"step":1,"cost":"a","ms":1}\nbroken\n{"step":2,"loss":2.5,"sc' >follow/metrics.jsonl
+    PYTHONPATH=stand_in metrics_py follow --wandb mine; check "a log that a power cut has damaged" sh -c "tr '\n' ' ' <out | grep -q '^mine follow 1 3 finished $'"
+    PYTHONPATH=stand_in "${PYTHON:-python3}" "$root/examples/metrics.py" follow --wandb mine --follow >followed 2>err & pid=$!
+    await grep -q '^1 3' followed; printf 'ale":1}\n{"step":3,"loss":2,"scale":1}\n' >>follow/metrics.jsonl
+    await grep -q '^3 2' followed
+    printf '{"metrics":"mixprec","version":1}\n{"step":2,"loss":2.5,"scale":1}\n{"step":3,"loss":2,"scale":1}\n{"step":4,"loss":1.5,"scale":1}\n' >follow/new
+    mv follow/new follow/metrics.jsonl; await grep -q '^4 1.5' followed
+    "${PYTHON:-python3}" -c "import os, signal; os.kill($pid, signal.SIGINT)"; n=0; while kill -0 $pid 2>/dev/null && [ $n -lt 50 ]; do sleep 0.1; n=$((n + 1)); done; kill $pid 2>/dev/null; wait $pid 2>/dev/null
+    check "--follow reads what comes, also in a new file, and nothing twice" sh -c "head -n 5 followed | tr '\n' ' ' | grep -q '^mine follow 1 3 2 2.5 3 2 4 1.5 $' && ! grep -q Traceback err"
+    rm -r none stand_in follow followed
+fi
 if [ ! -r "$root/examples/metrics.py" ] || ! "${PYTHON:-python3}" -c 'import tensorboard' 2>/dev/null; then skip "a log for TensorBoard" "no tensorboard"
 else
     check "a log for TensorBoard" "${PYTHON:-python3}" "$root/examples/metrics.py" told
@@ -832,6 +888,7 @@ stopped() {     # SIGNAL STATUS
     $heeding sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null
     got=$?; wait
     check "SIG$sig exits with $status" test $got -eq "$status"
+    check "SIG$sig says that no best model is there yet" grep -q "best.safetensors is still the untrained model of step 0" err
     check "SIG$sig says how to go on" grep -q -- "Go on with: .*trainer --out stop --resume" err
     at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
     gpt 0 --out stop --resume --steps $((at + 5))
