@@ -164,23 +164,24 @@ $(BUILD)/bench/libconv.so: tests/bench/conv.cpp examples/conv.h mixprec.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -lm -o $@
 
-# The trainer is built with CUDA if this machine has a GPU; trainer_cuda is always built with CUDA.
+# The trainer is built with CUDA if this machine has a GPU; trainer_cuda is always built with CUDA. A program's own
+# variables are private: its prerequisites, BUILD/flags among them, must not see them.
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
 CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
 $(BUILD)/trainer: $(BUILD)/mixprec_cuda.o
-$(BUILD)/trainer: done += -DTRAINER_CUDA
-$(BUILD)/trainer: LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer: private done += -DTRAINER_CUDA
+$(BUILD)/trainer: private LDLIBS += $(CUDA_LINK)
 endif
-$(BUILD)/trainer_cuda: done += -DTRAINER_CUDA
-$(BUILD)/trainer_cuda: LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer_cuda: private done += -DTRAINER_CUDA
+$(BUILD)/trainer_cuda: private LDLIBS += $(CUDA_LINK)
 $(BUILD)/trainer_cuda: examples/trainer/trainer.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
 # With a GPU, compiling should be fast: newer versions of nvcc use all cores for one file.
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
              echo --split-compile=0))
 $(BUILD)/mixprec_cuda.o: $(COMPANION) $(HEADER)
-	$(call say,nvcc $@)
+	$(call say,nvcc $@$(if $(GPU),,: several minutes. CUDA_ARCH=-arch=sm_90 compiles for one GPU only))
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
 # A C++ compiler compiles the companion for a simulated GPU: plain for the quick tests, and for the
@@ -293,7 +294,7 @@ $(BUILD)/ptx/ptx_faults: tests/cuda/ptx_faults.cu $(BUILD)/ptx/runtime.o
 	$(Q)$(CXX) $@.o $(BUILD)/ptx/runtime.o -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
-$(BUILD)/cudasim.o: SIM_MORE = $(SANE)
+$(BUILD)/cudasim.o: private SIM_MORE = $(SANE)
 $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER) \
         $(wildcard tests/support/cudasim*.h) tests/support/checked.h
 	$(call say,c++ $@)
@@ -401,15 +402,16 @@ report: $(BUILD)/trainer   ## the trainer's run, longer; BUILD/report/report.htm
 show: $(BUILD)/proof $(BUILD)/trainer   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
 
-# Debian: clang, lld, wasi-libc and libclang-rt-14-dev-wasm32. The link is a command of its own, without -O2: with
+# The link is a command of its own, without -O2: with
 # it clang runs any wasm-opt that it finds, and some of them refuse vectors.
 WASM_CC    ?= clang
 WASM_FLAGS ?= -O2 -fno-slp-vectorize -fno-unroll-loops -msimd128
 web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.html and page.wasm
 	$(Q)mkdir -p $(BUILD)/web && echo 'int f(void); int f(void) { return 0; }' >$(BUILD)/web/probe.c
 	$(Q)if ! $(WASM_CC) --target=wasm32-wasi -mexec-model=reactor $(BUILD)/web/probe.c -o $(BUILD)/web/probe.wasm \
-	    2>/dev/null; then echo 'web: no compiler for wasm32-wasi with its libc; set WASM_CC' >&2; exit 1; fi
-	$(Q)rm -f $(BUILD)/web/probe.c $(BUILD)/web/probe.wasm
+	    2>$(BUILD)/web/probe.log; then cat $(BUILD)/web/probe.log >&2; echo 'web: no compiler for wasm32-wasi: set WASM_CC,' \
+	    'or install clang, lld, wasi-libc and libclang-rt-14-dev-wasm32 (Debian; 14 is the version of clang)' >&2; exit 1; fi
+	$(Q)rm -f $(BUILD)/web/probe.*
 	$(Q)$(WASM_CC) --target=wasm32-wasi $(WASM_FLAGS) -I. -c examples/web/page.c -o $(BUILD)/web/page.o
 	$(Q)$(WASM_CC) --target=wasm32-wasi -mexec-model=reactor -Wl,-s $(BUILD)/web/page.o -lm \
 	    -o $(BUILD)/web/page.wasm && rm $(BUILD)/web/page.o && cp examples/web/index.html $(BUILD)/web/ && \
@@ -464,7 +466,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
 	    tests/tools/rooms.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
-	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
+	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
@@ -491,7 +493,9 @@ test-programs: $(TESTS)
 	$(Q)tests/tools/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
-cuda: $(BUILD)/trainer_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
+cuda:   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
+	$(Q)if [ -z '$(NVCC)' ]; then echo 'cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
+	$(Q)$(MAKE) --no-print-directory $(BUILD)/trainer_cuda
 
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
