@@ -3672,6 +3672,10 @@ typedef struct mixp_context_desc {
                                                        mixp_context_gemm_choices           */
     int       narrow_products;                      /* GPU: 1: products of recipes in the library's
                                                        fp8 and fp4: see below              */
+    int       f32_gradients;                        /* 1: the gradients of f16 and bf16 parameters
+                                                       are f32, so that sums of many micro-batches
+                                                       lose nothing; 4 bytes an element. Same on all
+                                                       ranks. 0: they have the parameter's dtype */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
@@ -4331,7 +4335,8 @@ typedef enum mixp_op_class {
  *
  * A gradient has its parameter's dtype. At level 3 a sum over many micro-batches or uses therefore
  * stands still once it is 256 (bf16) or 2048 (f16) times as large as what is added: 256 + 1 is 256.
- * The sum within one product is f32. For more micro-batches use level 2, whose gradients are f32.
+ * The sum within one product is f32. For more micro-batches set f32_gradients in
+ * mixp_context_desc, or use level 2, whose gradients are f32.
  */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
@@ -15164,6 +15169,7 @@ typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
     mixpi_unscaled unscaled;
+    int            f32_gradients;   /* of the description                                  */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */
@@ -16616,6 +16622,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
+    ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;
     ctx->errors.on_warning = d->on_warning;
     ctx->products.epilogues = d->epilogues;
@@ -16934,6 +16941,10 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixpi_set_shape(twin, t->rank, t->shape);
     return twin;
 }
+
+/* The dtype of t's gradient. */
+static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t)
+{ return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype; }
 
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
@@ -18770,7 +18781,7 @@ static int mixpi_probe_is_there(const mixp_tensor *g) {
 /* The record of t's gradient, perhaps without data. */
 static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
     if (t->own.grad) return t->own.grad;
-    t->own.grad = mixpi_twin(t, t->dtype);
+    t->own.grad = mixpi_twin(t, mixpi_grad_dtype(t));
     if (t->own.grad) t->own.grad->own.is_grad = 1;
     return t->own.grad;
 }
@@ -34865,8 +34876,8 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
 
 /* Order by dtype; within a dtype, divided leaves come first. */
 static int mixpi_leaf_kind_order(const mixpi_leaf *x, const mixpi_leaf *y) {
-    if (x->tensor->dtype != y->tensor->dtype)
-        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    const mixp_dtype a = mixpi_grad_dtype(x->tensor), b = mixpi_grad_dtype(y->tensor);
+    if (a != b) return a < b ? -1 : 1;
     return !x->each == !y->each ? 0 : x->each ? -1 : 1;
 }
 
@@ -34890,15 +34901,15 @@ static int mixpi_leaf_order_made(const void *a, const void *b) {
 
 /* Bytes of a complete leaf, with padding if the last pieces are shorter than others. */
 static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
-    const size_t size = mixp_dtype_size(l->tensor->dtype);
-    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    const size_t size = mixp_dtype_size(mixpi_grad_dtype(l->tensor));
+    if (!l->each) return mixpi_round_up((size_t)l->tensor->count * size);
     return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
 }
 
 /* Bytes of a leaf in the arena: of its piece, if it is divided. */
 static size_t mixpi_leaf_kept(const mixp_context *ctx, const mixpi_leaf *l) {
     if (!l->each) return mixpi_leaf_bytes(ctx, l);
-    return mixpi_round_up((size_t)l->each * mixp_dtype_size(l->tensor->dtype));
+    return mixpi_round_up((size_t)l->each * mixp_dtype_size(mixpi_grad_dtype(l->tensor)));
 }
 
 /* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
@@ -34913,7 +34924,7 @@ static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
     return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
-           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
+           l[-1].each || mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
 /* Divides the leaves from number `from` on into buckets. */
@@ -34929,7 +34940,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
             b = &d->buckets[d->n_buckets++];
             b->first = i;
             b->each = l->each;
-            b->grads = mixpi_out_to(l->each ? NULL : arena, t->dtype, 0);
+            b->grads = mixpi_out_to(l->each ? NULL : arena, mixpi_grad_dtype(t), 0);
             b->wire = b->grads;
             bytes = 0;
         }
@@ -34939,7 +34950,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         arena += mixpi_leaf_kept(ctx, l);
         bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
-        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+        b->count = (int64_t)(bytes / mixp_dtype_size(mixpi_grad_dtype(t)));
     }
 }
 

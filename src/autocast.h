@@ -39,7 +39,8 @@ typedef enum mixp_op_class {
  *
  * A gradient has its parameter's dtype. At level 3 a sum over many micro-batches or uses therefore
  * stands still once it is 256 (bf16) or 2048 (f16) times as large as what is added: 256 + 1 is 256.
- * The sum within one product is f32. For more micro-batches use level 2, whose gradients are f32.
+ * The sum within one product is f32. For more micro-batches set f32_gradients in
+ * mixp_context_desc, or use level 2, whose gradients are f32.
  */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */

@@ -245,6 +245,10 @@ typedef struct mixp_context_desc {
                                                        mixp_context_gemm_choices           */
     int       narrow_products;                      /* GPU: 1: products of recipes in the library's
                                                        fp8 and fp4: see below              */
+    int       f32_gradients;                        /* 1: the gradients of f16 and bf16 parameters
+                                                       are f32, so that sums of many micro-batches
+                                                       lose nothing; 4 bytes an element. Same on all
+                                                       ranks. 0: they have the parameter's dtype */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =

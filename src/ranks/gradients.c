@@ -167,8 +167,8 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
 
 /* Order by dtype; within a dtype, divided leaves come first. */
 static int mixpi_leaf_kind_order(const mixpi_leaf *x, const mixpi_leaf *y) {
-    if (x->tensor->dtype != y->tensor->dtype)
-        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    const mixp_dtype a = mixpi_grad_dtype(x->tensor), b = mixpi_grad_dtype(y->tensor);
+    if (a != b) return a < b ? -1 : 1;
     return !x->each == !y->each ? 0 : x->each ? -1 : 1;
 }
 
@@ -192,15 +192,15 @@ static int mixpi_leaf_order_made(const void *a, const void *b) {
 
 /* Bytes of a complete leaf, with padding if the last pieces are shorter than others. */
 static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
-    const size_t size = mixp_dtype_size(l->tensor->dtype);
-    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    const size_t size = mixp_dtype_size(mixpi_grad_dtype(l->tensor));
+    if (!l->each) return mixpi_round_up((size_t)l->tensor->count * size);
     return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
 }
 
 /* Bytes of a leaf in the arena: of its piece, if it is divided. */
 static size_t mixpi_leaf_kept(const mixp_context *ctx, const mixpi_leaf *l) {
     if (!l->each) return mixpi_leaf_bytes(ctx, l);
-    return mixpi_round_up((size_t)l->each * mixp_dtype_size(l->tensor->dtype));
+    return mixpi_round_up((size_t)l->each * mixp_dtype_size(mixpi_grad_dtype(l->tensor)));
 }
 
 /* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
@@ -215,7 +215,7 @@ static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
     return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
-           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
+           l[-1].each || mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
 /* Divides the leaves from number `from` on into buckets. */
@@ -231,7 +231,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
             b = &d->buckets[d->n_buckets++];
             b->first = i;
             b->each = l->each;
-            b->grads = mixpi_out_to(l->each ? NULL : arena, t->dtype, 0);
+            b->grads = mixpi_out_to(l->each ? NULL : arena, mixpi_grad_dtype(t), 0);
             b->wire = b->grads;
             bytes = 0;
         }
@@ -241,7 +241,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         arena += mixpi_leaf_kept(ctx, l);
         bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
-        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+        b->count = (int64_t)(bytes / mixp_dtype_size(mixpi_grad_dtype(t)));
     }
 }
 

@@ -51,6 +51,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
+    ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;
     ctx->errors.on_warning = d->on_warning;
     ctx->products.epilogues = d->epilogues;

@@ -149,6 +149,7 @@ typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
     mixpi_unscaled unscaled;
+    int            f32_gradients;   /* of the description                                  */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */

@@ -86,6 +86,10 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     return twin;
 }
 
+/* The dtype of t's gradient. */
+static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t)
+{ return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype; }
+
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,

@@ -12,7 +12,7 @@
 /* The record of t's gradient, perhaps without data. */
 static mixp_tensor *mixpi_grad_record(mixp_tensor *t) {
     if (t->own.grad) return t->own.grad;
-    t->own.grad = mixpi_twin(t, t->dtype);
+    t->own.grad = mixpi_twin(t, mixpi_grad_dtype(t));
     if (t->own.grad) t->own.grad->own.is_grad = 1;
     return t->own.grad;
 }

@@ -73,8 +73,10 @@ static void set_rank(int rank, int size) {
 }
 
 /* `size` processes, each of which does fn; all end with 0. */
+static int each_rank_killed;    /* ranks that a signal ended */
 static int each_rank(int size, int (*fn)(const mixp_ranks_desc *)) {
     int r, status, bad = 0;
+    each_rank_killed = 0;
     meeting = free_port();
     fflush(stdout);
     for (r = size - 1; r >= 0; r--)
@@ -93,6 +95,7 @@ static int each_rank(int size, int (*fn)(const mixp_ranks_desc *)) {
     for (r = 0; r < size; r++) {
         CHECK(wait(&status) > 0);
         bad += status != 0;
+        each_rank_killed += WIFSIGNALED(status);
     }
     return bad;
 }
@@ -654,6 +657,118 @@ static void forked_and_busy(void) {
     CHECK_INT(status, 0);
 }
 
+/* A rank that sends other numbers than its own: any bits, or doubles that are no counts. */
+static unsigned lie_seed;
+static unsigned lie_number(void) { return lie_seed = lie_seed * 1664525u + 1013904223u; }
+
+static void lie(void *data, int64_t count, mixp_dtype dtype) {
+    static const double wild[8] = {1e300, -1e300, HUGE_VAL, 9e15, -1, 0.5, 4294967296.0, 1e19};
+    unsigned char *bytes = (unsigned char *)data;
+    int64_t i;
+    if ((lie_number() >> 16) % 3) return;
+    for (i = 0; i < count; i++) {
+        const unsigned r = lie_number();
+        if ((r >> 28) % 2) continue;
+        if (dtype == MIXP_F64) memcpy(bytes + 8 * i, &wild[(r >> 20) % 8], 8);
+        else bytes[i * (int64_t)mixp_dtype_size(dtype)] = (unsigned char)(r >> 8);
+    }
+}
+static const char *lying_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    lie(data, count, dtype);
+    return ddp_tcp_sum(user, data, count, dtype, stream, seconds);
+}
+static const char *lying_max(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    lie(data, count, dtype);
+    return ddp_tcp_max(user, data, count, dtype, stream, seconds);
+}
+static const char *lying_gather(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    lie((char *)data + (size_t)ddp_t.rank * (size_t)count * mixp_dtype_size(dtype), count, dtype);
+    return ddp_tcp_gather(user, data, count, dtype, stream, seconds);
+}
+static int trains_with_a_liar(const mixp_ranks_desc *ranks) {
+    mixp_ranks_desc d = *ranks;
+    if (d.rank == 1) d.sum = lying_sum, d.max = lying_max, d.all_gather = lying_gather;
+    test_shown = 100;                   /* its errors are not this test's */
+    run_rank(&chosen, &d, &outcomes[d.rank]);
+    return 0;
+}
+
+/* The other rank ends by itself: with an error, or without. Sanitizers look on. */
+static void liars(void) {
+    int round;
+    outcomes = results();
+    for (round = 0; round < 12; round++) {
+        chosen = plan_of(3);
+        chosen.seconds = 20;
+        chosen.shard = round % 3 == 1;
+        chosen.guard = round % 2;
+        lie_seed = (unsigned)round;
+        (void)each_rank(2, trains_with_a_liar);
+        CHECK_INT(each_rank_killed, 0);
+    }
+}
+
+/* Two ranks of 300 micro-batches each, bf16 and f32 parameters: f32 gradients lose nothing on their way, with
+ * sums, with shards and with scattered sums. The mean is that of 2 ranks. */
+static int sums_many(const mixp_ranks_desc *ranks) {
+    static const int64_t shapes[3] = {4, 5000, 700};
+    static const mixp_dtype dtypes[3] = {MIXP_BF16, MIXP_BF16, MIXP_F32};
+    mixp_context_desc desc;
+    mixp_ranks_desc r = *ranks;
+    mixp_context *ctx;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    mixp_tensor *w[3], *y;
+    static float got[5000];
+    int i, k;
+    r.shard = chosen.shard;
+    r.scatter = chosen.scatter;
+    r.bucket_bytes = 4096;
+    memset(&desc, 0, sizeof desc);
+    desc.ranks = &r;
+    desc.threads = 1;
+    desc.f32_gradients = 1;
+    ctx = mixp_context_new(&desc);
+    sgd.lr = 1.0 / 1024;
+    opt = mixp_optimizer_new(ctx, &sgd);
+    for (k = 0; k < 3; k++) {
+        w[k] = mixp_param_named(ctx, dtypes[k], 1, &shapes[k], "w%d", k);
+        mixp_fill(w[k], 1.0);
+        mixp_optimizer_add(opt, w[k], NULL);
+    }
+    for (i = 0; i < 300; i++) {
+        mixp_step_begin(ctx);
+        mixp_ranks_hold(ctx, i < 299);
+        for (y = NULL, k = 0; k < 3; k++) {
+            mixp_tensor *one = mixp_scale(ctx, mixp_sum(ctx, w[k], MIXP_ALL, 0), ranks->rank ? 3.0f : 1.0f);
+            y = y ? mixp_add(ctx, y, one) : one;
+        }
+        CHECK_INT(mixp_backward(ctx, y), MIXP_OK);
+    }
+    for (k = 0; k < 3 && !chosen.scatter; k++) {
+        CHECK_INT(mixp_read(w[k]->grad, got, MIXP_F32, shapes[k]), MIXP_OK);
+        CHECK_NEAR(got[0], 600, 0);
+        CHECK_NEAR(got[shapes[k] - 1], 600, 0);
+    }
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    for (k = 0; k < 3; k++) {
+        mixp_read(w[k], got, MIXP_F32, shapes[k]);
+        CHECK_NEAR(got[0], 1 - 600.0 / 1024, 0.002);
+        CHECK_NEAR(got[shapes[k] - 1], 1 - 600.0 / 1024, 0.002);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    return test_bad != 0;
+}
+static void f32_gradients(void) {
+    int way;
+    for (way = 0; way < 3; way++) {
+        chosen.shard = way > 0;
+        chosen.scatter = way > 1;
+        CHECK_INT(each_rank(2, sums_many), 0);
+    }
+}
+
 /* Counts that another rank sends as doubles: any bits have a defined result. */
 static void counts_of_others(void) {
     static const double sent[8] = {0, -5, 3.7, 9007199254740992.0, 1e300, -1e300, HUGE_VAL, -HUGE_VAL};
@@ -709,6 +824,8 @@ int main(void) {
     RUN(strangers);
     RUN(first_is_named);
     RUN(forked_and_busy);
+    RUN(liars);
+    RUN(f32_gradients);
     RUN(counts_of_others);
     RUN(impostors);
     RUN(taken_rank);
