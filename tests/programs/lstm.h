@@ -7,7 +7,6 @@ enum { LSTM_ROWS = FIT(8), LSTM_TIME = 8, LSTM_VOCAB = 12, LSTM_WIDTH = FIT(16) 
 typedef struct lstm {
     mixp_tensor *emb, *wx, *wh, *bias, *head;
     int32_t      in[LSTM_TIME][LSTM_ROWS], next[LSTM_TIME][LSTM_ROWS];
-    float        zero[LSTM_ROWS * LSTM_WIDTH];
     mixp_tensor *h[PARTS], *c[PARTS], *last_h, *last_c;
 } lstm;
 
@@ -36,8 +35,8 @@ static void lstm_batch(session *s) {
 static mixp_tensor *lstm_loss(session *s, int turn, int training) {
     lstm         *m = (lstm *)s->model;
     mixp_context *ctx = s->ctx;
-    mixp_tensor  *h = training ? m->h[s->part] : floats(s, m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
-    mixp_tensor  *c = training ? m->c[s->part] : floats(s, m->zero, LSTM_ROWS, LSTM_WIDTH, 0);
+    mixp_tensor  *h = m->h[s->part];
+    mixp_tensor  *c = m->c[s->part];
     mixp_tensor  *gate[4], *loss = NULL;
     (void)turn;
     for (int t = 0; t < LSTM_TIME; t++) {

@@ -8,7 +8,6 @@ enum { RNN_ROWS = FIT(8), RNN_TIME = 24, RNN_WIDTH = FIT(16), RNN_CLASSES = 4 };
 typedef struct rnn {
     mixp_tensor *wx, *wh, *head;
     float        x[RNN_TIME][RNN_ROWS * RNN_WIDTH];
-    float        zero[RNN_ROWS * RNN_WIDTH];
     mixp_tensor *h[PARTS], *last;
     int32_t      label[RNN_ROWS];
 } rnn;
@@ -32,7 +31,7 @@ static void rnn_batch(session *s) {
 static mixp_tensor *rnn_loss(session *s, int turn, int training) {
     rnn          *m = (rnn *)s->model;
     mixp_context *c = s->ctx;
-    mixp_tensor  *h = training ? m->h[s->part] : floats(s, m->zero, RNN_ROWS, RNN_WIDTH, 0);
+    mixp_tensor  *h = m->h[s->part];
     (void)turn;
     for (int t = 0; t < RNN_TIME; t++) {
         mixp_tensor *x = mixp_linear(c, floats(s, m->x[t], RNN_ROWS, RNN_WIDTH, 0), m->wx, NULL);
