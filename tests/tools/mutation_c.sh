@@ -138,7 +138,11 @@ plant arena_again        turn    ledger      memory_is_not_scattered
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
 plant shape_limit        turn    tensors     test_a_name_is_used_once
 plant shape_one          bound   autocast    test_dtype_of_every_operator
-plant name_used          turn    tensors     test_a_name_is_used_once
+plant buffer_keep        drop    buffers     test_ways
+plant buffer_window      always  buffers     test_accumulation
+plant buffer_valid       turn    buffers     test_ways
+plant buffer_flags       drop    buffers     test_two_optimizers
+plant name_used          always  tensors     test_a_name_is_used_once
 plant first_error        turn    tensors     test_first_error_sticks
 plant uniform            factor  tensors     test_init_moments_and_repeatability
 plant normal             factor  tensors     test_init_moments_and_repeatability
@@ -223,7 +227,7 @@ plant views_once         never   orders      views_are_summed_once
 plant agree_graded       zero    ranks       frozen_on_one
 plant far_shared         drop    ranks_apart unlike_devices
 plant checked_lose       never   free        test_a_verdict_without_it
-plant block_join         never   block       test_a_block_is_used_again
+plant block_join         always  block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
 plant utf8_overlong      drop    checkpoint  test_malformed_rows
 plant utf8_surrogate     swap    checkpoint  test_malformed_rows
