@@ -36,8 +36,10 @@ typedef struct way {
 typedef struct spent { double wall, processor; } spent;
 
 
-static const shape tiny = { 4, 128, 4, 65, 64, 1, 32 }, four = { 4, 128, 4, 65, 64, 4, 16 }, wide = { 4, 128, 4, 80, 64, 12, 8 },
-                   odd = { 4, 124, 4, 65, 64, 12, 8 }, slow = { 4, 128, 4, 65, 64, 1, 1 }, heads = { 4, 128, 4, 4096, 64, 12, 4 };
+static const shape tiny = { 4, 128, 4, 65, 64, 1, 32 }, four = { 4, 128, 4, 65, 64, 4, 16 },
+                   wide = { 4, 128, 4, 80, 64, 12, 8 },
+                   odd = { 4, 124, 4, 65, 64, 12, 8 }, slow = { 4, 128, 4, 65, 64, 1, 1 },
+                   heads = { 4, 128, 4, 4096, 64, 12, 4 };
 
 static double now(clockid_t clock) {
     struct timespec t;

@@ -19,7 +19,8 @@ static mixp_scaler  *scaler;
 static void next_batch(float *points, int32_t *labels) {
     for (int i = 0; i < N; i++) {
         labels[i] = i % 4;
-        for (int k = 0; k < 16; k++) points[16 * i + k] = (float)rand() / (float)RAND_MAX + (k == labels[i] ? 1.0f : 0.0f);
+        for (int k = 0; k < 16; k++)
+            points[16 * i + k] = (float)rand() / (float)RAND_MAX + (k == labels[i] ? 1.0f : 0.0f);
     }
 }
 
