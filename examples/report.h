@@ -1923,6 +1923,7 @@ REPORT_API report_result report_summary(const char *path, FILE *out, char *error
             report_print(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
         report_spark(&d, REPORT_FIELD(norm), spark, wide);
         report_print(out, "norm     %s  of all gradients\n", spark);
+        report_print(out, "         # is high, _ is low\n");
         report_say_clipping(&t, out);
         report_format(a, sizeof a, "%.8g", t.scale);
         report_print(out, "scale    %s; %.0f of %s steps skipped\n",

@@ -10,6 +10,7 @@
 #ifndef TRAINER_GPT2_H
 #define TRAINER_GPT2_H
 
+#include "config.h"
 #include "model.h"
 
 #define PREFIX "transformer."

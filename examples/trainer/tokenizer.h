@@ -16,7 +16,7 @@
 #ifndef TRAINER_TOKENIZER_H
 #define TRAINER_TOKENIZER_H
 
-#include "options.h"
+#include "config.h"
 
 enum { TOKENIZER_MOST_BYTES = 1 << 26, TOKEN_SPACE = 1024 /* of one token's text, in UTF-8 */ };
 

@@ -19,7 +19,8 @@
  *     terminal.h     messages, progress bar, signals
  *     disk.h         reads and writes whole files, in folders that may come from elsewhere
  *     json.h         reads JSON, strictly
- *     options.h      the command line, presets, config.json
+ *     options.h      the command line, presets
+ *     config.h       config.json, what a checkpoint says of its model
  *     model.h        the tensors and the layers of the model
  *     gpt2.h         reads and writes GPT-2's files of the transformers library
  *     data.h         texts, tokens, vocabulary, batches, prompts
@@ -490,8 +491,9 @@ static void train_or_validate(trainer *t) {
         if (!stop_signal) tell_no_events(t);
     }
     if (!stop_signal && t->best_step + t->step > 0)
-        say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,
-            (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
+        say("best val %.4f at step %lld, after %lld step%s%s%s\n", t->best_val,
+            (long long)t->best_step, (long long)t->step, t->step == 1 ? "" : "s",
+            t->c.out[0] ? "; in " : "", t->c.out);
 }
 
 static int finish(trainer *t, int trained) {
