@@ -34810,7 +34810,28 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
     }
 }
 
-/* --- the arena --- */
+/* data *= 1/parts; n elements. */
+static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
+    k.n = n;
+    k.a = mixpi_in(data.data, data.dtype);
+    k.y = data;
+    return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* Waits until everything that grad_ready started has arrived. */
+static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    volatile char here = 0;
+    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    mixpi_inside_end(ctx, before);
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+/* --- where the gradients lie --- */
 
 /* The leaf that receives input i's gradient, or NULL. */
 static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
@@ -35053,7 +35074,6 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
 }
-
 /* --- are all ranks alike? --- */
 
 /* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
@@ -35395,121 +35415,7 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     mixpi_host_put(ctx, due);
     return r;
 }
-
-/* --- a walk --- */
-
-/* Fails if a walk would add to a gradient that was already summed. */
-static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        if (!l->tensor->grad) l->summed = 0;
-        if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
-        if (!l->summed || !d->buckets[l->bucket].due) continue;
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
-                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
-                                 "before all walks of a batch but the last",
-                                 l->tensor->name);
-    }
-    return MIXP_OK;
-}
-
-/* Makes room for the leaves of the tape that are not known yet. */
-static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
-    const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
-    mixpi_leaf *leaves;
-    if (!missing) return MIXP_OK;
-    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
-                                        sizeof *leaves);
-    if (!leaves) return MIXP_ERR_MEMORY;
-    d->leaves = leaves;
-    return MIXP_OK;
-}
-
-/* Has any rank met new leaves in this walk? Without a comparison, all ranks have met some or
- * none. */
-static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
-    const int first = !ctx->exchange->n_buckets;
-    int alike;
-    *any = here;
-    if (first || !mixpi_walks_agree(ctx)) return MIXP_OK;
-    return mixpi_number_share(ctx, (double)here, &alike, any);
-}
-
-/* Places the new leaves, which start at number `from`. */
-static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    const int many = ctx->ranks.size > 1;
-    mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
-    if (r != MIXP_OK || d->n_leaves == from) return r;
-    r = mixpi_exchange_lay_out(ctx, d, from);
-    return r == MIXP_OK && many ? mixpi_start_leaves(ctx, d) : r;
-}
-
-/* Finds the leaves of the tape and places the new leaves. After a failure no new leaf stays known,
- * so the next walk meets them again. */
-static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
-    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
-    mixp_result r = mixpi_exchange_room(ctx, d);
-    int64_t i;
-    int any = 0;
-    if (r != MIXP_OK) return r;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
-    mixpi_leaves_meet(ctx, d);
-    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
-    if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
-    if (r == MIXP_OK) return MIXP_OK;
-    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
-    d->n_buckets = old_buckets;
-    return r;
-}
-
-/* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
-MIXPI_SELDOM
-static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
-    mixpi_exchange *d;
-    int64_t i;
-    mixp_result r;
-    d = mixpi_exchange_of(ctx);
-    if (!d) return MIXP_ERR_MEMORY;
-    r = mixpi_exchange_meet(ctx, d);
-    if (r != MIXP_OK) return r;
-    d->position = d->sent = 0;
-    for (i = 0; i < d->n_buckets; i++) {
-        mixpi_bucket *b = &d->buckets[i];
-        b->awaited = 0;
-        b->flying = b->landed = 0;
-    }
-    for (i = 0; i < d->n_leaves; i++) {
-        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
-        b->awaited += d->leaves[i].last >= 0;
-        b->due |= d->leaves[i].last >= 0;
-    }
-    r = mixpi_due_agree(ctx, d);
-    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
-}
-
-/* data *= 1/parts; n elements. */
-static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
-    k.n = n;
-    k.a = mixpi_in(data.data, data.dtype);
-    k.y = data;
-    return ctx->device->kernels->unary(&ctx->exec, &k);
-}
-
-/* Waits until everything that grad_ready started has arrived. */
-static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    volatile char here = 0;
-    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
-    mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
-}
+/* --- buckets that arrive; buffers of divided gradients --- */
 
 /* After the sum of b has arrived: converts and divides what was deferred. Of a divided gradient,
  * keeps this rank's piece; its buffer then holds nothing. */
@@ -35530,8 +35436,6 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     b->landed = 1;
     return mixpi_noted_since(ctx, told, "a mean over ranks", r);
 }
-
-/* --- buffers of divided gradients --- */
 
 /* May another gradient use w? */
 static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) {
@@ -35624,6 +35528,98 @@ static mixp_result mixpi_exchange_opens(mixp_context *ctx, const mixp_tensor *t)
     if (!d || !t->own.ranks.leaf) return MIXP_OK;
     b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
     return b->each ? mixpi_buffer_open(ctx, d, b) : MIXP_OK;
+}
+/* --- a walk --- */
+
+/* Fails if a walk would add to a gradient that was already summed. */
+static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
+        if (!l->summed || !d->buckets[l->bucket].due) continue;
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
+                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
+                                 "before all walks of a batch but the last",
+                                 l->tensor->name);
+    }
+    return MIXP_OK;
+}
+
+/* Makes room for the leaves of the tape that are not known yet. */
+static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
+    mixpi_leaf *leaves;
+    if (!missing) return MIXP_OK;
+    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
+                                        sizeof *leaves);
+    if (!leaves) return MIXP_ERR_MEMORY;
+    d->leaves = leaves;
+    return MIXP_OK;
+}
+
+/* Has any rank met new leaves in this walk? Without a comparison, all ranks have met some or
+ * none. */
+static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
+    const int first = !ctx->exchange->n_buckets;
+    int alike;
+    *any = here;
+    if (first || !mixpi_walks_agree(ctx)) return MIXP_OK;
+    return mixpi_number_share(ctx, (double)here, &alike, any);
+}
+
+/* Places the new leaves, which start at number `from`. */
+static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    const int many = ctx->ranks.size > 1;
+    mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
+    if (r != MIXP_OK || d->n_leaves == from) return r;
+    r = mixpi_exchange_lay_out(ctx, d, from);
+    return r == MIXP_OK && many ? mixpi_start_leaves(ctx, d) : r;
+}
+
+/* Finds the leaves of the tape and places the new leaves. After a failure no new leaf stays known,
+ * so the next walk meets them again. */
+static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
+    mixp_result r = mixpi_exchange_room(ctx, d);
+    int64_t i;
+    int any = 0;
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
+    if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
+    if (r == MIXP_OK) return MIXP_OK;
+    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
+    d->n_buckets = old_buckets;
+    return r;
+}
+
+/* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
+MIXPI_SELDOM
+static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
+    mixpi_exchange *d;
+    int64_t i;
+    mixp_result r;
+    d = mixpi_exchange_of(ctx);
+    if (!d) return MIXP_ERR_MEMORY;
+    r = mixpi_exchange_meet(ctx, d);
+    if (r != MIXP_OK) return r;
+    d->position = d->sent = 0;
+    for (i = 0; i < d->n_buckets; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        b->awaited = 0;
+        b->flying = b->landed = 0;
+    }
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
+        b->awaited += d->leaves[i].last >= 0;
+        b->due |= d->leaves[i].last >= 0;
+    }
+    r = mixpi_due_agree(ctx, d);
+    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
 }
 
 /* Looks at a bucket's gradients on this rank. divide: also divides them, like
@@ -35810,7 +35806,6 @@ static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
     int64_t i;
     for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
 }
-
 /* --- sharded states ------------------------------------------------------------------------- *
  *
  * Each rank keeps the states of some parameters, and of a piece of each large one, and updates

@@ -211,6 +211,10 @@ MIXPI_SELDOM_BEGIN
 #endif
 #ifndef MIXPREC_NO_RANKS
 #include "ranks/hooks.c"
+#include "ranks/exchange.c"
+#include "ranks/arena.c"
+#include "ranks/alike.c"
+#include "ranks/divided.c"
 #include "ranks/gradients.c"
 #include "ranks/shards.c"
 #include "ranks/settings.c"

@@ -47,14 +47,14 @@ static const mode trapped_modes[] = {
     { MIXP_BF16, 1, 2, 1, 3, 0, 2, 0, 0, 0, 0, 0 },
 };
 
-/* Some steps, among them evaluations, a clip, a save and a load. Returns a hash of the weights. */
+/* Some steps, among them evaluations, a clip, a save and a load. Returns a hash of the state. */
 static uint64_t run_of(const program *p, const mode *how, int trapped) {
-    static float weights[BLOCK];
+    static float state[BLOCK];
     char path[64];
     mixp_checkpoint what;
     session *s = session_open(p, how, NULL, NULL);
     uint64_t h = 14695981039346656037u;
-    int step, i, n = 0;
+    int step, i, n;
     doing = p->name;
     memset(&what, 0, sizeof what);
     what.ctx = s->ctx;
@@ -82,9 +82,8 @@ static uint64_t run_of(const program *p, const mode *how, int trapped) {
         if (trapped && CAN_TRAP) CHECK_INT(traps_off() & (FE_INVALID | FE_OVERFLOW), FE_INVALID | FE_OVERFLOW);
     }
     CHECK_INT(mixp_context_error(s->ctx, NULL), MIXP_OK);
-    weights_read(s, weights);
-    for (i = 0; i < s->params; i++) n += (int)s->param[i]->count;
-    for (i = 0; i < n; i++) h = (h ^ mixp_bits_of_f32(weights[i])) * 1099511628211u;
+    n = state_read(s, state);
+    for (i = 0; i < n; i++) h = (h ^ mixp_bits_of_f32(state[i])) * 1099511628211u;
     session_close(s);
     remove(path);
     return h;

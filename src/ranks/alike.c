@@ -1,0 +1,343 @@
+#pragma once
+#include "arena.c"
+/* --- are all ranks alike? --- */
+
+/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
+static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size_t from,
+                                   size_t bytes, uint64_t *h) {
+    const size_t piece = (size_t)1 << 20;
+    size_t at, n = bytes < piece ? bytes : piece;
+    void *host = mixpi_host_take(ctx, n);
+    mixp_result r = MIXP_OK;
+    if (!host) return mixpi_out_of_memory(ctx, n);
+    for (at = from; at < bytes && r == MIXP_OK; at += n) {
+        if (bytes - at < n) n = bytes - at;
+        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
+        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
+    }
+    mixpi_host_put(ctx, host);
+    return r;
+}
+
+/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
+enum { MIXPI_LEAF_TEXT = 128 };
+
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
+                                       char *text, uint64_t *hash) {
+    char shape[48];
+    uint64_t h = 1469598103934665603u;
+    mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
+             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    return r;
+}
+
+/* Words that ranks share first, before everything else. Those before MIXPI_START_ALIKE must be the
+ * same on all ranks. Which sums a walk asks for follows from these words, so that all ranks ask for
+ * the same ones. */
+enum {
+    MIXPI_START_GUARD = 16,
+    MIXPI_START_ALIKE = 26,
+    MIXPI_START_LEAVES = MIXPI_START_ALIKE, /* hash of the leaves and their order */
+    MIXPI_START_FAR,                        /* 1: device memory is not host memory */
+    MIXPI_START_WORDS
+};
+
+/* Hash, of 53 bits, of the tensors in the list and their order. */
+static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
+    uint64_t h = 1469598103934665603u;
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        h = mixpi_hash(h, &d->leaves[i].tensor->own.id, sizeof d->leaves[i].tensor->own.id);
+        h = (h ^ (uint64_t)(d->leaves[i].last >= 0)) * 1099511628211u;
+    }
+    return h >> 11;
+}
+
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
+                             double *row) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
+    const mixp_ranks_desc *k = &ctx->ranks;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
+             MIXPREC_VERSION_PATCH;
+    row[1] = (double)k->size;
+    row[2] = (double)(ctx->seed >> 32);
+    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
+    row[4] = (double)ctx->step;
+    row[5] = (double)k->mean;
+    row[6] = (double)k->parts;
+    row[7] = (double)k->low_sums;
+    row[8] = (double)k->apart;
+    row[9] = (double)k->bucket_bytes;
+    row[10] = (double)k->shard;
+    row[11] = (double)k->scatter;
+    row[12] = (double)k->wire;
+    row[13] = (double)k->check_every;
+    row[14] = (double)d->n_leaves;
+    row[15] = (double)k->unused;
+    if (watcher) watcher->words(ctx, row + MIXPI_START_GUARD);
+    row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
+    row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
+}
+
+static const char *mixpi_start_name(int64_t word) {
+    static const char *const names[MIXPI_START_ALIKE] = {
+        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter", "wire", "check_every",
+        "the number of gradients", "unused", "the guard", "the guard's every",
+        "the guard's clean", "the guard's patience", "the guard's max_sites",
+        "the guard's high", "the guard's low_again", "the guard's flushed",
+        "the guard's imprecise", "the guard's delay in updates (CPU 0, GPU 1)"
+    };
+    return names[word];
+}
+
+/* Returns the lowest rank whose row differs from rank 0's row in the words [from, to), or 0. *word:
+ * the first different word. */
+static int mixpi_words_differ(const double *table, int size, int64_t words, int64_t from,
+                              int64_t to, int64_t *word) {
+    int r;
+    for (r = 1; r < size; r++)
+        for (*word = from; *word < to; ++*word) {
+            double here = table[*word], there = table[r * words + *word];
+            if (here < there || here > there) return r;
+        }
+    return 0;
+}
+
+static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word)
+{ return mixpi_words_differ(table, size, words, 0, words, word); }
+
+static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    int64_t word;
+    mixp_result r;
+    int other;
+    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    if (r != MIXP_OK) return r;
+    d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
+                                   MIXPI_START_LEAVES + 1, &word);
+    for (d->far = other = 0; other < k->size; other++)
+        d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+    other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
+    if (!other) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
+                             mixpi_start_name(word), table[word],
+                             table[other * MIXPI_START_WORDS + word], other);
+}
+
+/* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
+ * there: the texts of two ranks. */
+static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, const char *there) {
+    const char *values = strstr(here, ", values ");
+    const size_t same = values ? (size_t)(values - here) : 0;
+    if (!t->own.is_param || t->requires_grad || strncmp(here, there, same) != 0) return "";
+    return "; it is frozen: if your steps write it, make it with mixp_buffer instead of mixp_param";
+}
+
+/* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
+static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
+                                    double *table, int64_t at, int other) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    uint64_t hash;
+    mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
+    int i;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)mixpi_whole_of(table[i]);
+        there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
+    }
+    here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
+                             what, (double)at, here, there, other,
+                             mixpi_frozen_hint(t, here, there));
+}
+
+/* Compares shapes, dtypes, names and values of n tensors. */
+static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
+                                        const char *what, double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * n;
+    char text[MIXPI_LEAF_TEXT];
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int other;
+    for (i = 0; i < n && r == MIXP_OK; i++) {
+        uint64_t hash = 0;
+        r = mixpi_leaf_describe(ctx, all[i], text, &hash);
+        row[i] = (double)hash;
+    }
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, n);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, n, &i);
+    if (!other) return MIXP_OK;
+    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
+    return mixpi_start_tell(ctx, all[i], what, table, i, other);
+}
+
+/* Are n tensors the same on all ranks? All pass the same n. Names the first tensor that differs. */
+static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
+                                         const char *what) {
+    const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
+    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_tables_compare(ctx, all, n, what, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Compares all leaves. */
+static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
+    const mixp_tensor **all;
+    mixp_result r;
+    int64_t i;
+    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
+    if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
+    for (i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
+    r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
+    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    return r;
+}
+
+/* Compares settings, and the number and order of the new leaves, before they get their places. */
+static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
+    const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_start_settings(ctx, d, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- what each rank has met --- */
+
+/* In: n bits of this rank, one byte each. Out: the bits set on any rank. */
+static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64_t n) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t words = mixpi_ceil_div(n, 48);
+    const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    int64_t i;
+    int rank;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    for (i = 0; i < n; i++)
+        if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
+    r = mixpi_ranks_share(ctx, table, words);
+    for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (i = 0; i < n; i++)
+            if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
+ * is the same on all ranks, also if some have a GPU and others do not. */
+static int mixpi_walks_agree(const mixp_context *ctx) {
+    if (ctx->ranks.size < 2 || ctx->capture.active) return 0;
+    return !ctx->exchange->far || ctx->ranks.unused;
+}
+
+/* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
+static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *table = ctx->exchange->numbers;
+    mixp_result r;
+    int64_t word;
+    int rank;
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = x;
+    r = mixpi_ranks_share(ctx, table, 1);
+    *alike = r == MIXP_OK && !mixpi_rows_differ(table, k->size, 1, &word);
+    for (*any = 0, rank = 0; rank < k->size; rank++) *any |= table[rank] > 0.0;
+    return r;
+}
+
+/* Removes new leaves, from number `from` on, that no rank has met: another walk will meet them. */
+static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    const int64_t n = d->n_leaves - from;
+    unsigned char *met = (unsigned char *)mixpi_host_take(ctx, (size_t)n);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!met) return mixpi_out_of_memory(ctx, (size_t)n);
+    for (i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
+    if (d->unlike) r = mixpi_bits_join(ctx, met, n);
+    for (i = 0, d->n_leaves = from; i < n; i++) {
+        if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
+        else d->leaves[from + i].tensor->own.ranks.leaf = 0;
+    }
+    mixpi_host_put(ctx, met);
+    return r;
+}
+
+/* Appends all parameters of optimizers that this rank has not met to the list. */
+static void mixpi_absent_add(mixp_context *ctx, mixpi_exchange *d) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
+}
+
+/* Agrees on the new leaves, from number `from` on. If the ranks met different leaves, or in
+ * different orders, the leaves are sorted by the order in which they were made. */
+static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    mixp_result r;
+    mixpi_absent_add(ctx, d);
+    qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
+    r = mixpi_exchange_start(ctx, d);
+    if (r == MIXP_OK && d->unlike)
+        qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
+              mixpi_leaf_order_made);
+    if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
+    return r;
+}
+
+/* Every bucket that any rank's walk has met is due on all ranks. The ranks exchange their lists
+ * only if the lists differ. */
+static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
+    uint64_t h = 1469598103934665603u;
+    unsigned char *due;
+    mixp_result r;
+    int64_t i;
+    int alike, any;
+    if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
+    for (i = 0; i < d->n_buckets; i++)
+        h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
+    r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
+    if (r != MIXP_OK || alike) return r;
+    due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
+    if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
+    for (i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
+    r = mixpi_bits_join(ctx, due, d->n_buckets);
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
+    mixpi_host_put(ctx, due);
+    return r;
+}
