@@ -165,6 +165,20 @@ static const char *ddp_tcp_pull(int r, ddp_tcp_way *w, const int64_t asked[3]) {
     return why;
 }
 
+/* Why rank r has closed its socket: the word that it left behind its last message, or that it is gone. */
+static const char *ddp_tcp_last_words(int r, ddp_tcp_way *w, const int64_t asked[3]) {
+    const char *why = ddp_tcp_pull(r, w, asked);
+    const ssize_t whole = (ssize_t)sizeof w->head;
+    ddp_tcp_way next;
+    memset(&next, 0, sizeof next);
+    while (!why && w->done == sizeof w->head + w->bytes &&
+           recv(ddp_t.socket[r], &next.head, sizeof next.head, MSG_PEEK) == whole && next.head.kind != DDP_TCP_DATA) {
+        if (recv(ddp_t.socket[r], &next.head, sizeof next.head, 0) != whole) break;
+        why = ddp_tcp_heard(r, &next, asked, 0);
+    }
+    return why ? why : ddp_tcp_fail("rank %d is gone%s", r, "");
+}
+
 /* Waits until a socket is ready. Returns NULL, or an error: the first missing rank is late. */
 static const char *ddp_tcp_await(const ddp_tcp_way *out, const ddp_tcp_way *in, double *until,
                                  double seconds) {
@@ -230,10 +244,7 @@ static const char *ddp_tcp_exchange(ddp_tcp_way *out, ddp_tcp_way *in, const int
             const size_t head = sizeof in[r].head;
             if (r == ddp_t.rank) continue;
             why = ddp_tcp_pull(r, &in[r], asked);
-            if (!why && !ddp_tcp_push(r, &out[r])) { /* it may have said why */
-                why = ddp_tcp_pull(r, &in[r], asked);
-                if (!why) why = ddp_tcp_fail("rank %d is gone%s", r, "");
-            }
+            if (!why && !ddp_tcp_push(r, &out[r])) why = ddp_tcp_last_words(r, &in[r], asked);
             left |= in[r].done < head + in[r].bytes || out[r].done < head + out[r].bytes;
         }
         if (left && !why) why = ddp_tcp_await(out, in, &until, seconds);
@@ -829,12 +840,31 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
     return d;
 }
 
+/* After a failure: lets the other ranks read what was said, for at most 2 s. A socket that is closed while it holds
+ * unread bytes takes back what it has not yet sent. */
+static void ddp_tcp_part(void) {
+    const double until = ddp_tcp_now() + 2;
+    struct pollfd all[DDP_TCP_MOST];
+    char bytes[4096];
+    int open = 0;
+    for (int r = 0; r < ddp_t.size; r++) {
+        all[r].fd = r == ddp_t.rank ? -1 : ddp_t.socket[r];
+        all[r].events = POLLIN;
+        if (all[r].fd >= 0) shutdown(all[r].fd, SHUT_WR), open++;
+    }
+    while (open > 0 && ddp_tcp_now() < until && poll(all, (nfds_t)ddp_t.size, 100) >= 0)
+        for (int r = 0; r < ddp_t.size; r++) {
+            ssize_t came = all[r].fd >= 0 && all[r].revents ? recv(all[r].fd, bytes, sizeof bytes, 0) : 1;
+            if (came > 0 || (came < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) continue;
+            all[r].fd = -1;
+            open--;
+        }
+}
+
 /* For the end of main. A failed rank announces it, so no rank waits for it. Returns `failed`. */
 static int ddp_tcp_end(int failed) {
     if (failed) ddp_tcp_stop(NULL, "its program has ended");
-    for (int r = 0; r < DDP_TCP_MOST && failed; r++) /* the others read what was said before the end */
-        if (ddp_t.size && ddp_t.socket[r] > 0) shutdown(ddp_t.socket[r], SHUT_WR);
-    if (failed && ddp_t.size > 1) poll(NULL, 0, 50);
+    if (ddp_t.why[0] && ddp_t.pieces) ddp_tcp_part();
     for (int r = 0; r < DDP_TCP_MOST; r++)
         if (ddp_t.size && ddp_t.socket[r] >= 0) close(ddp_t.socket[r]);
     free(ddp_t.pieces);
