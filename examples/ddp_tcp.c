@@ -221,7 +221,7 @@ static void ddp_tcp_pass_on(ddp_tcp_way *out, const char *why) {
         }
         if (left) poll(NULL, 0, 5);
     }
-    snprintf(text, sizeof text, "%s", why);
+    snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, why);
     ddp_tcp_tell(DDP_TCP_STOP, text);
 }
 

@@ -461,10 +461,22 @@ static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
 /* Tokens of the longest prompt: a tokenizer may begin words with a space. */
 enum { PROMPT_TOKENS = 2 * (int)sizeof(((config *)0)->prompt) };
 
-/* The prompt as tokens; run before training, to report a bad prompt early. By default, a text
- * begins at the start of a line, and GPT-2's tokens begin with its end-of-text token. */
-static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
+/* What a sample without a prompt begins with: a text after a line break; tokens after the token between
+ * texts, by its name in the tokenizer, or GPT-2's number. */
+static int32_t first_token(const corpus *d) {
+    static const char *const names[] = {"<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<s>", "</s>"};
     enum { END_OF_TEXT = 50256 };
+    if (d->is_text) return d->id_of_byte['\n'];
+    for (size_t i = 0; d->words && i < sizeof names / sizeof names[0]; i++) {
+        const char        *end = names[i] + strlen(names[i]);
+        const added_token *token = added_at(&d->words->raw, names[i], end);
+        if (token && token->length == end - names[i]) return token->id;
+    }
+    return d->words ? d->words->of_byte['\n'] : END_OF_TEXT;
+}
+
+/* The prompt as tokens; run before training, to report a bad prompt early. */
+static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
     int64_t n = d->is_text ? 0 : d->words ? read_prompt_words(c, d, ids)
                                           : read_numbers(c, d, ids);
     for (const char *p = c->prompt; d->is_text && *p; p++) {
@@ -475,7 +487,7 @@ static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
         ids[n++] = id;
     }
     if (n == 0) {
-        int first = d->is_text ? d->id_of_byte['\n'] : END_OF_TEXT;
+        int32_t first = first_token(d);
         ids[n++] = first >= 0 && first < d->vocab ? first : 0;
     }
     return n;

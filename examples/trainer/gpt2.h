@@ -373,6 +373,8 @@ static void check_export_path(const config *c) {
     if (config_beside(path, beside) == CONFIG_OURS)
         die(1, "%s is the configuration of a run, which --export would replace: name another "
                "folder", beside);
+    if (is_link(path))
+        die(1, "%s is a symbolic link, and --export writes through none: remove it, or name another folder", path);
     if (stat(path, &info) == 0 && !c->overwrite)
         die(1, "%s is there already: name another --export, or replace it with --overwrite", path);
 }

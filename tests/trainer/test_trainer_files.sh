@@ -384,5 +384,10 @@ check "a pipe as tokenizer.json"     piped tokenizer.json --data ids.bin --token
 check "a device as tokenizer.json"   says 1 "not a regular file" --data ids.bin --tokenizer /dev/zero $model --steps 1
 piped_tmp() { rm -rf got; cp -R sent got; mkfifo got/report.html.tmp got/config.json.tmp; gpt 0 --out got --report; }
 check "pipes as temporary files"     piped_tmp
+exported() { rm -rf ex victim; mkdir ex; echo precious >victim; ln -s ../victim "ex/$1"
+    "$program" $small --bias on --steps 1 --export ex --overwrite >out 2>err </dev/null; exported_got=$?
+    test $exported_got -eq "$2" && test "$(cat victim)" = precious || { cat err; false; }; }
+check "a link in place of exported weights is refused" exported model.safetensors 1
+check "and beside them it is replaced"                 exported config.json.tmp 0
 
 report
