@@ -4,10 +4,10 @@
  * Works alone in any program, in C99 or C++11. If it is included after mixprec.h, it also logs the
  * state of a scaler, an optimizer and a guard:
  *
- *     char         error[REPORT_MESSAGE];
+ *     char         header[REPORT_MESSAGE], error[REPORT_MESSAGE];
  *     report_file *log;
- *     report_header(error, sizeof error, "my model", "cpu");
- *     log = report_open("run/metrics.jsonl", error, 0);
+ *     report_header(header, sizeof header, "my model", "cpu");
+ *     log = report_open("run/metrics.jsonl", header, 0);
  *     for (step = 1; step <= steps; step++) {
  *         if (step % 50 == 0) mixp_optimizer_sample(opt);
  *         ...train...

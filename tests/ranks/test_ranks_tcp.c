@@ -388,6 +388,9 @@ static void strangers(void) {
     ddp_tcp_end(0);
 }
 
+static unsigned lie_seed;
+static unsigned lie_number(void) { return lie_seed = lie_seed * 1664525u + 1013904223u; }
+
 /* --- guests that are refused --------------------------------------------------------------------- */
 
 /* A process that greets as this rank of a world of this size, of this job, with this secret; NULL: none. */
@@ -461,6 +464,53 @@ static void impostors(void) {
                                       {1, 2, "k", "a secret", "another job is meeting"}};
     world_with(plain, 3, NULL, NULL);
     world_with(known, 4, "j", "a secret");
+}
+
+/* Greetings with right proofs and numbers that no rank has, and with random bytes: refused, one by one. */
+static void odd_greetings(void) {
+    static const int64_t odd[8] = {0, -1, 2, 64, 65, INT64_MAX, INT64_MIN, 4294967297};
+    struct sockaddr_in at;
+    const char *why;
+    int status, i, k;
+    meeting = free_port();
+    fflush(stdout);
+    if (fork() == 0) {
+        alarm(HANGS);
+        set_rank(1, 2);
+        memset(&ddp_t, 0, sizeof ddp_t);
+        ddp_t.secret = "";
+        ddp_t.job = ddp_tcp_job();
+        memset(&at, 0, sizeof at);
+        at.sin_family = AF_INET;
+        at.sin_port = htons((uint16_t)meeting);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        lie_seed = 7;
+        for (i = 0; i < 64; i++) {
+            const double until = ddp_tcp_now() + 20;
+            int s = ddp_tcp_connect(&at, until);
+            ddp_tcp_hello hello;
+            ddp_tcp_greeting g;
+            memset(&g, 0, sizeof g);
+            if (!ddp_tcp_all(s, &hello, sizeof hello, 0, until)) leave(1);
+            for (k = 0; k < (int)sizeof g && i % 2; k++) ((unsigned char *)&g)[k] = (unsigned char)(lie_number() >> 20);
+            g.card.word = DDP_TCP_CARD;
+            if (i % 2 == 0) g.card.rank = odd[i / 2 % 8], g.card.size = i / 16 ? 2 : odd[i / 2 % 8], g.card.job = ddp_t.job;
+            if (i % 4 < 3) ddp_prove("", "card", hello.nonce, &g.card, sizeof g.card, g.proof);
+            (void)!send(s, &g, sizeof g, MSG_NOSIGNAL);
+            poll(NULL, 0, 2);
+            close(s);
+        }
+        (void)ddp_tcp(HANGS, &why);
+        if (why) printf("  rank 1: %s\n", why);
+        fflush(stdout);
+        leave(ddp_tcp_end(why != NULL));
+    }
+    set_rank(0, 2);
+    CHECK_INT(ddp_tcp(HANGS, &why).size, 2);
+    CHECK_TEXT(why ? why : "fine", "fine");
+    wait(&status);
+    CHECK_INT(status, 0);
+    ddp_tcp_end(0);
 }
 
 /* Of two processes with one RANK, the second is refused, and the world meets. */
@@ -658,9 +708,6 @@ static void forked_and_busy(void) {
 }
 
 /* A rank that sends other numbers than its own: any bits, or doubles that are no counts. */
-static unsigned lie_seed;
-static unsigned lie_number(void) { return lie_seed = lie_seed * 1664525u + 1013904223u; }
-
 static void lie(void *data, int64_t count, mixp_dtype dtype) {
     static const double wild[8] = {1e300, -1e300, HUGE_VAL, 9e15, -1, 0.5, 4294967296.0, 1e19};
     unsigned char *bytes = (unsigned char *)data;
@@ -828,6 +875,7 @@ int main(void) {
     RUN(f32_gradients);
     RUN(counts_of_others);
     RUN(impostors);
+    RUN(odd_greetings);
     RUN(taken_rank);
     RUN(replayed_greeting);
     RUN(proofs);
