@@ -49,6 +49,7 @@ static struct ddp_mpi_state {
     MPI_Comm world, aside; /* aside: of words about ranks */
     int busy;              /* ranks that have announced that they are busy */
     double seconds, until; /* of the current sum: its time limit, and when that ends */
+    double last;           /* when it ends although a rank is busy */
     char *heard;           /* of each rank: 1: it has announced that it waits */
     int *counts;           /* four tables of a number for each rank, for MPI */
     char *pieces;          /* the pieces of all ranks that this rank adds */
@@ -125,8 +126,8 @@ static const char *ddp_mpi_late(void) {
 
 /* Completes an operation. code: the result of its begin. A wait for a small table polls often at
  * first. The thread sleeps between polls, so that the scheduler wakes it at once beside a computing
- * thread; with yields it made no progress on a machine with few cores. No time limit runs while a
- * rank is busy; afterwards the whole limit is left for all operations of the sum. */
+ * thread; with yields it made no progress on a machine with few cores. While a rank is busy, the limit is
+ * DDP_BUSY_TIMES as long; afterwards the whole limit is left for all operations of the sum. */
 static const char *ddp_mpi_finish(int code, MPI_Request *request) {
     const struct timespec nap = { 0, 20000 };
     const int looks = ddp_m.threaded && pthread_equal(pthread_self(), ddp_m.thread) ? 0 : 50;
@@ -135,7 +136,7 @@ static const char *ddp_mpi_finish(int code, MPI_Request *request) {
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done || code != MPI_SUCCESS) break;
         if (turn % 16 == 15 && ddp_mpi_hear()) return ddp_mpi_late();
-        if (ddp_m.busy) ddp_m.until = MPI_Wtime() + ddp_m.seconds;
+        if (ddp_m.busy && MPI_Wtime() < ddp_m.last) ddp_m.until = MPI_Wtime() + ddp_m.seconds;
         if (MPI_Wtime() > ddp_m.until) return ddp_mpi_late();
         if (turn >= looks) nanosleep(&nap, NULL);
     }
@@ -261,6 +262,7 @@ static const char *ddp_mpi_do(const ddp_mpi_job *job) {
     const char *why;
     ddp_m.seconds = job->seconds;
     ddp_m.until = MPI_Wtime() + job->seconds;
+    ddp_m.last = MPI_Wtime() + job->seconds * DDP_BUSY_TIMES;
     why = ddp_mpi_alike(job);
     if (why) return why;
     if (job->what == DDP_GATHER)

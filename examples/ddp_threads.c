@@ -71,6 +71,7 @@ static void ddp_threads_doze(ddp_threads_world *w) {
 static const char *ddp_threads_meet(ddp_thread *t, const int64_t *asked, char *data,
                                     double seconds) {
     ddp_threads_world *w = t->world;
+    const double last = ddp_threads_now() + seconds * DDP_BUSY_TIMES;
     double until = ddp_threads_now() + seconds;
     int    late, failed;
     pthread_mutex_lock(&w->lock);
@@ -79,7 +80,7 @@ static const char *ddp_threads_meet(ddp_thread *t, const int64_t *asked, char *d
     if (!failed && asked) memcpy(t->asked, asked, sizeof t->asked), t->data = data;
     if (ddp_threads_late(t) < 0) pthread_cond_broadcast(&w->moved);
     while (!failed && (late = ddp_threads_late(t)) >= 0) {
-        if (w->busy) until = ddp_threads_now() + seconds;
+        if (w->busy && ddp_threads_now() < last) until = ddp_threads_now() + seconds;
         if (asked && w->rank[late].ended) ddp_threads_tell(w, "rank %d is gone%s", late, "");
         else if (asked && ddp_threads_now() > until)
             ddp_threads_tell(w, "rank %d did not come in time%s", late, "");
