@@ -90,10 +90,13 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(HEADER) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
+# HOST names those of them that compile only the host's part, and take the kernels from the library.
 OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid test_block bench_optimizer
+HOST   = test_checkpoint test_checkpoint_stdio test_threads test_block
+AS_HOST = $(if $(PARTS),-DMIXPREC_PART=MIXPREC_HOST)
 # tcc knows neither DEPENDS nor the builtins of tests/support/checked.h: tests/tools/variant.sh removes both.
 DEPENDS = -MMD -MP -MT $@ -MF $@.dep
-done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
+done   = $(if $(filter $(OWN),$(notdir $@)),$(if $(filter $(HOST),$(notdir $@)),$(AS_HOST)),-DMIXPREC_IMPLEMENTATION_DONE)
 
 # `light` optimises a program less than the library. It follows CFLAGS, because make cannot append
 # to a CFLAGS of the command line. Most tests only call the compiled library: they take -O1 unless CFLAGS is
@@ -109,7 +112,7 @@ $(Q)mkdir -p $(@D)
 $(Q)$(CC) $(FLAGS) $(light) $(done) $(DEPENDS) $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
-# The programs that compile all of mixprec.h need no speed.
+# The programs that compile their own implementation need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
 
@@ -135,8 +138,8 @@ BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/trainer: examples/trainer/trainer.c $(BUILT) ; $(link)
 $(BUILD)/%: %.c $(BUILT)          ; $(link)
-# Tests with their own implementation need not wait for the library.
-OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
+# Tests that compile all of mixprec.h need not wait for the library.
+OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(filter-out $(HOST),$(OWN))))
 $(OWN_TESTS): private LIB =
 $(OWN_TESTS): $(BUILD)/%: %.c $(HEADER) $(BUILD)/flags ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
@@ -181,7 +184,7 @@ $(BUILD)/trainer_cuda: examples/trainer/trainer.c $(BUILT) $(BUILD)/mixprec_cuda
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
              echo --split-compile=0))
 $(BUILD)/mixprec_cuda.o: $(COMPANION) $(HEADER)
-	$(call say,nvcc $@$(if $(GPU),,: several minutes. CUDA_ARCH=-arch=sm_90 compiles for one GPU only))
+	$(call say,nvcc $@$(if $(GPU),,: three to four minutes of a core. CUDA_ARCH=-arch=sm_90 compiles for one GPU only))
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
 # A C++ compiler compiles the companion for a simulated GPU: plain for the quick tests, and for the
@@ -352,20 +355,20 @@ FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SECONDS ?= 600
 TESTS += $(FUZZ:%=$(BUILD)/%)
 
-# Some compile the implementation again, unoptimised because that is fast.
+# Some compile functions of the implementation again, unoptimised because that is fast.
 $(FUZZ:%=$(BUILD)/%): private light = -O0
 $(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
 
 # Two that use no internals share a library whose files are in memory.
 OF_FILES := $(filter %_load %_reader,$(FUZZ:%=$(BUILD)/%))
 $(OF_FILES): $(BUILD)/memory_disk.o
-$(OF_FILES): private LIB = $(BUILD)/memory_disk.o
+$(OF_FILES): private LIB = $(BUILD)/memory_disk.o $(BUILD)/libmixprec.a
 $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
 $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/support/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
-	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@
+	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT $(AS_HOST) -c $(BUILD)/memory_disk.c -o $@
 
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)

@@ -1,6 +1,6 @@
 /* test_block.c - training from one static array. malloc is forbidden in mixprec.h here, and an
- * error states exactly how many bytes are needed. The test compiles its own implementation
- * (MIXPREC_STATIC) with the forbidden names.
+ * error states exactly how many bytes are needed. The test compiles its own implementation, or the
+ * host's part of it, with the forbidden names.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include <stdlib.h>
 static int forbidden;
@@ -14,7 +14,6 @@ static void no_free(void *p) {
 }
 #define malloc no_malloc
 #define free no_free
-#define MIXPREC_STATIC
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #undef malloc

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_cmake.sh - the CMake lines of docs/embedding.md, with -O0 instead of -O2, build a C++ program of
+# test_cmake.sh - the CMake lines of docs/embedding.md, with -O0 and plain C instead of -O2, build a C++ program of
 # three files. The program owns its context by a unique_ptr, throws errors as exceptions, and learns
 # to tell bright from dark.
 # SPDX-License-Identifier: MIT OR Unlicense
@@ -15,7 +15,7 @@ cp mixprec.h "$tmp"
 printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >"$tmp/mixprec.c"
 {
     printf 'cmake_minimum_required(VERSION 3.10)\nproject(brightness C CXX)\nset(CMAKE_CXX_STANDARD 11)\n'
-    awk '/^```cmake$/ { block++; next } /^```$/ { if (block == 2) exit } block == 2' docs/embedding.md | sed 's/-O2/-O0/'
+    awk '/^```cmake$/ { block++; next } /^```$/ { if (block == 2) exit } block == 2' docs/embedding.md | sed 's/-O2/-O0 -DMIXPREC_NO_SIMD/'
     printf 'add_executable(brightness main.cpp net.cpp)\n'
     printf 'target_compile_options(brightness PRIVATE -Wall -Wextra -Wconversion -Wold-style-cast -Werror)\n'
     printf 'target_link_libraries(brightness mixprec)\n'
