@@ -66,8 +66,9 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. watch        >>watch         falling back to f32, where a step went wrong, observers
- *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
+ *     14. ranks        >>ranks         many machines: exchange of gradients, sharded states
  *
  * The public half comes first, in this order. The implementation follows, in the same order. A
  * section uses only the sections above it.
@@ -3434,6 +3435,7 @@ struct mixp_device {
  * made from it belong to one thread at a time. Two contexts are independent.
  */
 typedef struct mixp_context mixp_context;
+typedef struct mixp_ranks_desc mixp_ranks_desc;     /* see RANKS */
 typedef struct mixp_tensor  mixp_tensor;
 
 /* A gradient's mark: the loss scale that the gradient was multiplied by. The backward walk writes
@@ -3517,125 +3519,6 @@ struct mixp_tensor {
         } ranks;
     } own;
 };
-
-/* MANY MACHINES. mixprec decides which data ranks exchange, and when. You supply the transport:
- * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
- * with its own context. All ranks make the same calls in the same order. Each rank gives
- * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
- * and all ranks take or skip the same step with the same scale.
- *
- * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
- * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
- * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
- * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
- * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
- * once, for recording. */
-typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
-                                       mixp_dtype dtype, void *stream, double seconds);
-
-/* How the gradients of `size` ranks become their mean. */
-typedef enum mixp_ranks_mean {
-    MIXP_MEAN_BEFORE,           /* divide each, then sum: the sum cannot overflow */
-    MIXP_MEAN_AFTER,            /* sum, then divide: small values are not lost             */
-    MIXP_MEAN_NONE              /* sum only, do not divide                                 */
-} mixp_ranks_mean;
-
-typedef struct mixp_ranks_desc {
-    int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
-    mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
-                                   of ranks, N ranks give the bits of one rank with N parts */
-    mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
-    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
-                                   get all elements. NULL = none                           */
-    mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
-                                   continues; grad_wait ends it. NULL = call `sum` at once */
-    const char *(*grad_wait)(void *user, void *stream, double seconds);
-                                /* waits until every sum that grad_ready began is in place */
-    void (*stop)(void *user, const char *why);
-                                /* this rank has failed: tells the other ranks not to wait. NULL =
-                                   they wait for `seconds`                                 */
-    void           *user;
-    double          seconds;    /* time limit of one hook call, in seconds; 0 = 600        */
-    int64_t         bucket_bytes;   /* minimum bytes of gradients in a range; 0 = 25 MiB. A range
-                                       ends at the end of a tensor                         */
-    mixp_ranks_mean mean;
-    int             parts;      /* divisor of the mean; 0 = size                           */
-    int             low_sums;   /* 1: f16 and bf16 gradients travel in their own dtype, not in f32:
-                                   half the bytes. The adapters for CPUs in examples/ add in f32 and
-                                   round the sum once; NCCL rounds each addition           */
-    int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
-                                   which are added like the sums of ranks. Needs memory for a second
-                                   set of gradients. With size 1 and parts N: the bits of N ranks */
-    int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
-                                   moments and master weights only for its pieces. Then all ranks
-                                   get the weights. Tensors of Muon, small tensors and tensors with
-                                   small states are not cut: one rank updates each. Same bits as
-                                   without shard. Needs all_gather; see CHECKPOINT         */
-    mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
-                                       become the sum over all ranks; the others are undefined
-                                       afterwards. NULL = none */
-    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it, also
-                                       within mixp_backward. NULL = call
-                                       reduce_scatter at once */
-    int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
-                                   updates: see SCATTERED SUMS. Needs reduce_scatter */
-    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
-                                   walk. Each walk then waits for the device. Ranks that all run on
-                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
-    mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
-                                   half the bytes: each rank's part and the sum are rounded to bf16,
-                                   as under low_sums                                       */
-    int64_t         check_every;    /* one step in check_every compares 64 MiB of the weights
-                                       between ranks, each time the next 64 MiB; that step waits for
-                                       the device. 0 = 100, negative = never */
-    void (*busy)(void *user, int on);
-                                /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait for much longer than `seconds` (the adapters of
-                                   examples/: 24 times); on 0: this rank is back. NULL = the other
-                                   ranks wait for `seconds`                                */
-    const char *(*replayed)(void *user, void *stream);
-                                /* called when a recorded step is replayed, because the sums of a
-                                   replay call no hook. Returns what a hook returns. NULL = not
-                                   called                                                  */
-} mixp_ranks_desc;
-
-/* SCATTERED SUMS. With N ranks, each rank sends and receives (N-1)/N of the gradients' bytes
- * instead of 2 (N-1)/N, and checks 1/N of the gradients. Each sharded tensor of at least 1/100 of
- * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
- * `scatter`.
- *
- * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
- * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
- * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
- * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
- * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
- * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
- * own.
- *
- * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
- * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
- * clipping, the same is true of all other gradients, except those that this rank updates, because a
- * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
- * mixp_optimizer_add refuses one. A parameter has one optimizer.
- *
- * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
- * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'
- * parts, in double, in the order of ranks. The norm is the same on all ranks and in every run with
- * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
- * bits. mixp_optimizer_sample counts only this rank's pieces.
- *
- * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
- * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
- *
- *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
- *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
- *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
- *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
- *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
- *
- * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
- * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
- * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -4030,34 +3913,6 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * before mixp_eval_begin. NaN if t is NULL. NaN and MIXP_ERR_SHAPE if t has more than one element.
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
-
-#ifndef MIXPREC_NO_RANKS
-/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
- * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
- * NULL. */
-MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
-MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
-
-/* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
- * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
- * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
- * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
- * ranks are told to stop. */
-MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
-
-/* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
- * two steps: for example after only that rank has loaded a file or initialised the weights.
- * Buffers of MIXP_BUFFER_OWN, moments and counters do not change: to load those, load a checkpoint
- * on all ranks. MIXP_ERR_ARGUMENT: no such rank.
- * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
-MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
-
-/* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
- * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
- * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
- * `seconds`. */
-MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
-#endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
 /* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */
@@ -4592,33 +4447,6 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
 typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *user);
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
-
-#ifndef MIXPREC_NO_RANKS
-/* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
- * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
- * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
- * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
- * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
- * Without ranks nothing happens.
- *
- * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
- * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
- * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
- * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
- * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
- * all ranks, if any rank has a GPU.
- * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
- * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
- * as NCCL, may hang or add wrong elements.
- *
- * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
- * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
- * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
- * used.) To prevent that, freeze the parameter for the step on all ranks with
- * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
- * optimizer only when the parameter was used. */
-MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
-#endif
 
 /* Checks the gradients of fn's scalar result against central differences, for every element of
  * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
@@ -5709,8 +5537,201 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
+#ifndef MIXPREC_NO_CHECKPOINT
+/* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
+ *
+ * One safetensors file holds weights, master weights, optimizer state, scaler, random-number state,
+ * counters and your own values. Other tools see a model: each weight has its parameter's name. The
+ * other entries are "optimizer.0.m.NAME", "scaler.scale", "mixprec.step", "value.NAME" and so on.
+ * Numbers are 0-d tensors, bit for bit.
+ *
+ * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
+ * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
+ * writes, either the old file or the new file exists complete. Drives that offer no flush (some
+ * network and shared drives) save without it; there a power cut may cost the newest file. A
+ * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
+ * mode where the drive allows it. Another hard link to the file keeps the old content. A process
+ * that is killed while saving leaves its temporary file, which you must remove. On big-endian
+ * machines: MIXP_ERR_DEVICE.
+ *
+ * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
+ * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
+ * crash between removing the old file and renaming the new one leaves the new file as NAME.tmp. Any
+ * stdio error is then MIXP_ERR_IO, also a file whose length cannot be found.
+ */
+
+/* Your own values, such as a data position, saved and restored with the checkpoint. */
+typedef struct mixp_checkpoint_value {
+    const char *name;
+    mixp_dtype  dtype;          /* a dtype of safetensors: see mixp_safetensors_write      */
+    int64_t     count;          /* number of elements, at least 1                          */
+    void       *data;           /* host memory                                             */
+} mixp_checkpoint_value;
+
+typedef struct mixp_checkpoint {
+    mixp_context          *ctx;            /* parameters, step count, seed                 */
+    mixp_scaler           *scaler;         /* NULL = none. Each further scaler, as of a GAN:
+                                              fill a mixp_scaler_saved with mixp_scaler_save
+                                              before saving, put the struct in `values` as
+                                              MIXP_U8, and after loading call mixp_scaler_load */
+    mixp_optimizer *const *optimizers;
+    int                    n_optimizers;
+    const mixp_checkpoint_value *values;
+    int                    n_values;
+    int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
+                                              ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
+    /* Your own pairs of key and text for the file's metadata, such as a description of the model.
+     * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
+    const char *const    (*metadata)[2];
+    int                    n_metadata;
+} mixp_checkpoint;
+
+/* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
+ * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
+ * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
+ * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
+ * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
+ * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
+ *
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
+ * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
+ * with the system's reason: the file at path is unchanged, except in one case that the message
+ * reports: the new file is in place but its folder could not be flushed. */
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
+                                             const mixp_checkpoint *what);
+
+/* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
+ * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
+ * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
+ * current ones: change them after loading. A group is known by its parameters, in whatever order
+ * the program makes its groups; files of versions that did not record them are matched by number.
+ * All other fields of a mixp_optimizer_desc (max_norm,
+ * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
+ * names the kinds of its optimizers; files of versions that did not name them load into any kind
+ * with the same states. If the file lacks the state of the spike check, of a predictive rule
+ * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
+ * check, a predictive rule, the guard or averages that the program does not use, that state is
+ * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
+ * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
+ * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
+ * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
+ * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
+ * ranks; with sharded states also for those of the largest parameter.
+ *
+ * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
+ * number that no save can have written, by itself or together with another (SECURITY.md lists the
+ * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
+ * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
+ * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
+ * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
+ * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
+                                             const mixp_checkpoint *what);
+
+/* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
+ * name, for inference and fine-tuning. The file may be a checkpoint of mixprec or any safetensors
+ * file. Of a checkpoint, other state is ignored, and every rank gets rank 0's buffers. (To read
+ * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
+ * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
+ * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
+ * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
+ * allow_extra. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
+    int   convert;              /* 1: another floating-point dtype is not an error: values are
+                                   rounded to the parameter's dtype, to nearest even       */
+    /* Called after loading: for each parameter in the order of names, then for each extra tensor.
+     * NULL = not called. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+    const char *pattern;        /* only parameters whose names fit (* matches any characters, ?
+                                   matches one); all others are ignored. NULL = all */
+    const char *prefix;         /* prefix of each parameter's name in the file, such as "model.";
+                                   other tensors of the file are ignored. NULL = no prefix */
+} mixp_weights_desc;
+
+/* On an error nothing changes. MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and
+ * extra tensors) or MIXP_ERR_DTYPE: the message lists the differences. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
+
+/* Saves only these weights and buffers, each in its own dtype, for other programs to read;
+ * crash-safe like a checkpoint. In PyTorch,
+ * model.load_state_dict(safetensors.torch.load_file(path)) reads the file if names and shapes match
+ * the model. With several ranks, one rank calls it, and its own buffers are saved. Waits for the
+ * device.
+ *
+ * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
+ * path is unchanged. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
+/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with
+ * its prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the
+ * pattern fits none. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
+                                                        const mixp_weights_desc *desc);
+
+/* --- safetensors files by themselves --- */
+
+#define MIXP_MESSAGE_SIZE 256       /* enough for any message of the functions below       */
+
+typedef struct mixp_st_entry {
+    const char *name;
+    const char *type;           /* the file's type name: "F32", "BF16", ...; when writing, NULL =
+                                   the name of dtype                                       */
+    mixp_dtype  dtype;          /* MIXP_DTYPE_COUNT for types passed on as bytes: BOOL, I8, I16,
+                                   U16, U32, U64, C64 and the packed F4, F6_E2M3, F6_E3M2  */
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    const void *data;           /* host memory; when reading, aligned to 64 bytes          */
+    size_t      bytes;
+} mixp_st_entry;
+
+/* Writes n entries and n_metadata metadata pairs (names and texts in UTF-8) to path, crash-safe.
+ * The bytes depend only on the content, and equal those of the format's own library. Other readers
+ * expect the pair "format", "pt". On failure the reason is written to error, which has error_size
+ * bytes; NULL: it is not written.
+ *
+ * MIXP_ERR_ARGUMENT: a name is NULL, used twice, not UTF-8 or "__metadata__"; a metadata key is
+ * used twice; or bytes do not match the shape. MIXP_ERR_DTYPE: a dtype that the format lacks.
+ * mixprec's F6 and F4 take one byte an element and the format's are packed: write them as U8. */
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
+                                               const mixp_st_entry *entries, int64_t n,
+                                               const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error,
+                                               size_t error_size);
+
+/* Reads a whole file; *out is NULL on error. The file is untrusted: the header and all sizes and
+ * offsets are checked before memory for tensors is allocated.
+ *
+ * MIXP_ERR_FORMAT: malformed; the message says where. The checks are stricter than those of the
+ * format's own library. These are errors: unknown keys of a tensor, a name or metadata key used
+ * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64 bits,
+ * wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a rank
+ * above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+typedef struct mixp_safetensors mixp_safetensors;
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error, size_t error_size);
+MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
+MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
+/* Return entry i in the order of the data; the entry of a name; the metadata text of a key. NULL if
+ * absent. The results live as long as the file. */
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
+                                                     int64_t i);
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
+                                                       const char *name);
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
+                                                  const char *key);
+
+#endif
 #ifndef MIXPREC_NO_WATCH
-/* ==== 12. WATCH =========================================================== >>watch ====
+/* ==== 13. WATCH =========================================================== >>watch ====
  *
  * A guard watches the values that operators store. An operator whose values overflow their low
  * dtype, or are flushed to zero too often, falls back to f32, because no loss scale prevents that.
@@ -6020,198 +6041,178 @@ typedef struct mixp_observer {
 MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
                                      mixp_observer *before);
 #endif
-#ifndef MIXPREC_NO_CHECKPOINT
-/* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
+/* ==== 14. RANKS =========================================================== >>ranks ====
  *
- * One safetensors file holds weights, master weights, optimizer state, scaler, random-number state,
- * counters and your own values. Other tools see a model: each weight has its parameter's name. The
- * other entries are "optimizer.0.m.NAME", "scaler.scale", "mixprec.step", "value.NAME" and so on.
- * Numbers are 0-d tensors, bit for bit.
+ * Many machines. mixprec decides which data ranks exchange, and when. You supply the transport:
+ * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
+ * with its own context. All ranks make the same calls in the same order. Each rank gives
+ * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
+ * and all ranks take or skip the same step with the same scale.
  *
- * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
- * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
- * writes, either the old file or the new file exists complete. Drives that offer no flush (some
- * network and shared drives) save without it; there a power cut may cost the newest file. A
- * symbolic link to a file stays a link (a dangling link is replaced). An existing file keeps its
- * mode where the drive allows it. Another hard link to the file keeps the old content. A process
- * that is killed while saving leaves its temporary file, which you must remove. On big-endian
- * machines: MIXP_ERR_DEVICE.
+ * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
+ * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
+ * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
+ * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
+ * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
+ * once, for recording. */
+typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
+                                       mixp_dtype dtype, void *stream, double seconds);
+
+/* How the gradients of `size` ranks become their mean. */
+typedef enum mixp_ranks_mean {
+    MIXP_MEAN_BEFORE,           /* divide each, then sum: the sum cannot overflow */
+    MIXP_MEAN_AFTER,            /* sum, then divide: small values are not lost             */
+    MIXP_MEAN_NONE              /* sum only, do not divide                                 */
+} mixp_ranks_mean;
+
+struct mixp_ranks_desc {
+    int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
+    mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
+                                   of ranks, N ranks give the bits of one rank with N parts */
+    mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
+    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
+                                   get all elements. NULL = none                           */
+    mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
+                                   continues; grad_wait ends it. NULL = call `sum` at once */
+    const char *(*grad_wait)(void *user, void *stream, double seconds);
+                                /* waits until every sum that grad_ready began is in place */
+    void (*stop)(void *user, const char *why);
+                                /* this rank has failed: tells the other ranks not to wait. NULL =
+                                   they wait for `seconds`                                 */
+    void           *user;
+    double          seconds;    /* time limit of one hook call, in seconds; 0 = 600        */
+    int64_t         bucket_bytes;   /* minimum bytes of gradients in a range; 0 = 25 MiB. A range
+                                       ends at the end of a tensor                         */
+    mixp_ranks_mean mean;
+    int             parts;      /* divisor of the mean; 0 = size                           */
+    int             low_sums;   /* 1: f16 and bf16 gradients travel in their own dtype, not in f32:
+                                   half the bytes. The adapters for CPUs in examples/ add in f32 and
+                                   round the sum once; NCCL rounds each addition           */
+    int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
+                                   which are added like the sums of ranks. Needs memory for a second
+                                   set of gradients. With size 1 and parts N: the bits of N ranks */
+    int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
+                                   moments and master weights only for its pieces. Then all ranks
+                                   get the weights. Tensors of Muon, small tensors and tensors with
+                                   small states are not cut: one rank updates each. Same bits as
+                                   without shard. Needs all_gather; see CHECKPOINT         */
+    mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
+                                       become the sum over all ranks; the others are undefined
+                                       afterwards. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it, also
+                                       within mixp_backward. NULL = call
+                                       reduce_scatter at once */
+    int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
+                                   updates: see SCATTERED SUMS. Needs reduce_scatter */
+    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
+                                   walk. Each walk then waits for the device. Ranks that all run on
+                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
+    mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
+                                   half the bytes: each rank's part and the sum are rounded to bf16,
+                                   as under low_sums                                       */
+    int64_t         check_every;    /* one step in check_every compares 64 MiB of the weights
+                                       between ranks, each time the next 64 MiB; that step waits for
+                                       the device. 0 = 100, negative = never */
+    void (*busy)(void *user, int on);
+                                /* on 1: this rank works on its own from now, and the other ranks
+                                   must wait for much longer than `seconds` (the adapters of
+                                   examples/: 24 times); on 0: this rank is back. NULL = the other
+                                   ranks wait for `seconds`                                */
+    const char *(*replayed)(void *user, void *stream);
+                                /* called when a recorded step is replayed, because the sums of a
+                                   replay call no hook. Returns what a hook returns. NULL = not
+                                   called                                                  */
+};
+
+/* SCATTERED SUMS. With N ranks, each rank sends and receives (N-1)/N of the gradients' bytes
+ * instead of 2 (N-1)/N, and checks 1/N of the gradients. Each sharded tensor of at least 1/100 of
+ * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
+ * `scatter`.
  *
- * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
- * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
- * crash between removing the old file and renaming the new one leaves the new file as NAME.tmp. Any
- * stdio error is then MIXP_ERR_IO, also a file whose length cannot be found.
- */
-
-/* Your own values, such as a data position, saved and restored with the checkpoint. */
-typedef struct mixp_checkpoint_value {
-    const char *name;
-    mixp_dtype  dtype;          /* a dtype of safetensors: see mixp_safetensors_write      */
-    int64_t     count;          /* number of elements, at least 1                          */
-    void       *data;           /* host memory                                             */
-} mixp_checkpoint_value;
-
-typedef struct mixp_checkpoint {
-    mixp_context          *ctx;            /* parameters, step count, seed                 */
-    mixp_scaler           *scaler;         /* NULL = none. Each further scaler, as of a GAN:
-                                              fill a mixp_scaler_saved with mixp_scaler_save
-                                              before saving, put the struct in `values` as
-                                              MIXP_U8, and after loading call mixp_scaler_load */
-    mixp_optimizer *const *optimizers;
-    int                    n_optimizers;
-    const mixp_checkpoint_value *values;
-    int                    n_values;
-    int                    fresh_buffers;  /* for a load, 1: if the file is of another number of
-                                              ranks, buffers of MIXP_BUFFER_OWN keep their bytes */
-    /* Your own pairs of key and text for the file's metadata, such as a description of the model.
-     * Loading ignores them: read them with mixp_safetensors_metadata. NULL = none */
-    const char *const    (*metadata)[2];
-    int                    n_metadata;
-} mixp_checkpoint;
-
-/* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
- * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
- * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
- * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
- * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
- * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
+ * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
+ * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
+ * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
+ * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
+ * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
+ * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
+ * own.
  *
- * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
- * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
- * with the system's reason: the file at path is unchanged, except in one case that the message
- * reports: the new file is in place but its folder could not be flushed. */
-MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
-                                             const mixp_checkpoint *what);
-
-/* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
- * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
- * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
- * current ones: change them after loading. A group is known by its parameters, in whatever order
- * the program makes its groups; files of versions that did not record them are matched by number.
- * All other fields of a mixp_optimizer_desc (max_norm,
- * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
- * names the kinds of its optimizers; files of versions that did not name them load into any kind
- * with the same states. If the file lacks the state of the spike check, of a predictive rule
- * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
- * check, a predictive rule, the guard or averages that the program does not use, that state is
- * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
- * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
- * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
- * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
- * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
- * ranks; with sharded states also for those of the largest parameter.
+ * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
+ * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
+ * clipping, the same is true of all other gradients, except those that this rank updates, because a
+ * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
+ * mixp_optimizer_add refuses one. A parameter has one optimizer.
  *
- * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
- * number that no save can have written, by itself or together with another (SECURITY.md lists the
- * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
- * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
- * than this guard's max_sites, or an optimizer's groups have other parameters (the message shows
- * both). MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
-MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
-                                             const mixp_checkpoint *what);
-
-/* Loads only the parameters and buffers of a context, and the views that its optimizers train, by
- * name, for inference and fine-tuning. The file may be a checkpoint of mixprec or any safetensors
- * file. Of a checkpoint, other state is ignored, and every rank gets rank 0's buffers. (To read
- * tensors that no optimizer trains, use mixp_safetensors_find.) Master weights follow the weights.
- * desc NULL: every parameter, every buffer and every tensor must match, with its dtype. A warning
- * names a weight that becomes Inf in the parameter's dtype, one that is Inf or NaN in the file (so
- * does mixp_checkpoint_load), and an fp8 weight whose scale in the file is left aside by
- * allow_extra. */
-typedef enum mixp_weight_fate {
-    MIXP_WEIGHT_LOADED,
-    MIXP_WEIGHT_CONVERTED,
-    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
-    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
-} mixp_weight_fate;
-
-typedef struct mixp_weights_desc {
-    int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
-    int   convert;              /* 1: another floating-point dtype is not an error: values are
-                                   rounded to the parameter's dtype, to nearest even       */
-    /* Called after loading: for each parameter in the order of names, then for each extra tensor.
-     * NULL = not called. */
-    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
-    void *user;
-    const char *pattern;        /* only parameters whose names fit (* matches any characters, ?
-                                   matches one); all others are ignored. NULL = all */
-    const char *prefix;         /* prefix of each parameter's name in the file, such as "model.";
-                                   other tensors of the file are ignored. NULL = no prefix */
-} mixp_weights_desc;
-
-/* On an error nothing changes. MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and
- * extra tensors) or MIXP_ERR_DTYPE: the message lists the differences. */
-MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
-                                                     const mixp_weights_desc *desc);
-
-/* Saves only these weights and buffers, each in its own dtype, for other programs to read;
- * crash-safe like a checkpoint. In PyTorch,
- * model.load_state_dict(safetensors.torch.load_file(path)) reads the file if names and shapes match
- * the model. With several ranks, one rank calls it, and its own buffers are saved. Waits for the
- * device.
+ * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
+ * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'
+ * parts, in double, in the order of ranks. The norm is the same on all ranks and in every run with
+ * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
+ * bits. mixp_optimizer_sample counts only this rank's pieces.
  *
- * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
- * path is unchanged. */
-MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
-/* Like mixp_checkpoint_save_weights for the parameters and buffers that fit desc's pattern, with
- * its prefix: only adapters, for example. desc NULL: all of them. MIXP_ERR_ARGUMENT also: the
- * pattern fits none. */
-MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
-                                                        const mixp_weights_desc *desc);
-
-/* --- safetensors files by themselves --- */
-
-#define MIXP_MESSAGE_SIZE 256       /* enough for any message of the functions below       */
-
-typedef struct mixp_st_entry {
-    const char *name;
-    const char *type;           /* the file's type name: "F32", "BF16", ...; when writing, NULL =
-                                   the name of dtype                                       */
-    mixp_dtype  dtype;          /* MIXP_DTYPE_COUNT for types passed on as bytes: BOOL, I8, I16,
-                                   U16, U32, U64, C64 and the packed F4, F6_E2M3, F6_E3M2  */
-    int         rank;
-    int64_t     shape[MIXP_MAX_RANK];
-    const void *data;           /* host memory; when reading, aligned to 64 bytes          */
-    size_t      bytes;
-} mixp_st_entry;
-
-/* Writes n entries and n_metadata metadata pairs (names and texts in UTF-8) to path, crash-safe.
- * The bytes depend only on the content, and equal those of the format's own library. Other readers
- * expect the pair "format", "pt". On failure the reason is written to error, which has error_size
- * bytes; NULL: it is not written.
+ * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
+ * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
  *
- * MIXP_ERR_ARGUMENT: a name is NULL, used twice, not UTF-8 or "__metadata__"; a metadata key is
- * used twice; or bytes do not match the shape. MIXP_ERR_DTYPE: a dtype that the format lacks.
- * mixprec's F6 and F4 take one byte an element and the format's are packed: write them as U8. */
-MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
-                                               const mixp_st_entry *entries, int64_t n,
-                                               const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error,
-                                               size_t error_size);
-
-/* Reads a whole file; *out is NULL on error. The file is untrusted: the header and all sizes and
- * offsets are checked before memory for tensors is allocated.
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
  *
- * MIXP_ERR_FORMAT: malformed; the message says where. The checks are stricter than those of the
- * format's own library. These are errors: unknown keys of a tensor, a name or metadata key used
- * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64 bits,
- * wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a rank
- * above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
-typedef struct mixp_safetensors mixp_safetensors;
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error, size_t error_size);
-MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
-MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
-/* Return entry i in the order of the data; the entry of a name; the metadata text of a key. NULL if
- * absent. The results live as long as the file. */
-MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
-                                                     int64_t i);
-MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
-                                                       const char *name);
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
-                                                  const char *key);
+ * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
+ * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
+ * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
 
+#ifndef MIXPREC_NO_RANKS
+/* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
+ * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
+ * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
+ * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
+ * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
+ * Without ranks nothing happens.
+ *
+ * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
+ * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
+ * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
+ * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
+ * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
+ * all ranks, if any rank has a GPU.
+ * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
+ * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
+ * as NCCL, may hang or add wrong elements.
+ *
+ * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
+ * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
+ * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
+ * used.) To prevent that, freeze the parameter for the step on all ranks with
+ * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
+ * optimizer only when the parameter was used. */
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+
+/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
+ * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
+ * NULL. */
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
+
+/* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
+ * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
+ * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
+ * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
+ * ranks are told to stop. */
+MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
+
+/* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
+ * two steps: for example after only that rank has loaded a file or initialised the weights.
+ * Buffers of MIXP_BUFFER_OWN, moments and counters do not change: to load those, load a checkpoint
+ * on all ranks. MIXP_ERR_ARGUMENT: no such rank.
+ * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
+MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
+
+/* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
+ * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
+ * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
+ * `seconds`. */
+MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 #endif
 #ifdef __cplusplus
@@ -28309,7 +28310,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
 
 MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
-/* ==== 13. CHECKPOINT (implementation) ================================================= */
+/* ==== 12. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit, in bytes            */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */
@@ -32743,7 +32744,7 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;
     return MIXP_OK;
 }
-/* ==== 12. WATCH (implementation) ====================================================== */
+/* ==== 13. WATCH (implementation) ====================================================== */
 
 /* An event as the watch stores it. site: its number. */
 struct mixpi_happening {
@@ -34600,7 +34601,7 @@ static const mixpi_watcher mixpi_watch_door = {
 
 #endif
 #ifndef MIXPREC_NO_RANKS
-/* --- ranks ----------------------------------------------------------------------------- */
+/* ==== 14. RANKS (implementation) ====================================================== */
 
 /* Does each rank get only the sums of its own pieces? */
 static int mixpi_is_scattered(const mixp_context *ctx)

@@ -1,6 +1,6 @@
 #pragma once
 #include "scaler.h"
-/* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
+/* ==== 12. CHECKPOINT ================================================ >>checkpoint ====
  *
  * One safetensors file holds weights, master weights, optimizer state, scaler, random-number state,
  * counters and your own values. Other tools see a model: each weight has its parameter's name. The

@@ -66,8 +66,9 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. watch        >>watch         falling back to f32, where a step went wrong, observers
- *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
+ *     14. ranks        >>ranks         many machines: exchange of gradients, sharded states
  *
  * The public half comes first, in this order. The implementation follows, in the same order. A
  * section uses only the sections above it.

@@ -20,12 +20,13 @@ extern "C" {
 #include "scaler.h"
 #include "optimizers.h"
 #include "step.h"
-#ifndef MIXPREC_NO_WATCH
-#include "watch.h"
-#endif
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "checkpoint.h"
 #endif
+#ifndef MIXPREC_NO_WATCH
+#include "watch.h"
+#endif
+#include "ranks.h"
 #endif
 #ifdef __cplusplus
 }   /* extern "C" */

@@ -95,33 +95,6 @@ typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *u
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
 
-#ifndef MIXPREC_NO_RANKS
-/* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
- * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
- * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
- * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
- * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
- * Without ranks nothing happens.
- *
- * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
- * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
- * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
- * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
- * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
- * all ranks, if any rank has a GPU.
- * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
- * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
- * as NCCL, may hang or add wrong elements.
- *
- * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
- * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
- * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
- * used.) To prevent that, freeze the parameter for the step on all ranks with
- * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
- * optimizer only when the parameter was used. */
-MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
-#endif
-
 /* Checks the gradients of fn's scalar result against central differences, for every element of
  * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
  * or to NaN if any value is NaN. eps: step; 0 = 1e-3. Calls fn 2 * elements + 1 times, each time

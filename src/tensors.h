@@ -7,6 +7,7 @@
  * made from it belong to one thread at a time. Two contexts are independent.
  */
 typedef struct mixp_context mixp_context;
+typedef struct mixp_ranks_desc mixp_ranks_desc;     /* see RANKS */
 typedef struct mixp_tensor  mixp_tensor;
 
 /* A gradient's mark: the loss scale that the gradient was multiplied by. The backward walk writes
@@ -90,125 +91,6 @@ struct mixp_tensor {
         } ranks;
     } own;
 };
-
-/* MANY MACHINES. mixprec decides which data ranks exchange, and when. You supply the transport:
- * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
- * with its own context. All ranks make the same calls in the same order. Each rank gives
- * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
- * and all ranks take or skip the same step with the same scale.
- *
- * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
- * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
- * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
- * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
- * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
- * once, for recording. */
-typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
-                                       mixp_dtype dtype, void *stream, double seconds);
-
-/* How the gradients of `size` ranks become their mean. */
-typedef enum mixp_ranks_mean {
-    MIXP_MEAN_BEFORE,           /* divide each, then sum: the sum cannot overflow */
-    MIXP_MEAN_AFTER,            /* sum, then divide: small values are not lost             */
-    MIXP_MEAN_NONE              /* sum only, do not divide                                 */
-} mixp_ranks_mean;
-
-typedef struct mixp_ranks_desc {
-    int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
-    mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
-                                   of ranks, N ranks give the bits of one rank with N parts */
-    mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
-    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
-                                   get all elements. NULL = none                           */
-    mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
-                                   continues; grad_wait ends it. NULL = call `sum` at once */
-    const char *(*grad_wait)(void *user, void *stream, double seconds);
-                                /* waits until every sum that grad_ready began is in place */
-    void (*stop)(void *user, const char *why);
-                                /* this rank has failed: tells the other ranks not to wait. NULL =
-                                   they wait for `seconds`                                 */
-    void           *user;
-    double          seconds;    /* time limit of one hook call, in seconds; 0 = 600        */
-    int64_t         bucket_bytes;   /* minimum bytes of gradients in a range; 0 = 25 MiB. A range
-                                       ends at the end of a tensor                         */
-    mixp_ranks_mean mean;
-    int             parts;      /* divisor of the mean; 0 = size                           */
-    int             low_sums;   /* 1: f16 and bf16 gradients travel in their own dtype, not in f32:
-                                   half the bytes. The adapters for CPUs in examples/ add in f32 and
-                                   round the sum once; NCCL rounds each addition           */
-    int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
-                                   which are added like the sums of ranks. Needs memory for a second
-                                   set of gradients. With size 1 and parts N: the bits of N ranks */
-    int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
-                                   moments and master weights only for its pieces. Then all ranks
-                                   get the weights. Tensors of Muon, small tensors and tensors with
-                                   small states are not cut: one rank updates each. Same bits as
-                                   without shard. Needs all_gather; see CHECKPOINT         */
-    mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
-                                       become the sum over all ranks; the others are undefined
-                                       afterwards. NULL = none */
-    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it, also
-                                       within mixp_backward. NULL = call
-                                       reduce_scatter at once */
-    int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
-                                   updates: see SCATTERED SUMS. Needs reduce_scatter */
-    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
-                                   walk. Each walk then waits for the device. Ranks that all run on
-                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
-    mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
-                                   half the bytes: each rank's part and the sum are rounded to bf16,
-                                   as under low_sums                                       */
-    int64_t         check_every;    /* one step in check_every compares 64 MiB of the weights
-                                       between ranks, each time the next 64 MiB; that step waits for
-                                       the device. 0 = 100, negative = never */
-    void (*busy)(void *user, int on);
-                                /* on 1: this rank works on its own from now, and the other ranks
-                                   must wait for much longer than `seconds` (the adapters of
-                                   examples/: 24 times); on 0: this rank is back. NULL = the other
-                                   ranks wait for `seconds`                                */
-    const char *(*replayed)(void *user, void *stream);
-                                /* called when a recorded step is replayed, because the sums of a
-                                   replay call no hook. Returns what a hook returns. NULL = not
-                                   called                                                  */
-} mixp_ranks_desc;
-
-/* SCATTERED SUMS. With N ranks, each rank sends and receives (N-1)/N of the gradients' bytes
- * instead of 2 (N-1)/N, and checks 1/N of the gradients. Each sharded tensor of at least 1/100 of
- * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
- * `scatter`.
- *
- * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
- * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
- * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
- * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
- * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
- * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
- * own.
- *
- * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
- * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
- * clipping, the same is true of all other gradients, except those that this rank updates, because a
- * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
- * mixp_optimizer_add refuses one. A parameter has one optimizer.
- *
- * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
- * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'
- * parts, in double, in the order of ranks. The norm is the same on all ranks and in every run with
- * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
- * bits. mixp_optimizer_sample counts only this rank's pieces.
- *
- * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
- * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
- *
- *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
- *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
- *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
- *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
- *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
- *
- * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
- * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
- * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -603,34 +485,6 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * before mixp_eval_begin. NaN if t is NULL. NaN and MIXP_ERR_SHAPE if t has more than one element.
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
-
-#ifndef MIXPREC_NO_RANKS
-/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
- * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
- * NULL. */
-MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
-MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
-
-/* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
- * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
- * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
- * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
- * ranks are told to stop. */
-MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
-
-/* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
- * two steps: for example after only that rank has loaded a file or initialised the weights.
- * Buffers of MIXP_BUFFER_OWN, moments and counters do not change: to load those, load a checkpoint
- * on all ranks. MIXP_ERR_ARGUMENT: no such rank.
- * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
-MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
-
-/* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
- * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
- * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
- * `seconds`. */
-MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
-#endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
 /* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */

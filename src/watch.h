@@ -1,7 +1,7 @@
 #pragma once
 #include "autocast.h"
 #include "step.h"
-/* ==== 12. WATCH =========================================================== >>watch ====
+/* ==== 13. WATCH =========================================================== >>watch ====
  *
  * A guard watches the values that operators store. An operator whose values overflow their low
  * dtype, or are flushed to zero too often, falls back to f32, because no loss scale prevents that.

@@ -2,7 +2,7 @@
 #include "../checkpoint.h"
 #include "../tensors/errors.c"
 #include "../tensors/memory.c"
-/* ==== 13. CHECKPOINT (implementation) ================================================= */
+/* ==== 12. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit, in bytes            */
 #define MIXPI_ST_MIN_ENTRY  49u             /* "":{"dtype":"U8","shape":[],"data_offsets":[0,0]} */

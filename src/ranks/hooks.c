@@ -1,6 +1,6 @@
 #pragma once
 #include "../tensors/tensors.c"
-/* --- ranks ----------------------------------------------------------------------------- */
+/* ==== 14. RANKS (implementation) ====================================================== */
 
 /* Does each rank get only the sums of its own pieces? */
 static int mixpi_is_scattered(const mixp_context *ctx)

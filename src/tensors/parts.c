@@ -1,5 +1,5 @@
 #pragma once
-#include "../tensors.h"
+#include "../ranks.h"
 #include "../macros.c"
 #include "../cpu/float_mode.c"
 /* ==== 5. TENSORS (implementation) ===================================================== */

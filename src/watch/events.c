@@ -3,7 +3,7 @@
 #include "../scaler.c"
 #include "../step/step.c"
 #include "share.c"
-/* ==== 12. WATCH (implementation) ====================================================== */
+/* ==== 13. WATCH (implementation) ====================================================== */
 
 /* An event as the watch stores it. site: its number. */
 struct mixpi_happening {
