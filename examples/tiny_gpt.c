@@ -83,10 +83,9 @@ static struct {
     block        blocks[LAYERS];
 } model;
 
-/* The name of a parameter: "h.2.mlp.up.weight" in block 2, "tokens.weight" outside (block -1). */
+/* The name of a parameter of block `at`, such as "h.2.mlp.up.weight". */
 static const char *name_of(int at, const char *part) {
     static char name[64];
-    if (at < 0) return part;
     snprintf(name, sizeof name, "h.%d.%s", at, part);
     return name;
 }
@@ -313,7 +312,8 @@ static int wrong_argument(int argc, char **argv) {
 int main(int argc, char **argv) {
     const char   *in = argc > 1 ? argv[1] : "fp16", *path = argc > 2 ? argv[2] : "mixprec.h";
     const char   *folder = argc > 4 ? argv[4] : NULL;
-    mixp_dtype    dtype = in[0] == 'b' ? MIXP_BF16 : in[2] == '3' ? MIXP_F32 : MIXP_F16;
+    mixp_dtype    low = !strcmp(in, "bf16") ? MIXP_BF16 : MIXP_F16;
+    mixp_dtype    dtype = !strcmp(in, "fp32") ? MIXP_F32 : low;
     int           steps = argc > 3 ? atoi(argv[3]) : 1500, failed;
     char          header[REPORT_MESSAGE], log_path[1024];
     report_file  *log = NULL;

@@ -287,8 +287,8 @@ static description read_description(const char *path) {
     memset(&d, 0, sizeof d);
     if (header) pairs = json_get(json_check(header, size, &wrong), "__metadata__");
     d.is_ours = json_get(pairs, "mixprec") != NULL;
-    json_string(json_get(pairs, MODEL_KEY), d.model, sizeof d.model);
-    json_string(json_get(pairs, VOCABULARY_KEY), d.vocabulary, sizeof d.vocabulary);
+    if (json_string(json_get(pairs, MODEL_KEY), d.model, sizeof d.model) < 0) d.model[0] = '\0';
+    if (json_string(json_get(pairs, VOCABULARY_KEY), d.vocabulary, sizeof d.vocabulary) < 0) d.vocabulary[0] = '\0';
     free(header);
     return d;
 }
