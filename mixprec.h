@@ -2047,7 +2047,8 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
 
 /* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
 MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
-    const float wanted = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax) * (tensor * (1.0f / 6.0f));
+    const float size = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax);
+    const float wanted = size * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
@@ -5463,8 +5464,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
-    MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask of
-                                   -Inf over a whole row */
+    MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
+                                   of -Inf over a whole row */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 
@@ -6570,10 +6571,9 @@ typedef struct mixpi_axes {
 
 static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
     mixpi_axes was = *x;
-    int k;
     x->n[i] = was.n[j];
     x->n[j] = was.n[i];
-    for (k = 0; k < x->arrays; k++) {
+    for (int k = 0; k < x->arrays; k++) {
         x->s[k][i] = was.s[k][j];
         x->s[k][j] = was.s[k][i];
     }
@@ -6581,9 +6581,8 @@ static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
 
 /* Does axis `last` continue where axis i ends, in every array? */
 static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
-    int k;
     if (last < 0) return 0;
-    for (k = 0; k < x->arrays; k++)
+    for (int k = 0; k < x->arrays; k++)
         if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
     return 1;
 }
@@ -6886,8 +6885,7 @@ static void mixpi_map_source(mixpi_map *m, mixp_in a, const int64_t *strides) {
 }
 
 static int mixpi_map_is_real(const mixpi_map *m) {
-    int k;
-    for (k = 0; k < m->sources; k++)
+    for (int k = 0; k < m->sources; k++)
         if (!mixpi_reads(m->a[k])) return 0;
     return mixpi_writes(m->y);
 }
@@ -7022,8 +7020,7 @@ static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int 
 
 /* Is an operand of these strides repeated over the shape? */
 static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
-    int i;
-    for (i = 0; i < rank; i++)
+    for (int i = 0; i < rank; i++)
         if (own[i] == 0 && shape[i] != 1) return 1;
     return 0;
 }
@@ -7141,9 +7138,8 @@ static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *me
 
 static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     const mixp_embedding_backward_args *k = job->k;
-    int64_t i;
-    for (i = 0; i < k->vocab; i++) job->first[i] = -1;
-    for (i = k->rows - 1; i >= 0; i--) {
+    for (int64_t i = 0; i < k->vocab; i++) job->first[i] = -1;
+    for (int64_t i = k->rows - 1; i >= 0; i--) {
         job->next[i] = job->first[k->ids[i]];
         job->first[k->ids[i]] = i;
     }
@@ -7301,8 +7297,7 @@ static void mixpi_compare_unit(const void *args, int64_t line) {
     const int last = k->rank - 1;
     int64_t n = last < 0 ? 1 : k->shape[last], a = 0, b = 0, i, rest = line;
     int64_t step_a = last < 0 ? 0 : k->a_strides[last], step_b = last < 0 ? 0 : k->b_strides[last];
-    int axis;
-    for (axis = last - 1; axis >= 0; axis--) {
+    for (int axis = last - 1; axis >= 0; axis--) {
         int64_t at = rest % k->shape[axis];
         a += at * k->a_strides[axis];
         b += at * k->b_strides[axis];
@@ -7315,11 +7310,10 @@ static void mixpi_compare_unit(const void *args, int64_t line) {
 
 static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k) {
     int64_t lines = 1;
-    int axis;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
     if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
-    for (axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
+    for (int axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
     return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
                            mixpi_compare_unit, k);
 }
@@ -7354,13 +7348,12 @@ static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap,
 static void mixpi_topk_unit(const void *args, int64_t row) {
     const mixp_topk_args *k = (const mixp_topk_args *)args;
     int32_t *heap = k->index + row * k->k;
-    int64_t i;
-    for (i = 0; i < k->k; i++) heap[i] = (int32_t)i;
-    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k, heap[i]);
-    for (i = k->k; i < k->cols; i++)
+    for (int64_t i = 0; i < k->k; i++) heap[i] = (int32_t)i;
+    for (int64_t i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k, heap[i]);
+    for (int64_t i = k->k; i < k->cols; i++)
         if (mixpi_topk_rank(k, row, (int32_t)i) > mixpi_topk_rank(k, row, heap[0]))
             mixpi_topk_sift(k, row, heap, 0, k->k, (int32_t)i);
-    for (i = k->k - 1; i > 0; i--) {
+    for (int64_t i = k->k - 1; i > 0; i--) {
         int32_t moved = heap[i];
         heap[i] = heap[0];
         mixpi_topk_sift(k, row, heap, 0, i, moved);
@@ -7724,8 +7717,7 @@ static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_redu
 }
 
 static void mixpi_note_bad(const mixp_scale_by_args *k) {
-    int64_t i;
-    for (i = 0; i < k->n; i++) {
+    for (int64_t i = 0; i < k->n; i++) {
         float one = mixp_get(k->a, i);
         if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
     }
@@ -8110,17 +8102,15 @@ static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
 /* c = bias, or c += bias if c accumulates. */
 static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
     const float *bias = (const float *)g->bias.data;
-    int64_t i, j;
-    for (i = 0; i < g->m; i++, c += g->ldc)
-        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
+    for (int64_t i = 0; i < g->m; i++, c += g->ldc)
+        for (int64_t j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
 }
 
 /* Computes g by BLAS if g suits BLAS; returns 0 if not. BLAS chooses its own threads and order of
  * sums, so only BLAS can guarantee equal bits for this product. */
 static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
-    int64_t z;
     if (!mixpi_gemm_suits_cblas(g)) return 0;
-    for (z = 0; z < g->batch; z++) {
+    for (int64_t z = 0; z < g->batch; z++) {
         const float *a = (const float *)g->a.data + z * g->stride_a;
         const float *b = (const float *)g->b.data + z * g->stride_b;
         float *c = (float *)g->c.data + z * g->stride_c;
@@ -8226,11 +8216,10 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
-    int        i, j;
     if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         rows[i] = mixpi_known_pair(known->a[i]);
-        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
+        for (int j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
     memset(&t, 0, sizeof t);
     t.depth = 2;
@@ -8244,7 +8233,7 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     t.cols = 16;
     t.pairs = pairs;
     tile(&t);
-    for (j = 0; j < 16; j++)
+    for (int j = 0; j < 16; j++)
         if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
     return 1;
 }
@@ -8299,9 +8288,8 @@ MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
     float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
-    int        i, j, k;
-    for (i = 0; i < 32; i++)
-        for (k = 0; k < 64; k++) {
+    for (int i = 0; i < 32; i++)
+        for (int k = 0; k < 64; k++) {
             float one = (float)(1 << i % 4);
             if (k == 0) one *= 4096.0f;
             mixpi_amx_put(&a[i][k / 2], k, f16, one);
@@ -8322,8 +8310,8 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     tile(&t, 32);
     MIXPI_AMX_RELEASE();
-    for (i = 0; i < 32; i++)
-        for (j = 0; j < 32; j++) {
+    for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 32; j++) {
             float want = mixpi_amx_wanted(f16, j % 4);
             want *= (float)(1 << i % 4);
             if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
@@ -8486,15 +8474,14 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
-    int64_t m, n;
     job->down = least_m;
     job->across = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
-    for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
+    for (int64_t m = least_m; m <= most_m; m++)
+        for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = mixpi_gemm_cost(g, m, n, idle);
             if (cost < best) {
@@ -8624,13 +8611,12 @@ static int mixpi_attention_bends(const mixp_attention_args *k)
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
-    int64_t i;
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
         !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
         !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
         return MIXP_ERR_ARGUMENT;
-    for (i = 0; k->lengths && i < k->b; i++)
+    for (int64_t i = 0; k->lengths && i < k->b; i++)
         if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
     return MIXP_OK;
 }
@@ -8949,10 +8935,9 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
-    int64_t i;
     memset(s, 0, sizeof *s);
     s->bad_row = s->bad_element = -1;
-    for (i = 0; i < job->count; i++) {
+    for (int64_t i = 0; i < job->count; i++) {
         const mixpi_chunk *c = &job->chunks[i];
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
@@ -9013,10 +8998,9 @@ static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k)
 
 static mixp_result mixpi_cpu_restore(const mixp_exec *x, const mixp_restore_args *k) {
     int32_t flag = k->n_flags == 0;
-    int i;
     (void)x;
-    for (i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
-    for (i = 0; i < k->n_parts && flag; i++)
+    for (int i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
+    for (int i = 0; i < k->n_parts && flag; i++)
         memcpy(k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
     return MIXP_OK;
 }
@@ -9831,8 +9815,7 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
                                 4 * step, 5 * step, 6 * step, 7 * step };
     const mixpi_vbits upper = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
     mixpi_u64x8 z[2];
-    uint64_t k;
-    for (k = 0; k < 2; k++) {
+    for (uint64_t k = 0; k < 2; k++) {
         z[k] = ahead + (key + (first + 8 * k) * step);
         z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
         z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
@@ -9848,14 +9831,13 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
     mixpi_u64x4 z[4];
-    uint64_t k;
-    for (k = 0; k < 4; k++) {
+    for (uint64_t k = 0; k < 4; k++) {
         z[k] = ahead + (key + (first + 4 * k) * step);
         z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
         z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
         z[k] ^= z[k] >> 31;
     }
-    for (k = 0; k < 4; k += 2) {        /* the upper halves, in order */
+    for (uint64_t k = 0; k < 4; k += 2) {        /* the upper halves, in order */
         const __m256i odd = (__m256i)_mm256_shuffle_ps((__m256)z[k], (__m256)z[k + 1], 0xDD);
         _mm256_storeu_si256((__m256i *)(void *)(out + 4 * k),
                             _mm256_permute4x64_epi64(odd, 0xD8));
@@ -9863,8 +9845,7 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
 }
 #else
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
-    uint64_t k;
-    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+    for (uint64_t k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
 }
 #endif
 
@@ -9998,8 +9979,7 @@ MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 /* Prefetches the cache lines of n elements from i on. The elements need not exist. */
 MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
     const char *p = (const char *)a.data + i * MIXPI_P(size)(a.dtype);
-    int64_t at;
-    for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
+    for (int64_t at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
 }
 
 /* MIXPI_LOOP is inlined even in plain C, because the dtypes must be constants in the loop. */
@@ -10350,11 +10330,10 @@ MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n
     const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
     char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
     mixp_out dense = d;
-    int64_t i;
     dense.data = row;
     if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
     MIXPI_P(copy_row)(dense, s, n);
-    for (i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+    for (int64_t i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
 }
 
 /* Copies one tile from src to dst. */
@@ -10385,10 +10364,9 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
     int64_t col = unit % c->across * c->tile_cols;
     int64_t row = unit / c->across % c->down * c->tile_rows;
     int64_t rest = unit / c->across / c->down, off[2];
-    int k, axis;
-    for (k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
-    for (axis = a - 1; axis >= 0; axis--) {
-        for (k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
+    for (int k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
+    for (int axis = a - 1; axis >= 0; axis--) {
+        for (int k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
         rest /= x->n[axis];
     }
     MIXPI_P(copy_tile)(c, mixpi_out_at(c->dst, off[0]), mixpi_in_at(c->src, off[1]),
@@ -10438,10 +10416,9 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
-    int i;
     mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
     memcpy(u, t, sizeof u);
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         uint32_t v = u[i] + (0x3F800000u - base);
         t[i] = (float)((int32_t)(v >> 23) - 127);
         u[i] = (v & 0x7FFFFFu) + base;
@@ -10512,23 +10489,21 @@ MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
 
 MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
-    int i;
     if (p == 1.0f) return x;
     if (p == 2.0f) return mixpi_vmul(x, x);
     if (p == 3.0f) return mixpi_vmul(mixpi_vmul(x, x), x);
     if (p == 0.5f) return mixpi_vsqrt(x);
     if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
     mixpi_vstore(t, x);
-    for (i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    for (int i = 0; i < 16; i++) t[i] = powf(t[i], p);
     return mixpi_vload(t);
 }
 
 /* sin x or cos x, from libm on every instruction set. */
 MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
-    int i;
     mixpi_vstore(t, x);
-    for (i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    for (int i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
     return mixpi_vload(t);
 }
 
@@ -11003,8 +10978,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
 
 /* Fills buf with n elements by repeating its beginning. */
 MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
-    int64_t have;
-    for (have = period; have < n; have += have)
+    for (int64_t have = period; have < n; have += have)
         memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
 }
 
@@ -11057,14 +11031,13 @@ MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
 MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
-    int64_t i, k;
     if (period == 1) {
         acc[0] = MIXPI_P(floats_sum)(acc, n);
         return;
     }
-    for (i = 0; i < period; i++) {
+    for (int64_t i = 0; i < period; i++) {
         double t = 0.0;
-        for (k = i; k < n; k += period) t += (double)acc[k];
+        for (int64_t k = i; k < n; k += period) t += (double)acc[k];
         acc[i] = (float)t;
     }
 }
@@ -11187,10 +11160,9 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
 /* The only column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
-    int64_t j;
     MIXPI_BLOCKS(i, n, k->n) {
         const float *p = MIXPI_P(read)(k->a, o * k->n + i, n, buf);
-        for (j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
+        for (int64_t j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
     }
 }
 
@@ -11355,8 +11327,7 @@ MIXPI_KERNEL(rope, mixp_rope_args, MIXPI_P(rope_unit))
 /* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
 MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
     mixpi_v s = mixpi_vset(shift);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
@@ -12060,13 +12031,12 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
     uint16_t first[16], second[16];
     size_t   bytes = sizeof first;
     mixpi_v  r;
-    int      i;
     if (left < 16) bytes = (size_t)left * sizeof *p;
     memset(first, 0, sizeof first);
     memset(second, 0, sizeof second);
     memcpy(first, p, bytes);
     if (q) memcpy(second, q, bytes);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         uint16x8_t x = vld1q_u16(first + 8 * i);
         uint16x8_t y = vld1q_u16(second + 8 * i);
         r.r[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
@@ -12084,9 +12054,8 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
     mixpi_v alpha = mixpi_vset(t->alpha);
     float  *c = t->c;
-    int     j;
     for (; rows > 0; rows--) {
-        for (j = 0; j < t->cols; j += 16) {
+        for (int j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
             mixpi_v y = mixpi_vzero();
             if (t->bias) y = mixpi_vload(t->bias + j);
@@ -12190,7 +12159,6 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
-    int64_t    i, j;
 #if MIXPI_BY_SUMS
     if (t->pairs >= MIXPI_AMX_BF16) {
         MIXPI_P(tile_by_sums)(t, rows);
@@ -12205,8 +12173,8 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     whole.c_row = MIXPI_NR;
     whole.add = 0;
     MIXPI_P(tile_whole)(&whole, rows);
-    for (i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
-        for (j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+    for (int64_t i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
+        for (int64_t j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
 }
 
 /* transpose4 makes four rows from four columns of src, as many rows of src as fill a register. */
@@ -12257,15 +12225,13 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
-    int row, column;
-    for (row = 0; row < 16; row += lanes)
-        for (column = 0; column < 16; column += 4)
+    for (int row = 0; row < 16; row += lanes)
+        for (int column = 0; column < 16; column += 4)
             MIXPI_P(transpose4)
             (dst + row + column * ldd, ldd, src + row * ld + column, ld);
 #else
-    int p, j;
-    for (p = 0; p < 16; p++)
-        for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
+    for (int p = 0; p < 16; p++)
+        for (int j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
 #endif
 }
 
@@ -12741,8 +12707,7 @@ MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
 
 /* Multiplies row[0 .. n) by factor; n is whole vectors. */
 MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
@@ -12784,8 +12749,7 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max
 /* s = softcap * tanh(s / softcap), in whole vectors. */
 MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
     mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(s + j,
                      mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
 }
@@ -12793,8 +12757,7 @@ MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
 /* slopes = the derivative of the cap at capped scores s: 1 - (s / softcap)^2. */
 MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
     mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
         mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
     }
@@ -13420,8 +13383,7 @@ MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
 MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_v x;
-    int j;
-    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+    for (int j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
         u[j] = b->rest_size == 2 ? mixpi_vread_16(b->rest + 2 * k)
                                  : mixpi_vread_8(b->rest + k) << 8;
         u[j] += mixpi_vread_high(b->weight + 2 * k);
@@ -13430,8 +13392,7 @@ MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     return x;
 }
 MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *word) {
-    int j;
-    for (j = k; j < k + 16; j += mixpi_vlanes) {
+    for (int j = k; j < k + 16; j += mixpi_vlanes) {
         const mixpi_vbits r = mixpi_vstate_random(key, (uint32_t)first + (uint32_t)j);
         memcpy(word + j, &r, sizeof r);
     }
@@ -13462,8 +13423,7 @@ MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const fl
     }
 }
 MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vmaster_parts parts = mixpi_vmaster_16(mixpi_vbits_at(p + k, 0));
         mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
         mixpi_vwrite_16(b->rest + 2 * k, parts.rest);
@@ -13484,8 +13444,7 @@ MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
  * with an Inf, which is rare. Comparisons skip NaN. */
 MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
     uint32_t largest = 0;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k++) {
         uint32_t size = mixpi_state_size(x[k]);
         if (size > largest) largest = size;
     }
@@ -13494,16 +13453,14 @@ MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
 MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     mixpi_v  top = mixpi_vzero();
     uint32_t largest;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
     largest = mixp_bits_of_f32(mixpi_vmaxof(top));
     if (largest < 0x7F800000u) return largest;
     return MIXPI_P(block_largest_finite)(x);
 }
 MIXPI_F void MIXPI_P(block_roots)(float *v) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
@@ -13539,8 +13496,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const uint32_t m_scale = row->m_scale ? row->m_scale[block] : 0u;
     const uint32_t v_scale = row->v_scale ? row->v_scale[block] : 0u;
     const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         if (b.m)
             mixpi_vstore(s->m + i + k, MIXPI_P(small_moment)(b.m, b.m_size, 0, m_scale, k));
@@ -13553,8 +13509,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
 /* Prefetches a block of the next stretch: the hardware prefetcher restarts at each page of each
  * array. */
 MIXPI_V void MIXPI_P(ask_codes)(const char *codes, int size) {
-    int at;
-    for (at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
+    for (int at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
         MIXPI_PREFETCH(codes + size * MIXPI_BLOCK + at);
 }
 MIXPI_V void MIXPI_P(small_ask)(const mixpi_small *b) {
@@ -13661,8 +13616,7 @@ MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
 MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
     const __m512i sign = _mm512_set1_epi8(-0x80);
     __m512i top = sign;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 64) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 64) {
         top = _mm512_max_epu8(top, _mm512_or_si512(sign, _mm512_loadu_si512(b->m + k)));
         top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
     }
@@ -13797,18 +13751,16 @@ MIXPI_V void MIXPI_P(stretch_begin)(mixpi_stretch *s, int64_t first, int n) {
     if (mixpi_row_is_split(row)) s->p = s->p_buffer;
 }
 MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s) {
-    int i;
     if (mixpi_row_is_coded(s->row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_open)(s, i);
+        for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_open)(s, i);
 }
 
 MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     const mixp_param_row *row = s->row;
     const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
-    int i;
     if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
     if (mixpi_row_is_coded(row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK)
+        for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK)
             if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 
@@ -14229,13 +14181,12 @@ MIXPI_V uint32_t MIXPI_P(q_largest)(mixpi_vcodes amax, mixp_dtype dtype) {
     const uint32_t move = 0x800000u;
     uint32_t a[16], largest = 0;
     mixpi_v v;
-    int k;
     if (dtype == MIXP_BF16) {
         MIXPI_EACH(MIXPI_R(v, i) = mixpi_rof((MIXPI_R(amax, i) >> 1) + move))
         return (mixp_bits_of_f32(mixpi_vmaxof(v)) - move) << 1;
     }
     memcpy(a, &amax, sizeof a);
-    for (k = 0; k < 16; k++) largest = a[k] > largest ? a[k] : largest;
+    for (int k = 0; k < 16; k++) largest = a[k] > largest ? a[k] : largest;
     return largest;
 }
 
@@ -14342,22 +14293,22 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
-    int64_t col, r, b;
-    for (col = 0; col < q.k.cols; col += 16 * n) {
+    for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
         float in[16], out[16];
         mixpi_vcodes all;
         MIXPI_P(q_pair) s;
-        for (b = 0; b < blocks; b++) amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
+        for (int64_t b = 0; b < blocks; b++)
+            amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
-        for (r = row; r < row + rows; r++)
-            for (b = 0; b < blocks; b++) {
+        for (int64_t r = row; r < row + rows; r++)
+            for (int64_t b = 0; b < blocks; b++) {
                 s.in = mixpi_vset(in[b]);
                 s.out = mixpi_vset(out[b]);
                 MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
@@ -14369,18 +14320,17 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
-    int64_t col, r;
-    for (col = 0; col < q.k.cols; col += 16) {
+    for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
         mixpi_vcodes amax = MIXPI_P(q_none)();
         MIXPI_P(q_pair) s;
-        for (r = row; r < last; r++) {
+        for (int64_t r = row; r < last; r++) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
-        for (r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
+        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
     }
 }
 
@@ -14404,19 +14354,18 @@ MIXPI_V void MIXPI_P(hadamard_put)(mixp_bf16 *y, mixpi_v a, int64_t n) {
 
 MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int64_t n) {
     mixpi_v v[16];
-    int i, step;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         const mixpi_v a = MIXPI_P(q_load_part)(k->a, at + i * k->cols, n);
         v[i] = mixpi_vmul(a, mixpi_vset(mixpi_hadamard_sign(i)));
     }
-    for (step = 1; step < 16; step *= 2)
-        for (i = 0; i < 16; i++)
+    for (int step = 1; step < 16; step *= 2)
+        for (int i = 0; i < 16; i++)
             if (!(i & step)) {
                 const mixpi_v a = v[i], b = v[i | step];
                 v[i] = mixpi_vadd(a, b);
                 v[i | step] = mixpi_vsub(a, b);
             }
-    for (i = 0; i < 16; i++)
+    for (int i = 0; i < 16; i++)
         MIXPI_P(hadamard_put)(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), n);
 }
 
@@ -14439,23 +14388,21 @@ MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t str
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v v;
     float s[16];
-    int i;
     if (k->scale == MIXP_SCALE_TENSOR) return one;
     codes += strip * k->cols + col;
     if (k->scale == MIXP_SCALE_E4M3) {          /* 1 for 0, as mixpi_scale_of_code */
         v = mixpi_vget(MIXP_F8_E4M3, codes);
         return mixpi_vselect_gt(mixpi_vset(0.5f * MIXP_E4M3_TINY), v, one, v);
     }
-    for (i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
+    for (int i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
     return mixpi_vload(s);
 }
 
 /* The codes of 16 values of elements. */
 MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
     float x[16];
-    int i;
     mixpi_vstore(x, v);
-    for (i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++)
         codes[i] = (uint8_t)(mixpi_e2m1_code(x[2 * i]) | mixpi_e2m1_code(x[2 * i + 1]) << 4);
 }
 MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
@@ -14466,8 +14413,7 @@ MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
 
 MIXPI_V mixpi_v MIXPI_P(get_e2m1)(const uint8_t *codes) {
     float x[16];
-    int i;
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++) {
         x[2 * i] = mixpi_e2m1_value(codes[i]);
         x[2 * i + 1] = mixpi_e2m1_value((uint32_t)codes[i] >> 4);
     }
@@ -14493,10 +14439,9 @@ MIXPI_V void MIXPI_P(decode_16)(const mixp_recode_args *k, int64_t at, mixpi_v s
 MIXPI_K void MIXPI_P(recode_strip)(const void *job, int64_t strip) {
     const mixp_recode_args k = *(const mixp_recode_args *)job;
     const int64_t rows = k.block_rows ? k.block_rows : 1;
-    int64_t col, r;
-    for (col = 0; col < k.cols; col += 16) {
+    for (int64_t col = 0; col < k.cols; col += 16) {
         const mixpi_v scales = MIXPI_P(recode_scales)(&k, strip, col);
-        for (r = strip * rows; r < (strip + 1) * rows; r++) {
+        for (int64_t r = strip * rows; r < (strip + 1) * rows; r++) {
             if (k.decodes) MIXPI_P(decode_16)(&k, r * k.cols + col, scales);
             else MIXPI_P(encode_16)(&k, r * k.cols + col, scales);
         }
@@ -14719,8 +14664,7 @@ static int mixpi_isa_pays(mixp_isa isa) {
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
     const mixp_device *d = NULL;
-    int isa;
-    for (isa = MIXP_ISA_COUNT - 1; !d; isa--)
+    for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
         if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
     return d;
 }
@@ -14851,12 +14795,11 @@ static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
     uint32_t from[MIXPI_KNOWN_CODES];
     unsigned char codes[MIXPI_KNOWN_CODES * 2];
     size_t size = mixp_dtype_size(to);
-    int i;
-    for (i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
+    for (int i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
     if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) !=
         MIXP_OK)
         return 0;
-    for (i = 0; i < MIXPI_KNOWN_CODES; i++)
+    for (int i = 0; i < MIXPI_KNOWN_CODES; i++)
         if (mixpi_load_code(codes + (size_t)i * size, size) !=
             mixpi_known_code_as(&mixpi_known_codes[i], to)) return 0;
     return 1;
@@ -14874,7 +14817,6 @@ static int mixpi_check_scaler(void) {
     static const float scales[] = { 1024.0f, 1024.0f, 512.0f, 512.0f, 512.0f, 1024.0f };
     mixp_scaler_state s;
     mixp_scaler_rule rule;
-    int i;
     memset(&s, 0, sizeof s);
     memset(&rule, 0, sizeof rule);
     s.scale = 1024.0f;
@@ -14884,7 +14826,7 @@ static int mixpi_check_scaler(void) {
     rule.growth_interval = rule.recovery_interval = 3;
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         mixp_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
     }
@@ -15000,10 +14942,9 @@ static mixp_result mixpi_check_failed(char *message, size_t size, const char *wh
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
-    int isa;
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,
@@ -16044,8 +15985,7 @@ static void mixpi_pool_open(mixpi_pool *p) {
 
 static void mixpi_pool_close(mixpi_pool *p) {
     uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
-    int i;
-    for (i = 0; MIXPI_GATE_INSIDE(gate) > 0 && mixpi_wait_awake(i); i++) gate = mixpi_gate(p);
+    for (int i = 0; MIXPI_GATE_INSIDE(gate) > 0 && mixpi_wait_awake(i); i++) gate = mixpi_gate(p);
     if (MIXPI_GATE_INSIDE(gate) == 0) return;
     pthread_mutex_lock(&p->lock);
     while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
@@ -16053,13 +15993,12 @@ static void mixpi_pool_close(mixpi_pool *p) {
 }
 
 static void mixpi_pool_stop(mixpi_pool *p) {
-    int i;
     if (!p || p->owner != getpid()) return;
     pthread_mutex_lock(&p->lock);
     p->quit = 1;
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
-    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    for (int i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
     pthread_cond_destroy(&p->left);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
@@ -16539,10 +16478,9 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
 static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
     mixp_result r = MIXP_OK;
     int32_t flag = k->n_flags == 0;
-    int i;
-    for (i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
+    for (int i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
         r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
-    for (i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
+    for (int i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
         r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
     return r;
 }
@@ -16562,8 +16500,7 @@ static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
  * of the flags in k is not 0, or if k has no flags. */
 static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_restore_part *part = &k->parts[k->n_parts];
         if (!mixpi_backup_is_valid(b)) continue;
@@ -16908,10 +16845,9 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
-    int i;
     t->rank = rank;
     t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) {
+    for (int i = 0; i < MIXP_MAX_RANK; i++) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
@@ -17373,13 +17309,12 @@ static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
 /* Makes room for one more tensor. Both arrays are one piece of memory, which doubles. */
 static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
     mixpi_params old = *p, grown = { NULL, NULL, 0, 0 };
-    int64_t i;
     if (old.count < old.room) return MIXP_OK;
     grown.room = old.room ? 2 * old.room : 16;
     grown.made = (mixp_tensor **)mixpi_owner_new(ctx, 3 * (size_t)grown.room * sizeof *grown.made);
     if (!grown.made) return MIXP_ERR_MEMORY;
     grown.named = grown.made + grown.room;
-    for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
+    for (int64_t i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
     *p = grown;
     if (old.made) mixpi_owned_free(ctx, old.made);
     return MIXP_OK;
@@ -17734,8 +17669,7 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
                           r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
                           r->most_recent, r->codes };
-    size_t i;
-    for (i = 0; i < sizeof flags / sizeof flags[0]; i++)
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
 }
@@ -17979,13 +17913,12 @@ MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
 /* Closes the innermost block, and all regions that were pushed and not popped in it. */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
-    int i;
     if (!c) return 0;
     if (c->n_regions > MIXPI_REGIONS_ROOM) {
         c->n_regions--;
         return 0;
     }
-    for (i = c->n_regions; i > 0; i--) {
+    for (int i = c->n_regions; i > 0; i--) {
         if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
         c->n_regions = i - 1;
         break;
@@ -18099,8 +18032,7 @@ static int mixpi_is_cast(const mixp_op *op);
 /* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
-    int i;
-    for (i = 0; c && i < c->n_overrides; i++)
+    for (int i = 0; c && i < c->n_overrides; i++)
         if (c->overrides[i].op == op) return c->overrides[i].cls;
     return op->cls;
 }
@@ -18142,8 +18074,7 @@ static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
         if (!t[i] || !mixpi_real(one)) continue;
         d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
@@ -18459,8 +18390,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
 
 /* Casts the inputs of an ALL_F32 operator to f32, inside and outside of regions. */
 static mixp_result mixpi_cast_to_f32(mixp_call *c) {
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_is_low(t->dtype)) continue;
         c->in[i] = mixpi_cast(c->ctx, t, MIXP_F32);
@@ -18563,8 +18493,7 @@ static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i)
 /* Puts a call on the tape, with the versions of the tensors that it read. */
 static void mixpi_record_call(mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
-    int i;
-    for (i = 0; i <= e->call.n_in; i++) {
+    for (int i = 0; i <= e->call.n_in; i++) {
         mixp_tensor *t = mixpi_call_tensor(&e->call, i);
         e->versions[i] = t ? mixpi_origin(t)->version : 0;
     }
@@ -18584,9 +18513,8 @@ static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
 /* Notes the name of the operator that stops gradients to a result. */
 static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
     const mixp_call *c = &e->call;
-    int i;
     if (grad && !c->op->backward) c->out->own.cut = c->op->name;
-    for (i = 0; i < c->n_in && !c->out->own.cut; i++)
+    for (int i = 0; i < c->n_in && !c->out->own.cut; i++)
         if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
 }
 
@@ -18675,8 +18603,7 @@ MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
 
 /* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
-    int i;
-    for (i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
+    for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
@@ -18962,8 +18889,7 @@ static int mixpi_forget_loan(mixp_tensor *g) {
 static mixp_result mixpi_settle_inputs(mixp_call *c) {
     const mixp_tensor *g = c->out->own.grad;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (t && t->own.grad && t->own.grad->own.lent == g)
             r = mixpi_grad_settle(t->own.grad);
@@ -18980,8 +18906,7 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
 static uint32_t mixpi_call_read_set(const mixp_call *c) {
     const mixpi_tape_entry *e = mixpi_entry_of(c);
     uint32_t what = 0;
-    int i;
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
     return what;
 }
@@ -19005,8 +18930,7 @@ static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who)
 static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
     const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
-    int i;
-    for (i = 0; i <= c->n_in && what; i++) {
+    for (int i = 0; i <= c->n_in && what; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
@@ -19018,9 +18942,8 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
 /* Has backward asked for the gradient of input i, or of another input that is the same tensor? */
 static int mixpi_was_asked(const mixp_call *c, int i) {
     const mixpi_tape_entry *e = mixpi_entry_of(c);
-    int j;
     if (e->inputs[i] & MIXPI_INPUT_ASKED) return 1;
-    for (j = 0; j < c->n_in; j++)
+    for (int j = 0; j < c->n_in; j++)
         if (e->inputs[j] & MIXPI_INPUT_ASKED && mixpi_grad_owner(c, j) == mixpi_grad_owner(c, i))
             return 1;
     return 0;
@@ -19161,13 +19084,12 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
  * incomplete. */
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
         e->lacks = MIXP_OK;
-        for (i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
+        for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
         mixpi_forget_loan(e->call.out->own.grad);
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
             if (!t || t->own.from_tape || !t->own.pending) continue;
             t->own.pending = 0;
@@ -19205,16 +19127,14 @@ static void mixpi_rerun_free(mixp_tensor *t) {
 
 /* Frees what the call e saved, and its result. */
 static void mixpi_entry_spill(mixpi_tape_entry *e) {
-    int k;
-    for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+    for (int k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
     if (!e->alias) mixpi_rerun_free(e->call.out);
     e->call.out->data = NULL;
     e->call.out->own.spilled = 1;
 }
 
 static void mixpi_rerun_spill(mixpi_rerun *b) {
-    int64_t i;
-    for (i = 0; i < b->count; i++)
+    for (int64_t i = 0; i < b->count; i++)
         if (!mixpi_rerun_keeps(b, b->entries[i])) mixpi_entry_spill(b->entries[i]);
     b->live = 0;
 }
@@ -19237,11 +19157,10 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
  * of its input. */
 static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
-    int k;
     if (!e->alias && mixpi_rerun_keeps(e->block, e) && !c->out->own.spent) return MIXP_OK;
     c->out->data = e->alias ? c->in[0]->data : mixpi_data_alloc(c->out);
     if (!c->out->data) return MIXP_ERR_MEMORY;
-    for (k = 0; k < MIXP_MAX_SAVED; k++) {
+    for (int k = 0; k < MIXP_MAX_SAVED; k++) {
         if (!c->saved[k] || c->saved[k]->data) continue;
         c->saved[k]->data = mixpi_data_alloc(c->saved[k]);
         if (!c->saved[k]->data) return MIXP_ERR_MEMORY;
@@ -19256,8 +19175,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
     mixp_tensor *grad = c->out->grad;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i <= c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i <= c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         if (t && mixpi_origin(t)->version != e->versions[i])
             r = mixpi_was_written(c, i, "mixp_backward");
@@ -19279,8 +19197,7 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < b->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < b->count && r == MIXP_OK; i++) {
         mixp_call *c = &b->entries[i]->call;
         if (c->op->attrs_size) memcpy(c->attrs, attrs, c->op->attrs_size);
         attrs += c->op->attrs_size;
@@ -19303,8 +19220,7 @@ static void mixpi_rerun_leave(mixpi_tape_entry *e) {
 
 /* Does e, or a tensor that it reads, no longer own its memory? */
 static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
-    int i;
-    for (i = 0; i < e->call.n_in; i++)
+    for (int i = 0; i < e->call.n_in; i++)
         if (e->call.in[i] && e->call.in[i]->own.spent) return 1;
     return e->call.out->own.spent;
 }
@@ -19312,12 +19228,11 @@ static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
 /* Keeps the attrs of all calls of b. 0: out of memory. */
 static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
     size_t size = 0;
-    int64_t i;
-    for (i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
+    for (int64_t i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
     b->attrs = (unsigned char *)mixpi_step_alloc(b->entries[0]->call.ctx, size + 1);
     if (!b->attrs) return 0;
     size = 0;
-    for (i = 0; i < b->count; i++) {
+    for (int64_t i = 0; i < b->count; i++) {
         const mixp_call *c = &b->entries[i]->call;
         if (c->op->attrs_size) memcpy(b->attrs + size, c->attrs, c->op->attrs_size);
         size += c->op->attrs_size;
@@ -19758,8 +19673,7 @@ static const char *mixpi_real_cure(mixp_dtype dtype) {
 /* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
-    int i;
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
             return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
@@ -19857,9 +19771,8 @@ static void mixpi_warn_of_maker(mixp_call *c) {
         { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
     };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
-    size_t i;
     if (!maker) return;
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
                        rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
@@ -19941,8 +19854,7 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
-    int i;
-    for (i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+    for (int i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
 }
 
 /* Converts dim to an index from the front; -1 if it is out of range. */
@@ -20068,8 +19980,7 @@ static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role)
 static float mixpi_history_turn(float *history, int length) {
     const float newest = history[0];
     float largest = newest;
-    int i;
-    for (i = 1; i < length; i++) {
+    for (int i = 1; i < length; i++) {
         if (history[i] > largest) largest = history[i];
         history[i - 1] = history[i];
     }
@@ -20091,7 +20002,6 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
 /* Ends an update of the linears with one weight. */
 static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     mixp_turn_args k;
-    int i;
     MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
     memset(&k, 0, sizeof k);
     k.n = MIXPI_ROLES;
@@ -20099,12 +20009,12 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     k.most_recent = s->recipe.most_recent;
     k.history = s->history;
     k.scales = s->scales;
-    for (i = 0; i < MIXPI_ROLES; i++)
+    for (int i = 0; i < MIXPI_ROLES; i++)
         k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
                                    -s->recipe.margin);
     if (ctx->device->kernels->turn)
         return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
-    for (i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
+    for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
     return MIXP_OK;
 }
 
@@ -20244,8 +20154,7 @@ static double mixpi_lossy_beyond(mixp_dtype element)
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
     mixpi_loss sum = { 0.0, 0, 0 };
-    int64_t i;
-    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
+    for (int64_t i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
         mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
                        (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
                        l->beyond);
@@ -20766,8 +20675,7 @@ enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a li
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
     const mixp_call *c = &e->call;
     uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         if (!(e->inputs[i] & MIXPI_INPUT_CONSTANT)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
         if (c->in[i] == t) bits |= i < 31 ? 1u << i : MIXP_READS_ALL;
     }
@@ -21064,8 +20972,7 @@ static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_opera
 /* Number of kernel calls that the batches need. */
 static int64_t mixpi_product_calls(const mixpi_axes *x) {
     int64_t calls = 1;
-    int i;
-    for (i = 0; i < x->rank - 1; i++) calls *= x->n[i];
+    for (int i = 0; i < x->rank - 1; i++) calls *= x->n[i];
     return calls;
 }
 
@@ -21691,13 +21598,12 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
 static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
     int64_t full[4], stride[4], step = 1;
-    int i;
     if (!mask) return MIXP_OK;
     full[0] = k->b;
     full[1] = k->heads;
     full[2] = k->t;
     full[3] = k->keys;
-    for (i = 3; i >= 0; i--) {
+    for (int i = 3; i >= 0; i--) {
         int     own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
@@ -22380,13 +22286,12 @@ MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
-    int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: eps is %g; it must be above 0", c->op->name,
                                  (double)k->eps);
-    for (i = 1; i < 3; i++)
+    for (int i = 1; i < 3; i++)
         if (c->in[i] &&
             (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c,
@@ -22740,16 +22645,15 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     mixpi_choice *p = (mixpi_choice *)c->attrs;
     mixp_where_args *k = &p->k;
     int64_t *strides[3], step[3] = { 1, 1, 1 };
-    int i, axis;
     strides[0] = k->mask_strides;
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
     mixpi_call_reads_all(c, 0);     /* forward keeps a copy of the mask */
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
-    for (axis = k->rank - 1; axis >= 0; axis--) {
+    for (int axis = k->rank - 1; axis >= 0; axis--) {
         k->shape[axis] = 1;
-        for (i = 0; i < 3; i++) {
+        for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
             int64_t n = own < 0 ? 1 : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
                                                            &strides[i][axis]);
@@ -22766,12 +22670,11 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     const mixpi_choice *p = (const mixpi_choice *)c->attrs;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     char quoted[MIXPI_QUOTED];
-    int i;
     if (mask->dtype != MIXP_U8 && mask->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "%s: the mask%s is %s; it must be u8 or i32", c->op->name,
                                  mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
-    for (i = 1; i < 3; i++) {
+    for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
@@ -23101,7 +23004,6 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
     mixp_tensor *logits;
     mixp_result r = MIXP_OK;
-    int64_t first;
     h->k.rows = mixpi_rows_of(c->in[0]);
     h->k.cols = c->in[1]->shape[0];
     h->width = c->in[1]->shape[1];
@@ -23117,7 +23019,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     mixpi_warn_unless_counts(c, &h->k, h->k.rows);
-    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+    for (int64_t first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
@@ -23264,8 +23166,7 @@ static mixp_result mixpi_loss_forward(mixp_call *c) {
 static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < 2 && r == MIXP_OK; i++) {
+    for (int i = 0; i < 2 && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;
@@ -23431,11 +23332,10 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
-    int i;
     if (p->n != x->rank)
         return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
-    for (i = 0; i < p->n; i++) {
+    for (int i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
         if (from < 0 || (seen >> from & 1u))
             return mixpi_bad_shapes(c, "dims must name each dimension of x once");
@@ -23515,11 +23415,10 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     mixpi_expansion *p = (mixpi_expansion *)c->attrs;
     const mixp_tensor *x = c->in[0];
     int64_t step = 1;
-    int i;
     if (p->rank < x->rank || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixpi_bad_shapes(c, "the new rank must be at least x's rank, and at most 8");
     p->k.rank = p->rank;
-    for (i = p->rank - 1; i >= 0; i--) {
+    for (int i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
@@ -23840,8 +23739,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
 
 /* Do the sizes fill a dimension of this size, each at least 1? */
 static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (sizes[i] < 1 || sizes[i] > size) return 0;
         size -= sizes[i];
     }
@@ -23870,8 +23768,8 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
     mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
     if (t && mixpi_overflows(dtype, value)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; use "
-                          "a smaller number, INFINITY, or another dtype",
+                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; "
+                          "use a smaller number, INFINITY, or another dtype",
                           value, mixp_dtype_name(dtype), mixpi_largest(dtype));
         return NULL;
     }
@@ -24148,8 +24046,7 @@ static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
     char quoted[MIXPI_QUOTED];
     mixp_result r;
-    int i;
-    for (i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++)
         if (!mixpi_compared_dtype(c->in[i]->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
@@ -24255,12 +24152,11 @@ MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64
 /* Sets the sizes of k: src[outer, m, inner] is added to x[outer, n, inner]. */
 static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
     const mixp_tensor *x = c->in[0], *src = c->in[1];
-    int i;
     if (axis < 0 || src->rank != x->rank)
         return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
                                    "dimensions");
     k->outer = k->inner = 1;
-    for (i = 0; i < x->rank; i++) {
+    for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
             return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");
@@ -25080,8 +24976,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
  * an earlier mixp_jvp leaves there if on_error throws. */
 static void mixpi_lead(const mixp_call *c, int leads) {
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i] ? mixpi_grad_owner(c, i) : NULL;
         if (!t) continue;
         t->own.leads = leads;
@@ -26239,9 +26134,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 /* The groups share all checks of lr, so either all groups accept it or none does. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
     mixp_result r = MIXP_OK;
-    int i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    for (i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
+    for (int i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
         mixp_param_group g = opt->plan.groups[i];
         g.lr = lr;
         r = mixpi_group_put(opt, i, opt->plan.n_groups, &g);
@@ -26788,10 +26682,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
         if (!view) {
             opt->slots[i].param->grad = NULL;
@@ -26852,8 +26745,7 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
     size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
+    for (int64_t i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
     return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
                         n * sizeof *opt->muon->rows);
 }
@@ -26861,8 +26753,7 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
@@ -26899,8 +26790,7 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
  * newest group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     int64_t i;
-    int g;
-    for (g = 1; g < opt->plan.n_groups; g++) {
+    for (int g = 1; g < opt->plan.n_groups; g++) {
         for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
         if (i < opt->count) continue;
         mixpi_warn(opt->ctx,
@@ -26965,16 +26855,14 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 /* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
  * stay fresh in both cases. autocast renews a stale copy. */
 static void mixpi_weight_written(mixp_tensor *p) {
-    int k;
-    for (k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++)
         if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
     mixpi_written(p, MIXPI_BY_OPTIMIZER);
 }
 
 /* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
 static void mixpi_opt_written(mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
         if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
@@ -26989,8 +26877,7 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
 /* Changes whenever the library writes a gradient, or mixp_tensor_touch declares a write. */
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) sum += g->version;
     }
@@ -27117,9 +27004,8 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
  * changes nothing while it is recorded. */
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!o->muon || o->ctx->capture.active) return MIXP_OK;
-    for (i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
         if (o->rows[i].count && mixpi_is_own(o, i)) r = mixpi_muon_iterate(o, i);
         if (r == MIXP_OK) o->muon->tried = i + 1;
     }
@@ -27165,19 +27051,17 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     mixp_step_plan plan = o->plan;
     mixp_result r;
-    int k;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
+    for (int k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
         r = mixpi_muon_iterate(o, i);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
 }
 
 static mixp_result mixpi_muon_update(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++)
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++)
         if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
             r = mixpi_muon_matrix(o, i);
     return r;
@@ -27557,8 +27441,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 /* Allocates tables for all parameters, and averages for those that have none. */
 static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
     const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!slot->ema)
             slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
@@ -27583,16 +27466,15 @@ static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
     mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_ema_check(opt, decay);
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
-    for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
+    for (int64_t i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
         if (r == MIXP_OK) r = mixpi_ema_start(opt, i);
     }
     if (r != MIXP_OK) return r;
-    for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
+    for (int64_t i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
     r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
                      (size_t)opt->count * sizeof *opt->ema_rows);
     if (r == MIXP_OK) opt->ema_count = opt->count;
@@ -27608,7 +27490,6 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 /* Can the averages be put in, or taken out? */
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
-    int64_t i;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
         wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
@@ -27619,7 +27500,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
-    for (i = 0; i < opt->ema_count && !opt->swapped; i++)
+    for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                      "mixp_optimizer_swap_ema: another optimizer also has '%s', "
@@ -27630,8 +27511,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
 }
 
 static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->ema_count; i++) {
+    for (int64_t i = 0; i < opt->ema_count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
         if (!slot->shelf) return MIXP_ERR_MEMORY;
@@ -27642,8 +27522,7 @@ static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
 /* The low copies follow at once: a graph reads them without a check. */
 static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
     mixp_result r = MIXP_OK;
-    int k;
-    for (k = 0; k < 2 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 2 && r == MIXP_OK; k++) {
         if (!p->own.low[k]) continue;
         r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
                              p->count);
@@ -27671,12 +27550,11 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
     if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
-    for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
+    for (int64_t i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;
@@ -27973,8 +27851,7 @@ static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
 
 /* Marks the gradients of opt as true. */
 static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (!g) continue;
         g->version++;
@@ -27986,8 +27863,7 @@ static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
 
 /* Marks the scaled gradients of opt as used by a step. */
 static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
     }
@@ -28891,9 +28767,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
 static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     const char *slash = strrchr(s->target, '/');
     const char *name = slash ? slash + 1 : s->target;
-    int number;
     errno = EEXIST;
-    for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
+    for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
                  (int)(name - s->target), s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
@@ -29172,10 +29047,9 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
 /* Builds the index of the pairs. Each key may appear once. */
 static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     const char *p = file->packed;
-    size_t i;
     file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
                                                      sizeof file->pairs[0]);
-    for (i = 0; file->pairs && i < file->n_pairs; i++) {
+    for (size_t i = 0; file->pairs && i < file->n_pairs; i++) {
         file->pairs[i].key = p;
         p += strlen(p) + 1;
         file->pairs[i].text = p;
@@ -29212,7 +29086,6 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
 static uint64_t mixpi_st_header_length(mixpi_file *f) {
     char prefix[8] = "";
     uint64_t n = 0;
-    int i;
     if (f->report->result != MIXP_OK) return 0;
     if (f->size < 8) {
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
@@ -29220,7 +29093,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
         return 0;
     }
     mixpi_file_read(f, 0, prefix, 8);
-    for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
+    for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
@@ -29273,15 +29146,14 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
     char *at;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         item->e.bytes = (size_t)(item->end - item->begin);
         if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
     }
     at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
-    for (i = 0; at && i < file->n_items; i++) {
+    for (size_t i = 0; at && i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         if (!item->wanted) continue;
         mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);
@@ -29398,12 +29270,11 @@ static void mixpi_text_quote(mixpi_text *t, const char *s) {
 }
 
 static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
-    int d;
     mixpi_text_quote(t, item->e.name);
     mixpi_text_add(t, ":{\"dtype\":\"");
     mixpi_text_add(t, item->type->name);
     mixpi_text_add(t, "\",\"shape\":[");
-    for (d = 0; d < item->e.rank; d++)
+    for (int d = 0; d < item->e.rank; d++)
         mixpi_text_number(t, d ? "," : "", (uint64_t)item->e.shape[d]);
     mixpi_text_number(t, "],\"data_offsets\":[", item->begin);
     mixpi_text_number(t, ",", item->end);
@@ -29412,18 +29283,16 @@ static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
 
 /* Adds the header's object, padded with spaces so that the data after it is aligned. */
 static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
-    int64_t m;
-    size_t i;
     mixpi_text_add(t, "{");
     if (plan->n_metadata) mixpi_text_add(t, "\"__metadata__\":{");
-    for (m = 0; m < plan->n_metadata; m++) {
+    for (int64_t m = 0; m < plan->n_metadata; m++) {
         if (m) mixpi_text_add(t, ",");
         mixpi_text_quote(t, plan->metadata[m][0]);
         mixpi_text_add(t, ":");
         mixpi_text_quote(t, plan->metadata[m][1]);
     }
     if (plan->n_metadata) mixpi_text_add(t, plan->n_items ? "}," : "}");
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         if (i) mixpi_text_add(t, ",");
         mixpi_text_tensor(t, &plan->items[i]);
     }
@@ -29435,7 +29304,6 @@ static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
 static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     mixpi_text text = { NULL, 0 };
     uint64_t length;
-    int i;
     if (r->result != MIXP_OK) return;
     mixpi_text_header(&text, plan);
     length = text.length;
@@ -29447,7 +29315,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
-    for (i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++)
         plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     text.at = plan->header + 8;
     text.length = 0;
@@ -29458,8 +29326,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
 static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
     mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
                                (uint64_t)plan->n_metadata, sizeof *pairs);
-    int64_t m;
-    for (m = 0; pairs && m < plan->n_metadata; m++) {
+    for (int64_t m = 0; pairs && m < plan->n_metadata; m++) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
         if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
@@ -29499,14 +29366,13 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
 /* Checks all entries and assigns the offsets of their data. */
 static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
     uint64_t at = 0;
-    size_t i;
     mixpi_plan_check_metadata(r, plan);
-    for (i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
+    for (size_t i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
         mixpi_plan_check_entry(r, &plan->items[i]);
     mixpi_st_sort(r, plan->items, plan->n_items, MIXP_ERR_ARGUMENT);
     if (r->result != MIXP_OK) return;
     qsort(plan->items, plan->n_items, sizeof plan->items[0], mixpi_st_by_type);
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         mixpi_st_item *item = &plan->items[i];
         item->begin = at;
         at += item->e.bytes;
@@ -29517,7 +29383,6 @@ static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
 
 static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     mixpi_save save;
-    size_t i;
     memset(&save, 0, sizeof save);
     save.report = r;
     save.ctx = plan->ctx;
@@ -29526,7 +29391,7 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
     mixpi_save_open(&save);
     mixpi_save_put(&save, plan->header, plan->header_size, 0);
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         const mixpi_st_item *item = &plan->items[i];
         mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
     }
@@ -29855,13 +29720,11 @@ static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t 
 }
 
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
-    int64_t i;
-    int g;
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
-    for (g = 0; g < opt->plan.n_groups; g++)
+    for (int g = 0; g < opt->plan.n_groups; g++)
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
                                s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
         if (s->items && !mixpi_is_own(opt, i)) mixpi_state_lend(s, opt, i, item);
@@ -29919,8 +29782,7 @@ static int mixpi_is_of_rank(const mixp_tensor *t)
 /* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
     size_t bytes = 0;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
         const mixp_tensor *t = ctx->buffers.all.made[i];
         if (mixpi_is_of_rank(t)) bytes += mixpi_round_up(mixpi_bytes(t));
     }
@@ -29941,10 +29803,8 @@ static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
 /* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
 static void mixpi_state_add_own(mixpi_state *s) {
     char *at = s->own;
-    int64_t i;
-    int rank;
-    for (rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
-        for (i = 0; i < s->ctx->buffers.all.count; i++) {
+    for (int rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
+        for (int64_t i = 0; i < s->ctx->buffers.all.count; i++) {
             mixp_tensor *t = s->ctx->buffers.all.made[i];
             mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
             if (!mixpi_is_of_rank(t)) continue;
@@ -30082,17 +29942,15 @@ static const char *mixpi_member_next(const char *at, mixpi_member *m) {
 static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *r) {
     size_t size = 1;
     char *text, *to;
-    int64_t i;
-    int o;
-    for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++)
+    for (int o = 0; o < what->n_optimizers; o++)
+        for (int64_t i = 0; i < what->optimizers[o]->count; i++)
             size += strlen(what->optimizers[o]->slots[i].param->name) + 64;
     text = to = (char *)mixpi_st_allocate(r, what->ctx, size, 1);
     if (!text) return NULL;
     *to = '\0';
-    for (o = 0; o < what->n_optimizers; o++) {
+    for (int o = 0; o < what->n_optimizers; o++) {
         const mixp_optimizer *opt = what->optimizers[o];
-        for (i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
+        for (int64_t i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
             const char *name = opt->slots[i].param->name;
             to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
                            (double)strlen(name), name);
@@ -30221,12 +30079,11 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
     double some[256];           /* of f32 or f64 */
     const float *narrow = (const float *)(const void *)some;
     int64_t at, bad = 0;
-    int i;
     for (at = 0; at < n; at += 256) {
         const int part = (int)mixpi_min(256, n - at);
         mixp_convert(some, wide, (const char *)data + (size_t)at * size, dtype, part);
-        for (i = 0; wide == MIXP_F64 && i < part; i++) bad += !mixpi_f64_is_finite(some[i]);
-        for (i = 0; wide == MIXP_F32 && i < part; i++)
+        for (int i = 0; wide == MIXP_F64 && i < part; i++) bad += !mixpi_f64_is_finite(some[i]);
+        for (int i = 0; wide == MIXP_F32 && i < part; i++)
             bad += mixp_bits_of_f32(narrow[i]) << 1 >= 0xFF000000u;
     }
     return bad;
@@ -30262,16 +30119,19 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
         if (left)
-            mixpi_warn(s->ctx, "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
-                               "an earlier checkpoint", who, item->e.name, (double)left);
+            mixpi_warn(s->ctx,
+                       "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
+                       "an earlier checkpoint",
+                       who, item->e.name, (double)left);
         else if (bad)
             mixpi_warn(s->ctx, "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
                                "parameter is %s, whose largest number is %g; make it f32 or bf16",
                        who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
                        mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)
-            mixpi_warn(s->ctx, "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
-                               "multiply the weight by its scale after loading",
+            mixpi_warn(s->ctx,
+                       "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
+                       "multiply the weight by its scale after loading",
                        who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
 }
@@ -30356,11 +30216,9 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(what->ctx);
     mixp_result r = watcher ? watcher->pack(what->ctx) : MIXP_OK;
-    int64_t k;
-    int i;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
-        for (k = 0; r == MIXP_OK && k < opt->count; k++)
+        for (int64_t k = 0; r == MIXP_OK && k < opt->count; k++)
             if (opt->slots[k].version != opt->slots[k].param->version)
                 r = mixpi_master_sync(opt, k);
     }
@@ -30369,14 +30227,13 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
 
 /* Turns the list into the plan of a file. */
 static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
-    size_t i;
     plan->ctx = s->ctx;
     plan->n_items = s->n_items;
     plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
                                                      sizeof plan->items[0]);
     if (!plan->items) return;
     memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         plan->items[i].e = s->items[i].e;
         plan->items[i].on_device = s->items[i].on_device;
     }
@@ -30396,10 +30253,9 @@ static const char mixpi_kinds_key[] = "mixprec.optimizers";
 static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r) {
     char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 16);
     char *to = text;
-    int i;
     if (!text) return NULL;
     *to = '\0';
-    for (i = 0; i < what->n_optimizers; i++)
+    for (int i = 0; i < what->n_optimizers; i++)
         to += snprintf(to, 16, "%s;", mixpi_kind_of(what->optimizers[i]->plan.kind)->name);
     return text;
 }
@@ -30540,9 +30396,8 @@ static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
 }
 
 static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
-    int i;
     if (a->rank != b->rank) return 0;
-    for (i = 0; i < a->rank; i++)
+    for (int i = 0; i < a->rank; i++)
         if (a->shape[i] != b->shape[i]) return 0;
     return 1;
 }
@@ -30566,8 +30421,7 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
  * has the state `missed`. */
 static int mixpi_state_trains(const mixpi_state *s, const char *name) {
     const size_t length = strcspn(name + strlen("optimizer."), ".") + strlen("optimizer.") + 1;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const char *here = s->items[i].e.name;
         if (strncmp(here, name, length) == 0 && strncmp(here + length, "missed.", 7) == 0) return 1;
     }
@@ -30632,8 +30486,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
 static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     int64_t rows = 0;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixp_st_entry *e = &file->items[i].e;
         if (e->rank == 1 && strcmp(e->name, "mixprec.guard.sites") == 0) rows = e->shape[0];
     }
@@ -30662,10 +30515,9 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
     const char *data = (const char *)item->e.data;
     double x = 0.0;
-    size_t at;
     if (item->is_good) return item->is_good(item);
     if (item->must == MIXPI_ANY) return 1;
-    for (at = 0; at < item->e.bytes; at += size) {
+    for (size_t at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;
     }
@@ -30706,8 +30558,7 @@ static int64_t mixpi_item_count(const mixpi_state_item *item) {
 /* Fails if a count exceeds the count that limits it. */
 static void mixpi_state_check_limits(const mixpi_state *s) {
     const mixpi_state_item *all = NULL;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *part = &s->items[i];
         if (part->absent || !part->limit) continue;
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
@@ -30721,8 +30572,7 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
 
 /* Fails unless every step was either applied or skipped. */
 static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint *what) {
-    int i;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_step_state *at = what->optimizers[i]->state;
         const mixpi_state_item *steps = mixpi_state_at(s, &at->steps);
         int64_t applied = mixpi_item_count(mixpi_state_at(s, &at->applied));
@@ -30738,10 +30588,9 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
 }
 
 static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
-    int i, g;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_step_plan *plan = &what->optimizers[i]->plan;
-        for (g = 0; g < plan->n_groups; g++) {
+        for (int g = 0; g < plan->n_groups; g++) {
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
@@ -30811,9 +30660,8 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
     mixp_tensor *t;
-    size_t i;
     if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
@@ -30827,8 +30675,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
 static int mixpi_file_ranks(const mixp_safetensors *file) {
     const size_t n = sizeof mixpi_rank_prefix - 1;
     int most = 0;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         const long rank = strncmp(name, mixpi_rank_prefix, n) == 0 ? strtol(name + n, NULL, 10) : 0;
         if (rank > most && rank < INT32_MAX) most = (int)rank;
@@ -30861,9 +30708,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
-    size_t i;
-    int o;
-    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+    for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
         if (item->lent) r = mixpi_crew_of(ctx)->load(item);
@@ -30878,12 +30723,12 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
-    for (o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
+    for (int o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
-    for (o = 0; o < what->n_optimizers; o++) {
+    for (int o = 0; o < what->n_optimizers; o++) {
         what->optimizers[o]->clipped = 0;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
@@ -30960,7 +30805,6 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_file f;
     const mixpi_crew *crew;
     void *borrowed;
-    int o;
     if (result != MIXP_OK) return result;
     crew = mixpi_states_crew(what);
     memset(&file, 0, sizeof file);
@@ -30975,7 +30819,8 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
-    for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
+    for (int o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++)
+        what->optimizers[o]->loaded = 1;
     if (crew) crew->give_back(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
@@ -30993,8 +30838,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
 static int mixpi_is_state_name(const char *name) {
     static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.",
                                             "value." };
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(prefixes); i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
     return 0;
 }
@@ -31074,14 +30918,13 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
     char *memory, *at;
-    size_t i;
-    for (i = 0; i < s->n_items; i++)
+    for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i]))
             total += (s->items[i].e.bytes + mask) & ~mask;
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         mixpi_state_item *item = &s->items[i];
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
         if (item->from) item->e.data = item->from->e.data;
@@ -31100,9 +30943,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
  * precise than they are. */
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
-    size_t i;
     mixpi_window_new(s->ctx, MIXPI_OUTSIDE);
-    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+    for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
         r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
@@ -31520,7 +31362,6 @@ MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;
-    int i;
     if (!mixpi_guard_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
@@ -31528,7 +31369,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
     words[4] = w->fresh != 0;
     words[5] = w->probing != 0;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         h = (h ^ words[i]) * 1099511628211u;
         h ^= h >> 29;
     }
@@ -31609,8 +31450,7 @@ static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
 }
 
 static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u; /* FNV-1a */
     return h;
 }
 
@@ -31729,9 +31569,8 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
 static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
-    uint64_t sibling;
     int n;
-    for (sibling = 0;; sibling++) {
+    for (uint64_t sibling = 0;; sibling++) {
         const mixpi_site *site;
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);
@@ -32092,9 +31931,8 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
     mixp_call *c = &e->call;
     const mixpi_site *site = mixpi_site_at(c->ctx, e->site);
     mixpi_reweighed done = MIXPI_AS_READ;
-    int i;
     if (!site->casts || mixp_autocast_current(c->ctx).recipe) return done;
-    for (i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
+    for (int i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
         mixp_tensor *t = given[i];
         if (!t || t->dtype != MIXP_F32 || t->own.generation || !t->requires_grad) continue;
         done = c->in[i] == t ? MIXPI_NARROWED : MIXPI_WIDENED;
@@ -32106,8 +31944,7 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
 
 /* Restores the inputs of a call that were `read`, and gives back the memory of low copies. */
 static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_reweighed how) {
-    int i;
-    for (i = MIXPI_WEIGHED - 1; i >= 0; i--) {
+    for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
             mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
@@ -32254,8 +32091,7 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
 static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
     float written = e->call.out->own.watch.written;
-    int i;
-    for (i = 0; i < e->call.n_in; i++)
+    for (int i = 0; i < e->call.n_in; i++)
         if (given[i] && !given[i]->own.watch.site && given[i]->own.watch.written > written)
             written = given[i]->own.watch.written;
     site->written = written;
@@ -32342,9 +32178,8 @@ static mixp_result mixpi_look_inside(mixp_call *c, const mixp_tensor *t, mixp_dt
 static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     mixp_context *ctx = c->ctx;
     mixp_result r = MIXP_OK;
-    int i;
     if (!mixpi_context_sampled(ctx)) return MIXP_OK;
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
         r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad);
@@ -32450,8 +32285,7 @@ enum {
 };
 
 static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
         const mixpi_lossy *o = &site->operands[i];
         words[0] = (double)o->seen;
         words[1] = o->error;
@@ -32460,8 +32294,7 @@ static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
     }
 }
 static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
         mixpi_lossy *o = &site->operands[i];
         o->seen |= words[0] > 0.0;
         o->error = fmax(o->error, words[1]);
@@ -32473,8 +32306,7 @@ static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
     const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
+    for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
@@ -32487,8 +32319,7 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
+    for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
@@ -32525,8 +32356,7 @@ typedef struct mixpi_told {
 
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
-    int n;
-    for (n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
+    for (int n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
     head[MIXPI_HEAD_SITES] = (double)w->n_sites;
     head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
     head[MIXPI_HEAD_ORIGIN] = (double)origin;
@@ -32540,8 +32370,7 @@ static int mixpi_began_forward(mixp_origin origin) {
 
 static mixpi_told mixpi_heads_read(const double *table, int size) {
     mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
-    int r;
-    for (r = 0; r < size; r++) {
+    for (int r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
         const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
         const int64_t sites = mixpi_min(mixpi_whole_of(head[MIXPI_HEAD_SITES]), 1 << 24);
@@ -32589,13 +32418,12 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     const int64_t all = (int64_t)mixpi_world(ctx) * most;
     double *table = mixpi_table_take(ctx, 2 * most), *own;
     mixp_result r;
-    int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
-    for (i = 0; i < w->n_sites; i++)
+    for (int64_t i = 0; i < w->n_sites; i++)
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
-    for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
+    for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -32604,8 +32432,7 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
 static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < n && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < n && r == MIXP_OK; i++) {
         const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
         if (!number) continue;
         r = mixpi_rows_reach(ctx, number);
@@ -32662,11 +32489,10 @@ static int64_t mixpi_share_most(const mixp_context *ctx) {
 
 /* Fills this rank's row with what it has seen. */
 static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
-    int64_t i;
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
     row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
-    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+    for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_to_words(w, number, row);
     }
@@ -32674,11 +32500,10 @@ static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double 
 
 /* Adds one rank's row for the sites that this rank has. */
 static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
-    int64_t i;
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
     row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
-    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+    for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_join_words(w, number, row);
     }
@@ -32686,9 +32511,8 @@ static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double 
 
 /* Forgets what this rank has seen of the sites: all rows are about to be added. */
 static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
-    int64_t i;
     if (!s->first) memset(w->seen, 0, MIXPI_ROW_SITES * sizeof *w->seen);
-    for (i = s->first; i < s->end; i++) {
+    for (int64_t i = s->first; i < s->end; i++) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
@@ -32700,13 +32524,12 @@ static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
 static mixp_result mixpi_share_some(mixp_context *ctx, const mixpi_share *s, double *table) {
     const int64_t words = mixpi_share_words(s), world = (int64_t)mixpi_world(ctx);
     mixp_result result;
-    int64_t r;
     memset(table, 0, (size_t)(world * words) * sizeof *table);
     mixpi_share_fill(ctx->watch, s, table + mixpi_place(ctx) * words);
     result = mixpi_crew_share(ctx, table, words);
     if (result != MIXP_OK) return result;
     mixpi_share_clear(ctx->watch, s);
-    for (r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
+    for (int64_t r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
     return MIXP_OK;
 }
 
@@ -33008,7 +32831,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
     const mixpi_site *site;
-    int k;
     if (!number || !out) return 0;
     site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
@@ -33020,7 +32842,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
-    for (k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
+    for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -33090,8 +32912,7 @@ static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
 static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
+    for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
         if (!mixpi_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
@@ -33104,8 +32925,7 @@ static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
 static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+    for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
                                          mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
@@ -33142,8 +32962,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
  * failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
+    for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
         if (!mixpi_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
@@ -33157,9 +32976,8 @@ static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
 static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
-    int n;
     if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
-    for (n = 1; n <= w->n_sites; n++) {
+    for (int n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
         if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
@@ -33208,8 +33026,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
  * site `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
-    int n;
-    for (n = 1; number && n <= w->n_sites; n++)
+    for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
             !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite) return n;
@@ -33220,10 +33037,9 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
  * read was beyond the range of its low dtype, too. */
 static int mixpi_site_asked(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
         mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
+    for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
 }
@@ -33239,7 +33055,8 @@ static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
         site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
-            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan) before = site->from[i];
+            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
+                before = site->from[i];
     }
     return at;
 }
@@ -33295,7 +33112,8 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
         return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar && !mixpi_site_left_range(ctx->watch, number) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+    if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
+    return MIXP_ORIGIN_LOSS;
 }
 
 /* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a
@@ -33337,10 +33155,9 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;
-    int i;
     memcpy(&found, &row->count, sizeof found);
     memset(&row->count, 0, sizeof found);
-    for (i = 0; i < MIXPI_ROLES; i++)
+    for (int i = 0; i < MIXPI_ROLES; i++)
         if (found.seen >> i & 1)
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
@@ -33358,10 +33175,9 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
     const int began = loss ? mixpi_trace(ctx, loss) : 0;
     const int known = ctx->watch->n_sites;
-    int n;
     *origin = mixpi_judge_origin(ctx, loss, began, at);
-    for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
-    for (n = 1; n <= known; n++) {
+    for (int n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
+    for (int n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
         if (mixpi_saw_grad(ctx->watch, mixpi_site_at(ctx, n), n))
@@ -33448,8 +33264,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
 
 /* Will the site store f32 because of its inputs? The sites before it must be settled. */
 static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
-    int i;
-    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+    for (int i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
         const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
     }
@@ -33547,8 +33362,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
  * finite says nothing about them. */
 static void mixpi_settle_operands(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++) {
+    for (int i = 0; i < MIXPI_ROLES; i++) {
         mixpi_lossy *o = &site->operands[i];
         if (!o->seen) continue;
         if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
@@ -33586,8 +33400,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
 /* Adds the events that are reported once: pins that took effect, sites without room. */
 static void mixpi_settle_events(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n;
-    for (n = 1; n <= w->n_sites; n++) {
+    for (int n = 1; n <= w->n_sites; n++) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (!site->pinned || site->pin_told) continue;
         site->pin_told = 1;
@@ -33610,9 +33423,8 @@ static int mixpi_all_updated(const mixp_context *ctx) {
 /* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
 static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int i;
     if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
-    for (i = 0; i < w->n_pins; i++) {
+    for (int i = 0; i < w->n_pins; i++) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -33704,8 +33516,7 @@ static int32_t mixpi_update_bits(const mixp_scaler *s) {
  * and that no fallback ended. Returns the largest count. */
 static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
     int32_t most = 0;
-    int i;
-    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
+    for (int i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
         if (!(bits >> i & 1)) continue;
         if (cured) w->barren[i] = 0;
         else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;
@@ -34154,8 +33965,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
 /* An evaluation that is repeated starts from the buffers that it met. */
 static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
         mixpi_written(b->buffer, "mixp_retry_loss");
@@ -34268,10 +34078,9 @@ MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
-    int n, i;
     if (!mixpi_guard_was_on(w)) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
-    for (n = 0; n < w->n_sites; n++) {
+    for (int n = 0; n < w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_number(w, n + 1);
         int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
@@ -34279,7 +34088,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[1] = site->falls;
         state[2] = site->clean;
         state[3] = site->why;
-        for (i = 0; i < MIXPI_ROLES; i++)
+        for (int i = 0; i < MIXPI_ROLES; i++)
             w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
     return r;
@@ -34287,8 +34096,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
 
 /* Could mixpi_guard_pack have written this row of a file? */
 static int mixpi_site_state_is_good(const int32_t *state) {
-    int i;
-    for (i = 0; i < MIXPI_SITE_STATES; i++)
+    for (int i = 0; i < MIXPI_SITE_STATES; i++)
         if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
     return state[0] <= 2 && state[3] <= MIXPI_FELL_ANY;
 }
@@ -34296,8 +34104,7 @@ static int mixpi_site_state_is_good(const int32_t *state) {
 /* Are all rows of a loaded item valid? */
 static int mixpi_guard_rows_are_good(const mixpi_state_item *item) {
     const int32_t *state = (const int32_t *)item->e.data;
-    int64_t n;
-    for (n = 0; n < item->e.shape[0]; n++)
+    for (int64_t n = 0; n < item->e.shape[0]; n++)
         if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
     return 1;
 }
@@ -34328,7 +34135,6 @@ MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
-    size_t i;
     if (!mixpi_guard_was_on(w)) return 0;
     memset(&item, 0, sizeof item);
     item.optional = 1;
@@ -34357,7 +34163,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->barren;
     item.must = MIXPI_COUNTER;
     mixpi_state_add(s, item, "mixprec.guard.skips");
-    for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
         mixpi_state_add_field(s, &mixpi_guard_fields[i], w, 0, 0);
     return 1;
 }
@@ -34380,9 +34186,8 @@ static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
 static void mixpi_guard_make_room(const mixpi_state *s) {
     const mixpi_watch *w = s->ctx->watch;
     int64_t hash = 1;
-    size_t i;
     int n = 0;
-    for (i = 0; w->packed_room && i < s->n_items; i++) {
+    for (size_t i = 0; w->packed_room && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->absent || item->memory != (const void *)w->hashes) continue;
         for (n = 0; n < w->packed && hash; n += hash != 0)
@@ -34396,8 +34201,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
  * sites; their numbers go on. */
 static void mixpi_watch_forget(mixpi_watch *w) {
-    int n;
-    for (n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
+    for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
     w->n_sites = w->full = w->full_told = w->turns = 0;
@@ -34416,10 +34220,9 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n, i;
     if (!mixpi_guard_was_on(w)) return;
     mixpi_watch_forget(w);
-    for (n = 0; n < w->packed && w->hashes[n]; n++) {
+    for (int n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         mixpi_site *site;
         uint64_t hash;
@@ -34429,7 +34232,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->falls = state[1];
         site->clean = state[2];
         site->why = state[3];
-        for (i = 0; i < MIXPI_ROLES; i++)
+        for (int i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
     ctx->capture.sites_moved++;
@@ -34804,8 +34607,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
 MIXPI_SELDOM
 static void mixpi_exchange_forget(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
-    int64_t i;
-    for (i = 0; d && i < d->n_buckets; i++) {
+    for (int64_t i = 0; d && i < d->n_buckets; i++) {
         d->buckets[i].holds = 0;
         d->buckets[i].due = 0;
     }
@@ -34845,9 +34647,8 @@ static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
 static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     const mixpi_tape_entry *e;
     int64_t n = 0;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older)
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
         }
@@ -34886,9 +34687,8 @@ static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
 static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
     const mixpi_tape_entry *e;
     int64_t position = 0;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older, position++)
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
             if (!t->own.ranks.leaf) mixpi_leaf_add(d, t);
@@ -35137,8 +34937,7 @@ enum {
 /* Hash, of 53 bits, of the tensors in the list and their order. */
 static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         h = mixpi_hash(h, &d->leaves[i].tensor->own.id, sizeof d->leaves[i].tensor->own.id);
         h = (h ^ (uint64_t)(d->leaves[i].last >= 0)) * 1099511628211u;
     }
@@ -35291,10 +35090,9 @@ static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **
 static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
     const mixp_tensor **all;
     mixp_result r;
-    int64_t i;
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
-    for (i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
+    for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
     r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
     mixpi_host_put(ctx, (void *)(uintptr_t)all);
     return r;
@@ -35321,15 +35119,13 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     mixp_result r;
-    int64_t i;
-    int rank;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    for (i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
     r = mixpi_ranks_share(ctx, table, words);
-    for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
-        for (i = 0; i < n; i++)
+    for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
     mixpi_host_put(ctx, table);
     return r;
@@ -35401,18 +35197,17 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
     unsigned char *due;
     mixp_result r;
-    int64_t i;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
-    for (i = 0; i < d->n_buckets; i++)
+    for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
     r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
     due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
+    for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
+    for (int64_t i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
     mixpi_host_put(ctx, due);
     return r;
 }
@@ -35473,8 +35268,7 @@ static mixpi_buffer *mixpi_buffer_new(mixp_context *ctx, mixpi_exchange *d, size
 /* Bytes of the buffers whose sums have not arrived. */
 static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
     size_t bytes = 0;
-    int64_t i;
-    for (i = 0; i < d->n_buckets; i++)
+    for (int64_t i = 0; i < d->n_buckets; i++)
         if (d->buckets[i].flying) bytes += d->buckets[i].buffer->bytes;
     return bytes;
 }
@@ -35482,8 +35276,7 @@ static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
 /* Waits for all sums in flight, and keeps this rank's pieces: their buffers become free. */
 static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
     mixp_result r = ctx->ranks.scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
-    int64_t i;
-    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++)
+    for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++)
         if (d->buckets[i].flying) r = mixpi_bucket_land(ctx, d, &d->buckets[i]);
     return r;
 }
@@ -35534,8 +35327,7 @@ static mixp_result mixpi_exchange_opens(mixp_context *ctx, const mixp_tensor *t)
 
 /* Fails if a walk would add to a gradient that was already summed. */
 static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
         if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
@@ -35585,10 +35377,9 @@ static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, i
 static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
     mixp_result r = mixpi_exchange_room(ctx, d);
-    int64_t i;
     int any = 0;
     if (r != MIXP_OK) return r;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    for (int64_t i = 0; i < old; i++) d->leaves[i].last = -1;
     mixpi_leaves_meet(ctx, d);
     r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
     if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
@@ -35602,19 +35393,18 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
-    int64_t i;
     mixp_result r;
     d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
     r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
     d->position = d->sent = 0;
-    for (i = 0; i < d->n_buckets; i++) {
+    for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];
         b->awaited = 0;
         b->flying = b->landed = 0;
     }
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
         b->awaited += d->leaves[i].last >= 0;
         b->due |= d->leaves[i].last >= 0;
@@ -35640,9 +35430,8 @@ static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
 /* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
 static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
     mixpi_mark none;
-    int64_t i;
     memset(&none, 0, sizeof none);
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         const mixp_tensor *t = d->leaves[i].tensor;
         if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
     }
@@ -35653,8 +35442,7 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
  * gradient for a frozen leaf: its zeros are sent, and no optimizer sees them. */
 static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+    for (int64_t i = b->first; i < b->end && r == MIXP_OK; i++) {
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
         if (b->each) r = mixpi_buffer_open(ctx, d, b);
@@ -35668,8 +35456,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi
 
 /* Gives the gradients that this rank left out of the walk the mark of the others. */
 static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;
         d->leaves[i].filled = 0;
     }
@@ -35728,9 +35515,8 @@ static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int 
 /* Called after a tape entry was walked or passed over. */
 static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
     mixpi_exchange *d = ctx->exchange;
-    int i;
     if (!d) return MIXP_OK;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
         mixpi_leaf *l = t && t->own.ranks.leaf ? &d->leaves[t->own.ranks.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
@@ -35765,8 +35551,7 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 /* After the sum has arrived: marks the gradients as summed. */
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const mixp_result r = b->landed ? MIXP_OK : mixpi_bucket_land(ctx, d, b);
-    int64_t i;
-    for (i = b->first; i < b->end; i++) {
+    for (int64_t i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
@@ -35785,13 +35570,12 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
     mixpi_mark mark;
     mixp_result r;
-    int64_t i;
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
     mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
-    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
         if (!b->due) continue;
         if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
@@ -35804,8 +35588,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
 MIXPI_SELDOM
 static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
     const mixpi_exchange *d = ctx->exchange;
-    int64_t i;
-    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
+    for (int64_t i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
 }
 /* --- sharded states ------------------------------------------------------------------------- *
  *
@@ -35965,9 +35748,8 @@ static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_
 MIXPI_SELDOM
 static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
-    int64_t i;
     memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
         else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
     }
@@ -35978,9 +35760,8 @@ static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
  * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
 MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
-    int64_t i;
     if (!mixpi_is_scattered(opt->ctx)) return;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.ranks.in_pieces = 1;
@@ -36016,8 +35797,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
 /* Bytes of the weights of the rank that owns most of them. */
 static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
-    int r;
-    for (r = 0; r < o->ctx->ranks.size; r++) {
+    for (int r = 0; r < o->ctx->ranks.size; r++) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
@@ -36059,16 +35839,14 @@ MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     const mixp_ranks_desc *k = &o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
-    size_t base;
     mixp_result r = mixpi_gather_room(o);
-    int rank;
-    for (base = 0; base < total && r == MIXP_OK; base += length) {
+    for (size_t base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
                                 mixpi_out_to(o->shards->slices, MIXP_I32, 0),
                                 (int64_t)(length / 4));
-        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
             if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
     }
     return r;
@@ -36094,8 +35872,7 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
 MIXPI_SELDOM
 static mixp_result mixpi_averages_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
+    for (int64_t i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
     return mixpi_crew_stop(o->ctx, r);
 }
 /* --- settings that must be alike on all ranks ------------------------------------------------- *
@@ -36218,8 +35995,7 @@ static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
 /* A hash of all buffers, and of those that earlier updates have sent. */
 static double mixpi_buffers_hash(const mixp_context *ctx) {
     uint64_t h = ctx->buffers.sent;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
         const double one = mixpi_buffer_hash(ctx, i);
         h = mixpi_hash(h, &one, sizeof one);
     }
@@ -36229,8 +36005,7 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
 /* A hash of which group each parameter is in, exact as a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
-    int64_t i;
-    for (i = 0; i < o->count; i++) {
+    for (int64_t i = 0; i < o->count; i++) {
         const double group = (double)o->rows[i].group;
         h = mixpi_hash(h, &group, sizeof group);
     }
@@ -36239,14 +36014,13 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 
 /* Everything that a step's result depends on, apart from gradients and states. */
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
-    int k;
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
-    for (k = 0; k < o->plan.n_groups; k++)
+    for (int k = 0; k < o->plan.n_groups; k++)
         mixpi_group_settings(&o->plan.groups[k],
                              all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
 }
@@ -36426,8 +36200,7 @@ enum { MIXPI_COMPARED = 1 << 26 };
 static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
     const size_t most = MIXPI_COMPARED;
     size_t total = 0, windows;
-    int64_t i;
-    for (i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
+    for (int64_t i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
     windows = (total + most - 1) / most;
     *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
     *end = *first + most < total ? *first + most : total;
@@ -36445,9 +36218,8 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
     uint64_t h = 1469598103934665603u;
     size_t first, end, at = 0;
     mixp_result r = MIXP_OK;
-    int64_t i;
     mixpi_compared_range(o, &first, &end);
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         const mixp_tensor *t = o->slots[i].param;
         const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
         const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
@@ -36559,10 +36331,9 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
     if (o->views_summed == ctx->generation) return MIXP_OK;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
@@ -36788,9 +36559,8 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (ctx->ranks.size < 2) return MIXP_OK;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
         if (!mixpi_is_sent(b)) continue;
@@ -36831,10 +36601,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    int rank;
-    for (rank = 1; rank < ctx->ranks.size; rank++)
-        for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int rank = 1; rank < ctx->ranks.size; rank++)
+        for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
             const mixpi_backup *b = mixpi_backup_at(ctx, i);
             if (b->ranks != MIXP_BUFFER_OWN) continue;
             r = mixpi_buffer_collect(b->buffer, rank, memory);
@@ -36862,8 +36630,7 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
 /* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
  * shared: all rows get the same memory. */
 static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];
         mixpi_layout lay = { memory, 0 };
         if (mixpi_is_own(opt, i)) continue;
@@ -36923,13 +36690,12 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     mixp_result r = MIXP_OK;
     size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    int k;
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
-    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 3 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
                             (size_t)n * sizeof(float));
@@ -36959,8 +36725,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
     const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         const size_t bytes = mixpi_row_bytes(opt, i);
         mixpi_part part;
         for (part.at = 0; part.at < bytes && r == MIXP_OK; part.at += part.bytes) {
@@ -36976,10 +36741,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
 /* Bytes of the rows of all optimizers; largest: of the largest row. */
 static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
     size_t bytes = 0;
-    int64_t i;
-    int o;
-    for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++) {
+    for (int o = 0; o < what->n_optimizers; o++)
+        for (int64_t i = 0; i < what->optimizers[o]->count; i++) {
             const size_t row = mixpi_row_bytes(what->optimizers[o], i);
             if (!largest) bytes += row;
             else if (row > bytes) bytes = row;
@@ -36993,14 +36756,13 @@ MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
     char *memory, *at;
-    int64_t i;
     int o;
     memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
     if (!memory) return NULL;
     if (!shared) memset(memory, 0, bytes);
     for (o = 0, at = memory; o < what->n_optimizers; o++) {
         mixpi_rows_borrow(what->optimizers[o], at, shared);
-        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
+        for (int64_t i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);
     }
     return memory;
@@ -37008,17 +36770,15 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
 
 MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
-    int o;
     if (!memory) return;
-    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
+    for (int o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
     mixpi_st_release(what->ctx, memory);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
-    int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
+    for (int o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
         r = mixpi_rows_collect(what->optimizers[o]);
         if (r == MIXP_OK) r = mixpi_averages_gather(what->optimizers[o]);
     }

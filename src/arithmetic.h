@@ -1259,7 +1259,8 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
 
 /* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
 MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
-    const float wanted = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax) * (tensor * (1.0f / 6.0f));
+    const float size = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax);
+    const float wanted = size * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;

@@ -147,8 +147,7 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
                           r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
                           r->most_recent, r->codes };
-    size_t i;
-    for (i = 0; i < sizeof flags / sizeof flags[0]; i++)
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
 }
@@ -392,13 +391,12 @@ MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
 /* Closes the innermost block, and all regions that were pushed and not popped in it. */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
-    int i;
     if (!c) return 0;
     if (c->n_regions > MIXPI_REGIONS_ROOM) {
         c->n_regions--;
         return 0;
     }
-    for (i = c->n_regions; i > 0; i--) {
+    for (int i = c->n_regions; i > 0; i--) {
         if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
         c->n_regions = i - 1;
         break;
@@ -512,8 +510,7 @@ static int mixpi_is_cast(const mixp_op *op);
 /* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
     const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
-    int i;
-    for (i = 0; c && i < c->n_overrides; i++)
+    for (int i = 0; c && i < c->n_overrides; i++)
         if (c->overrides[i].op == op) return c->overrides[i].cls;
     return op->cls;
 }
@@ -555,8 +552,7 @@ static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
 static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
         if (!t[i] || !mixpi_real(one)) continue;
         d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;

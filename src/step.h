@@ -110,8 +110,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
-    MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask of
-                                   -Inf over a whole row */
+    MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
+                                   of -Inf over a whole row */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 

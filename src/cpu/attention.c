@@ -128,8 +128,7 @@ MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
 
 /* Multiplies row[0 .. n) by factor; n is whole vectors. */
 MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
@@ -171,8 +170,7 @@ MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max
 /* s = softcap * tanh(s / softcap), in whole vectors. */
 MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
     mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(s + j,
                      mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
 }
@@ -180,8 +178,7 @@ MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
 /* slopes = the derivative of the cap at capped scores s: 1 - (s / softcap)^2. */
 MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
     mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
-    int64_t j;
-    for (j = 0; j < n; j += 16) {
+    for (int64_t j = 0; j < n; j += 16) {
         mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
         mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
     }

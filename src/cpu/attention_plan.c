@@ -87,13 +87,12 @@ static int mixpi_attention_bends(const mixp_attention_args *k)
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
-    int64_t i;
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
         !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
         !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
         return MIXP_ERR_ARGUMENT;
-    for (i = 0; k->lengths && i < k->b; i++)
+    for (int64_t i = 0; k->lengths && i < k->b; i++)
         if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
     return MIXP_OK;
 }

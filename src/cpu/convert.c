@@ -9,8 +9,7 @@ MIXPI_V int MIXPI_P(size)(mixp_dtype d)
 /* Prefetches the cache lines of n elements from i on. The elements need not exist. */
 MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
     const char *p = (const char *)a.data + i * MIXPI_P(size)(a.dtype);
-    int64_t at;
-    for (at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
+    for (int64_t at = 0; at < n * MIXPI_P(size)(a.dtype); at += 64) MIXPI_PREFETCH(p + at);
 }
 
 /* MIXPI_LOOP is inlined even in plain C, because the dtypes must be constants in the loop. */
@@ -361,11 +360,10 @@ MIXPI_K void MIXPI_P(copy_spread)(mixp_out d, int64_t step, mixp_in s, int64_t n
     const int64_t size = (int64_t)mixp_dtype_size(d.dtype);
     char row[MIXPI_COPY_TILE * 8], *to = (char *)d.data;
     mixp_out dense = d;
-    int64_t i;
     dense.data = row;
     if (d.accumulate) MIXPI_P(gather_any)(size, row, to, 1, n, 0, step);
     MIXPI_P(copy_row)(dense, s, n);
-    for (i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
+    for (int64_t i = 0; i < n; i++) memcpy(to + i * step * size, row + i * size, (size_t)size);
 }
 
 /* Copies one tile from src to dst. */
@@ -396,10 +394,9 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
     int64_t col = unit % c->across * c->tile_cols;
     int64_t row = unit / c->across % c->down * c->tile_rows;
     int64_t rest = unit / c->across / c->down, off[2];
-    int k, axis;
-    for (k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
-    for (axis = a - 1; axis >= 0; axis--) {
-        for (k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
+    for (int k = 0; k < 2; k++) off[k] = row * x->s[k][a] + col * x->s[k][b];
+    for (int axis = a - 1; axis >= 0; axis--) {
+        for (int k = 0; k < 2; k++) off[k] += rest % x->n[axis] * x->s[k][axis];
         rest /= x->n[axis];
     }
     MIXPI_P(copy_tile)(c, mixpi_out_at(c->dst, off[0]), mixpi_in_at(c->src, off[1]),

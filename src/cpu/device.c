@@ -108,8 +108,7 @@ static int mixpi_isa_pays(mixp_isa isa) {
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
     const mixp_device *d = NULL;
-    int isa;
-    for (isa = MIXP_ISA_COUNT - 1; !d; isa--)
+    for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
         if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
     return d;
 }

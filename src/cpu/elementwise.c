@@ -39,10 +39,9 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
-    int i;
     mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
     memcpy(u, t, sizeof u);
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         uint32_t v = u[i] + (0x3F800000u - base);
         t[i] = (float)((int32_t)(v >> 23) - 127);
         u[i] = (v & 0x7FFFFFu) + base;
@@ -113,23 +112,21 @@ MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
 
 MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
-    int i;
     if (p == 1.0f) return x;
     if (p == 2.0f) return mixpi_vmul(x, x);
     if (p == 3.0f) return mixpi_vmul(mixpi_vmul(x, x), x);
     if (p == 0.5f) return mixpi_vsqrt(x);
     if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
     mixpi_vstore(t, x);
-    for (i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    for (int i = 0; i < 16; i++) t[i] = powf(t[i], p);
     return mixpi_vload(t);
 }
 
 /* sin x or cos x, from libm on every instruction set. */
 MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
-    int i;
     mixpi_vstore(t, x);
-    for (i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    for (int i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
     return mixpi_vload(t);
 }
 
@@ -604,8 +601,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
 
 /* Fills buf with n elements by repeating its beginning. */
 MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
-    int64_t have;
-    for (have = period; have < n; have += have)
+    for (int64_t have = period; have < n; have += have)
         memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
 }
 
@@ -658,14 +654,13 @@ MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
 MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
-    int64_t i, k;
     if (period == 1) {
         acc[0] = MIXPI_P(floats_sum)(acc, n);
         return;
     }
-    for (i = 0; i < period; i++) {
+    for (int64_t i = 0; i < period; i++) {
         double t = 0.0;
-        for (k = i; k < n; k += period) t += (double)acc[k];
+        for (int64_t k = i; k < n; k += period) t += (double)acc[k];
         acc[i] = (float)t;
     }
 }
@@ -788,10 +783,9 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
 /* The only column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
-    int64_t j;
     MIXPI_BLOCKS(i, n, k->n) {
         const float *p = MIXPI_P(read)(k->a, o * k->n + i, n, buf);
-        for (j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
+        for (int64_t j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
     }
 }
 

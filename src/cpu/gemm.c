@@ -303,13 +303,12 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
     uint16_t first[16], second[16];
     size_t   bytes = sizeof first;
     mixpi_v  r;
-    int      i;
     if (left < 16) bytes = (size_t)left * sizeof *p;
     memset(first, 0, sizeof first);
     memset(second, 0, sizeof second);
     memcpy(first, p, bytes);
     if (q) memcpy(second, q, bytes);
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         uint16x8_t x = vld1q_u16(first + 8 * i);
         uint16x8_t y = vld1q_u16(second + 8 * i);
         r.r[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
@@ -327,9 +326,8 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
     mixpi_v alpha = mixpi_vset(t->alpha);
     float  *c = t->c;
-    int     j;
     for (; rows > 0; rows--) {
-        for (j = 0; j < t->cols; j += 16) {
+        for (int j = 0; j < t->cols; j += 16) {
             int     n = (int)mixpi_min(16, t->cols - j);
             mixpi_v y = mixpi_vzero();
             if (t->bias) y = mixpi_vload(t->bias + j);
@@ -433,7 +431,6 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
-    int64_t    i, j;
 #if MIXPI_BY_SUMS
     if (t->pairs >= MIXPI_AMX_BF16) {
         MIXPI_P(tile_by_sums)(t, rows);
@@ -448,8 +445,8 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     whole.c_row = MIXPI_NR;
     whole.add = 0;
     MIXPI_P(tile_whole)(&whole, rows);
-    for (i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
-        for (j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+    for (int64_t i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
+        for (int64_t j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
 }
 
 /* transpose4 makes four rows from four columns of src, as many rows of src as fill a register. */
@@ -500,15 +497,13 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
-    int row, column;
-    for (row = 0; row < 16; row += lanes)
-        for (column = 0; column < 16; column += 4)
+    for (int row = 0; row < 16; row += lanes)
+        for (int column = 0; column < 16; column += 4)
             MIXPI_P(transpose4)
             (dst + row + column * ldd, ldd, src + row * ld + column, ld);
 #else
-    int p, j;
-    for (p = 0; p < 16; p++)
-        for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
+    for (int p = 0; p < 16; p++)
+        for (int j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
 #endif
 }
 

@@ -18,17 +18,15 @@ static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
 /* c = bias, or c += bias if c accumulates. */
 static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
     const float *bias = (const float *)g->bias.data;
-    int64_t i, j;
-    for (i = 0; i < g->m; i++, c += g->ldc)
-        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
+    for (int64_t i = 0; i < g->m; i++, c += g->ldc)
+        for (int64_t j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
 }
 
 /* Computes g by BLAS if g suits BLAS; returns 0 if not. BLAS chooses its own threads and order of
  * sums, so only BLAS can guarantee equal bits for this product. */
 static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
-    int64_t z;
     if (!mixpi_gemm_suits_cblas(g)) return 0;
-    for (z = 0; z < g->batch; z++) {
+    for (int64_t z = 0; z < g->batch; z++) {
         const float *a = (const float *)g->a.data + z * g->stride_a;
         const float *b = (const float *)g->b.data + z * g->stride_b;
         float *c = (float *)g->c.data + z * g->stride_c;
@@ -134,11 +132,10 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
-    int        i, j;
     if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
-    for (i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) {
         rows[i] = mixpi_known_pair(known->a[i]);
-        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
+        for (int j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
     memset(&t, 0, sizeof t);
     t.depth = 2;
@@ -152,7 +149,7 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     t.cols = 16;
     t.pairs = pairs;
     tile(&t);
-    for (j = 0; j < 16; j++)
+    for (int j = 0; j < 16; j++)
         if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
     return 1;
 }
@@ -207,9 +204,8 @@ MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
     float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
-    int        i, j, k;
-    for (i = 0; i < 32; i++)
-        for (k = 0; k < 64; k++) {
+    for (int i = 0; i < 32; i++)
+        for (int k = 0; k < 64; k++) {
             float one = (float)(1 << i % 4);
             if (k == 0) one *= 4096.0f;
             mixpi_amx_put(&a[i][k / 2], k, f16, one);
@@ -230,8 +226,8 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     tile(&t, 32);
     MIXPI_AMX_RELEASE();
-    for (i = 0; i < 32; i++)
-        for (j = 0; j < 32; j++) {
+    for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 32; j++) {
             float want = mixpi_amx_wanted(f16, j % 4);
             want *= (float)(1 << i % 4);
             if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
@@ -394,15 +390,14 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
-    int64_t m, n;
     job->down = least_m;
     job->across = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
-    for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
+    for (int64_t m = least_m; m <= most_m; m++)
+        for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = mixpi_gemm_cost(g, m, n, idle);
             if (cost < best) {

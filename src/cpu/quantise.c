@@ -167,13 +167,12 @@ MIXPI_V uint32_t MIXPI_P(q_largest)(mixpi_vcodes amax, mixp_dtype dtype) {
     const uint32_t move = 0x800000u;
     uint32_t a[16], largest = 0;
     mixpi_v v;
-    int k;
     if (dtype == MIXP_BF16) {
         MIXPI_EACH(MIXPI_R(v, i) = mixpi_rof((MIXPI_R(amax, i) >> 1) + move))
         return (mixp_bits_of_f32(mixpi_vmaxof(v)) - move) << 1;
     }
     memcpy(a, &amax, sizeof a);
-    for (k = 0; k < 16; k++) largest = a[k] > largest ? a[k] : largest;
+    for (int k = 0; k < 16; k++) largest = a[k] > largest ? a[k] : largest;
     return largest;
 }
 
@@ -280,22 +279,22 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
-    int64_t col, r, b;
-    for (col = 0; col < q.k.cols; col += 16 * n) {
+    for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
         float in[16], out[16];
         mixpi_vcodes all;
         MIXPI_P(q_pair) s;
-        for (b = 0; b < blocks; b++) amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
+        for (int64_t b = 0; b < blocks; b++)
+            amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
-        for (r = row; r < row + rows; r++)
-            for (b = 0; b < blocks; b++) {
+        for (int64_t r = row; r < row + rows; r++)
+            for (int64_t b = 0; b < blocks; b++) {
                 s.in = mixpi_vset(in[b]);
                 s.out = mixpi_vset(out[b]);
                 MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
@@ -307,18 +306,17 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
-    int64_t col, r;
-    for (col = 0; col < q.k.cols; col += 16) {
+    for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
         mixpi_vcodes amax = MIXPI_P(q_none)();
         MIXPI_P(q_pair) s;
-        for (r = row; r < last; r++) {
+        for (int64_t r = row; r < last; r++) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
-        for (r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
+        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
     }
 }
 
@@ -342,19 +340,18 @@ MIXPI_V void MIXPI_P(hadamard_put)(mixp_bf16 *y, mixpi_v a, int64_t n) {
 
 MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int64_t n) {
     mixpi_v v[16];
-    int i, step;
-    for (i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i++) {
         const mixpi_v a = MIXPI_P(q_load_part)(k->a, at + i * k->cols, n);
         v[i] = mixpi_vmul(a, mixpi_vset(mixpi_hadamard_sign(i)));
     }
-    for (step = 1; step < 16; step *= 2)
-        for (i = 0; i < 16; i++)
+    for (int step = 1; step < 16; step *= 2)
+        for (int i = 0; i < 16; i++)
             if (!(i & step)) {
                 const mixpi_v a = v[i], b = v[i | step];
                 v[i] = mixpi_vadd(a, b);
                 v[i | step] = mixpi_vsub(a, b);
             }
-    for (i = 0; i < 16; i++)
+    for (int i = 0; i < 16; i++)
         MIXPI_P(hadamard_put)(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), n);
 }
 

@@ -8,23 +8,21 @@ MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t str
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v v;
     float s[16];
-    int i;
     if (k->scale == MIXP_SCALE_TENSOR) return one;
     codes += strip * k->cols + col;
     if (k->scale == MIXP_SCALE_E4M3) {          /* 1 for 0, as mixpi_scale_of_code */
         v = mixpi_vget(MIXP_F8_E4M3, codes);
         return mixpi_vselect_gt(mixpi_vset(0.5f * MIXP_E4M3_TINY), v, one, v);
     }
-    for (i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
+    for (int i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
     return mixpi_vload(s);
 }
 
 /* The codes of 16 values of elements. */
 MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
     float x[16];
-    int i;
     mixpi_vstore(x, v);
-    for (i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++)
         codes[i] = (uint8_t)(mixpi_e2m1_code(x[2 * i]) | mixpi_e2m1_code(x[2 * i + 1]) << 4);
 }
 MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
@@ -35,8 +33,7 @@ MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
 
 MIXPI_V mixpi_v MIXPI_P(get_e2m1)(const uint8_t *codes) {
     float x[16];
-    int i;
-    for (i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++) {
         x[2 * i] = mixpi_e2m1_value(codes[i]);
         x[2 * i + 1] = mixpi_e2m1_value((uint32_t)codes[i] >> 4);
     }
@@ -62,10 +59,9 @@ MIXPI_V void MIXPI_P(decode_16)(const mixp_recode_args *k, int64_t at, mixpi_v s
 MIXPI_K void MIXPI_P(recode_strip)(const void *job, int64_t strip) {
     const mixp_recode_args k = *(const mixp_recode_args *)job;
     const int64_t rows = k.block_rows ? k.block_rows : 1;
-    int64_t col, r;
-    for (col = 0; col < k.cols; col += 16) {
+    for (int64_t col = 0; col < k.cols; col += 16) {
         const mixpi_v scales = MIXPI_P(recode_scales)(&k, strip, col);
-        for (r = strip * rows; r < (strip + 1) * rows; r++) {
+        for (int64_t r = strip * rows; r < (strip + 1) * rows; r++) {
             if (k.decodes) MIXPI_P(decode_16)(&k, r * k.cols + col, scales);
             else MIXPI_P(encode_16)(&k, r * k.cols + col, scales);
         }

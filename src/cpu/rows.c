@@ -4,8 +4,7 @@
 /* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
 MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
     mixpi_v s = mixpi_vset(shift);
-    int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (int64_t j = 0; j < n; j += 16)
         mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 

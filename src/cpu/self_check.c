@@ -51,12 +51,11 @@ static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
     uint32_t from[MIXPI_KNOWN_CODES];
     unsigned char codes[MIXPI_KNOWN_CODES * 2];
     size_t size = mixp_dtype_size(to);
-    int i;
-    for (i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
+    for (int i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
     if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) !=
         MIXP_OK)
         return 0;
-    for (i = 0; i < MIXPI_KNOWN_CODES; i++)
+    for (int i = 0; i < MIXPI_KNOWN_CODES; i++)
         if (mixpi_load_code(codes + (size_t)i * size, size) !=
             mixpi_known_code_as(&mixpi_known_codes[i], to)) return 0;
     return 1;
@@ -74,7 +73,6 @@ static int mixpi_check_scaler(void) {
     static const float scales[] = { 1024.0f, 1024.0f, 512.0f, 512.0f, 512.0f, 1024.0f };
     mixp_scaler_state s;
     mixp_scaler_rule rule;
-    int i;
     memset(&s, 0, sizeof s);
     memset(&rule, 0, sizeof rule);
     s.scale = 1024.0f;
@@ -84,7 +82,7 @@ static int mixpi_check_scaler(void) {
     rule.growth_interval = rule.recovery_interval = 3;
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         mixp_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
     }
@@ -200,10 +198,9 @@ static mixp_result mixpi_check_failed(char *message, size_t size, const char *wh
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
-    int isa;
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+    for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,

@@ -117,10 +117,9 @@ typedef struct mixpi_axes {
 
 static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
     mixpi_axes was = *x;
-    int k;
     x->n[i] = was.n[j];
     x->n[j] = was.n[i];
-    for (k = 0; k < x->arrays; k++) {
+    for (int k = 0; k < x->arrays; k++) {
         x->s[k][i] = was.s[k][j];
         x->s[k][j] = was.s[k][i];
     }
@@ -128,9 +127,8 @@ static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
 
 /* Does axis `last` continue where axis i ends, in every array? */
 static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
-    int k;
     if (last < 0) return 0;
-    for (k = 0; k < x->arrays; k++)
+    for (int k = 0; k < x->arrays; k++)
         if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
     return 1;
 }
@@ -433,8 +431,7 @@ static void mixpi_map_source(mixpi_map *m, mixp_in a, const int64_t *strides) {
 }
 
 static int mixpi_map_is_real(const mixpi_map *m) {
-    int k;
-    for (k = 0; k < m->sources; k++)
+    for (int k = 0; k < m->sources; k++)
         if (!mixpi_reads(m->a[k])) return 0;
     return mixpi_writes(m->y);
 }
@@ -569,8 +566,7 @@ static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int 
 
 /* Is an operand of these strides repeated over the shape? */
 static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
-    int i;
-    for (i = 0; i < rank; i++)
+    for (int i = 0; i < rank; i++)
         if (own[i] == 0 && shape[i] != 1) return 1;
     return 0;
 }
@@ -688,9 +684,8 @@ static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *me
 
 static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     const mixp_embedding_backward_args *k = job->k;
-    int64_t i;
-    for (i = 0; i < k->vocab; i++) job->first[i] = -1;
-    for (i = k->rows - 1; i >= 0; i--) {
+    for (int64_t i = 0; i < k->vocab; i++) job->first[i] = -1;
+    for (int64_t i = k->rows - 1; i >= 0; i--) {
         job->next[i] = job->first[k->ids[i]];
         job->first[k->ids[i]] = i;
     }
@@ -848,8 +843,7 @@ static void mixpi_compare_unit(const void *args, int64_t line) {
     const int last = k->rank - 1;
     int64_t n = last < 0 ? 1 : k->shape[last], a = 0, b = 0, i, rest = line;
     int64_t step_a = last < 0 ? 0 : k->a_strides[last], step_b = last < 0 ? 0 : k->b_strides[last];
-    int axis;
-    for (axis = last - 1; axis >= 0; axis--) {
+    for (int axis = last - 1; axis >= 0; axis--) {
         int64_t at = rest % k->shape[axis];
         a += at * k->a_strides[axis];
         b += at * k->b_strides[axis];
@@ -862,11 +856,10 @@ static void mixpi_compare_unit(const void *args, int64_t line) {
 
 static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k) {
     int64_t lines = 1;
-    int axis;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
     if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
-    for (axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
+    for (int axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
     return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
                            mixpi_compare_unit, k);
 }
@@ -901,13 +894,12 @@ static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap,
 static void mixpi_topk_unit(const void *args, int64_t row) {
     const mixp_topk_args *k = (const mixp_topk_args *)args;
     int32_t *heap = k->index + row * k->k;
-    int64_t i;
-    for (i = 0; i < k->k; i++) heap[i] = (int32_t)i;
-    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k, heap[i]);
-    for (i = k->k; i < k->cols; i++)
+    for (int64_t i = 0; i < k->k; i++) heap[i] = (int32_t)i;
+    for (int64_t i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k, heap[i]);
+    for (int64_t i = k->k; i < k->cols; i++)
         if (mixpi_topk_rank(k, row, (int32_t)i) > mixpi_topk_rank(k, row, heap[0]))
             mixpi_topk_sift(k, row, heap, 0, k->k, (int32_t)i);
-    for (i = k->k - 1; i > 0; i--) {
+    for (int64_t i = k->k - 1; i > 0; i--) {
         int32_t moved = heap[i];
         heap[i] = heap[0];
         mixpi_topk_sift(k, row, heap, 0, i, moved);

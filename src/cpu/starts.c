@@ -96,8 +96,7 @@ static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_redu
 }
 
 static void mixpi_note_bad(const mixp_scale_by_args *k) {
-    int64_t i;
-    for (i = 0; i < k->n; i++) {
+    for (int64_t i = 0; i < k->n; i++) {
         float one = mixp_get(k->a, i);
         if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
     }

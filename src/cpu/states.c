@@ -26,8 +26,7 @@ MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
 MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_v x;
-    int j;
-    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+    for (int j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
         u[j] = b->rest_size == 2 ? mixpi_vread_16(b->rest + 2 * k)
                                  : mixpi_vread_8(b->rest + k) << 8;
         u[j] += mixpi_vread_high(b->weight + 2 * k);
@@ -36,8 +35,7 @@ MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     return x;
 }
 MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *word) {
-    int j;
-    for (j = k; j < k + 16; j += mixpi_vlanes) {
+    for (int j = k; j < k + 16; j += mixpi_vlanes) {
         const mixpi_vbits r = mixpi_vstate_random(key, (uint32_t)first + (uint32_t)j);
         memcpy(word + j, &r, sizeof r);
     }
@@ -68,8 +66,7 @@ MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const fl
     }
 }
 MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vmaster_parts parts = mixpi_vmaster_16(mixpi_vbits_at(p + k, 0));
         mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
         mixpi_vwrite_16(b->rest + 2 * k, parts.rest);
@@ -90,8 +87,7 @@ MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
  * with an Inf, which is rare. Comparisons skip NaN. */
 MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
     uint32_t largest = 0;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k++) {
         uint32_t size = mixpi_state_size(x[k]);
         if (size > largest) largest = size;
     }
@@ -100,16 +96,14 @@ MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
 MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     mixpi_v  top = mixpi_vzero();
     uint32_t largest;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
     largest = mixp_bits_of_f32(mixpi_vmaxof(top));
     if (largest < 0x7F800000u) return largest;
     return MIXPI_P(block_largest_finite)(x);
 }
 MIXPI_F void MIXPI_P(block_roots)(float *v) {
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
@@ -145,8 +139,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const uint32_t m_scale = row->m_scale ? row->m_scale[block] : 0u;
     const uint32_t v_scale = row->v_scale ? row->v_scale[block] : 0u;
     const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         MIXPI_P(small_words)(key, b.first, k, s->word + i);
         if (b.m)
             mixpi_vstore(s->m + i + k, MIXPI_P(small_moment)(b.m, b.m_size, 0, m_scale, k));
@@ -159,8 +152,7 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
 /* Prefetches a block of the next stretch: the hardware prefetcher restarts at each page of each
  * array. */
 MIXPI_V void MIXPI_P(ask_codes)(const char *codes, int size) {
-    int at;
-    for (at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
+    for (int at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
         MIXPI_PREFETCH(codes + size * MIXPI_BLOCK + at);
 }
 MIXPI_V void MIXPI_P(small_ask)(const mixpi_small *b) {
@@ -267,8 +259,7 @@ MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
 MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
     const __m512i sign = _mm512_set1_epi8(-0x80);
     __m512i top = sign;
-    int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 64) {
+    for (int k = 0; k < MIXP_STATE_BLOCK; k += 64) {
         top = _mm512_max_epu8(top, _mm512_or_si512(sign, _mm512_loadu_si512(b->m + k)));
         top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
     }
@@ -403,18 +394,16 @@ MIXPI_V void MIXPI_P(stretch_begin)(mixpi_stretch *s, int64_t first, int n) {
     if (mixpi_row_is_split(row)) s->p = s->p_buffer;
 }
 MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s) {
-    int i;
     if (mixpi_row_is_coded(s->row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_open)(s, i);
+        for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_open)(s, i);
 }
 
 MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     const mixp_param_row *row = s->row;
     const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
-    int i;
     if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
     if (mixpi_row_is_coded(row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK)
+        for (int i = 0; i < s->n; i += MIXP_STATE_BLOCK)
             if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 

@@ -182,10 +182,9 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
-    int64_t i;
     memset(s, 0, sizeof *s);
     s->bad_row = s->bad_element = -1;
-    for (i = 0; i < job->count; i++) {
+    for (int64_t i = 0; i < job->count; i++) {
         const mixpi_chunk *c = &job->chunks[i];
         squares += c->squares;
         if (c->largest > s->largest) s->largest = c->largest;
@@ -246,10 +245,9 @@ static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k)
 
 static mixp_result mixpi_cpu_restore(const mixp_exec *x, const mixp_restore_args *k) {
     int32_t flag = k->n_flags == 0;
-    int i;
     (void)x;
-    for (i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
-    for (i = 0; i < k->n_parts && flag; i++)
+    for (int i = 0; i < k->n_flags; i++) flag |= *k->flags[i];
+    for (int i = 0; i < k->n_parts && flag; i++)
         memcpy(k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
     return MIXP_OK;
 }

@@ -703,8 +703,7 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
                                 4 * step, 5 * step, 6 * step, 7 * step };
     const mixpi_vbits upper = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
     mixpi_u64x8 z[2];
-    uint64_t k;
-    for (k = 0; k < 2; k++) {
+    for (uint64_t k = 0; k < 2; k++) {
         z[k] = ahead + (key + (first + 8 * k) * step);
         z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
         z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
@@ -720,14 +719,13 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
     mixpi_u64x4 z[4];
-    uint64_t k;
-    for (k = 0; k < 4; k++) {
+    for (uint64_t k = 0; k < 4; k++) {
         z[k] = ahead + (key + (first + 4 * k) * step);
         z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
         z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
         z[k] ^= z[k] >> 31;
     }
-    for (k = 0; k < 4; k += 2) {        /* the upper halves, in order */
+    for (uint64_t k = 0; k < 4; k += 2) {        /* the upper halves, in order */
         const __m256i odd = (__m256i)_mm256_shuffle_ps((__m256)z[k], (__m256)z[k + 1], 0xDD);
         _mm256_storeu_si256((__m256i *)(void *)(out + 4 * k),
                             _mm256_permute4x64_epi64(odd, 0xD8));
@@ -735,8 +733,7 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
 }
 #else
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
-    uint64_t k;
-    for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
+    for (uint64_t k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
 }
 #endif
 

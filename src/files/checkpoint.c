@@ -83,11 +83,9 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(what->ctx);
     mixp_result r = watcher ? watcher->pack(what->ctx) : MIXP_OK;
-    int64_t k;
-    int i;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         mixp_optimizer *opt = what->optimizers[i];
-        for (k = 0; r == MIXP_OK && k < opt->count; k++)
+        for (int64_t k = 0; r == MIXP_OK && k < opt->count; k++)
             if (opt->slots[k].version != opt->slots[k].param->version)
                 r = mixpi_master_sync(opt, k);
     }
@@ -96,14 +94,13 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
 
 /* Turns the list into the plan of a file. */
 static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
-    size_t i;
     plan->ctx = s->ctx;
     plan->n_items = s->n_items;
     plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
                                                      sizeof plan->items[0]);
     if (!plan->items) return;
     memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         plan->items[i].e = s->items[i].e;
         plan->items[i].on_device = s->items[i].on_device;
     }
@@ -123,10 +120,9 @@ static const char mixpi_kinds_key[] = "mixprec.optimizers";
 static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r) {
     char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 16);
     char *to = text;
-    int i;
     if (!text) return NULL;
     *to = '\0';
-    for (i = 0; i < what->n_optimizers; i++)
+    for (int i = 0; i < what->n_optimizers; i++)
         to += snprintf(to, 16, "%s;", mixpi_kind_of(what->optimizers[i]->plan.kind)->name);
     return text;
 }
@@ -267,9 +263,8 @@ static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
 }
 
 static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
-    int i;
     if (a->rank != b->rank) return 0;
-    for (i = 0; i < a->rank; i++)
+    for (int i = 0; i < a->rank; i++)
         if (a->shape[i] != b->shape[i]) return 0;
     return 1;
 }
@@ -293,8 +288,7 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
  * has the state `missed`. */
 static int mixpi_state_trains(const mixpi_state *s, const char *name) {
     const size_t length = strcspn(name + strlen("optimizer."), ".") + strlen("optimizer.") + 1;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const char *here = s->items[i].e.name;
         if (strncmp(here, name, length) == 0 && strncmp(here + length, "missed.", 7) == 0) return 1;
     }
@@ -359,8 +353,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
 static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     int64_t rows = 0;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const mixp_st_entry *e = &file->items[i].e;
         if (e->rank == 1 && strcmp(e->name, "mixprec.guard.sites") == 0) rows = e->shape[0];
     }
@@ -389,10 +382,9 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
     const char *data = (const char *)item->e.data;
     double x = 0.0;
-    size_t at;
     if (item->is_good) return item->is_good(item);
     if (item->must == MIXPI_ANY) return 1;
-    for (at = 0; at < item->e.bytes; at += size) {
+    for (size_t at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;
     }
@@ -433,8 +425,7 @@ static int64_t mixpi_item_count(const mixpi_state_item *item) {
 /* Fails if a count exceeds the count that limits it. */
 static void mixpi_state_check_limits(const mixpi_state *s) {
     const mixpi_state_item *all = NULL;
-    size_t i;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         const mixpi_state_item *part = &s->items[i];
         if (part->absent || !part->limit) continue;
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
@@ -448,8 +439,7 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
 
 /* Fails unless every step was either applied or skipped. */
 static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint *what) {
-    int i;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_step_state *at = what->optimizers[i]->state;
         const mixpi_state_item *steps = mixpi_state_at(s, &at->steps);
         int64_t applied = mixpi_item_count(mixpi_state_at(s, &at->applied));
@@ -465,10 +455,9 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
 }
 
 static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
-    int i, g;
-    for (i = 0; i < what->n_optimizers; i++) {
+    for (int i = 0; i < what->n_optimizers; i++) {
         const mixp_step_plan *plan = &what->optimizers[i]->plan;
-        for (g = 0; g < plan->n_groups; g++) {
+        for (int g = 0; g < plan->n_groups; g++) {
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
@@ -538,9 +527,8 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
     mixp_tensor *t;
-    size_t i;
     if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
@@ -554,8 +542,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
 static int mixpi_file_ranks(const mixp_safetensors *file) {
     const size_t n = sizeof mixpi_rank_prefix - 1;
     int most = 0;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         const long rank = strncmp(name, mixpi_rank_prefix, n) == 0 ? strtol(name + n, NULL, 10) : 0;
         if (rank > most && rank < INT32_MAX) most = (int)rank;
@@ -588,9 +575,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
-    size_t i;
-    int o;
-    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+    for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
         if (item->lent) r = mixpi_crew_of(ctx)->load(item);
@@ -605,12 +590,12 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
-    for (o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
+    for (int o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
-    for (o = 0; o < what->n_optimizers; o++) {
+    for (int o = 0; o < what->n_optimizers; o++) {
         what->optimizers[o]->clipped = 0;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
@@ -687,7 +672,6 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_file f;
     const mixpi_crew *crew;
     void *borrowed;
-    int o;
     if (result != MIXP_OK) return result;
     crew = mixpi_states_crew(what);
     memset(&file, 0, sizeof file);
@@ -702,7 +686,8 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
-    for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
+    for (int o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++)
+        what->optimizers[o]->loaded = 1;
     if (crew) crew->give_back(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);

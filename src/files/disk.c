@@ -124,9 +124,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
 static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     const char *slash = strrchr(s->target, '/');
     const char *name = slash ? slash + 1 : s->target;
-    int number;
     errno = EEXIST;
-    for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
+    for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
                  (int)(name - s->target), s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);

@@ -291,13 +291,11 @@ static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t 
 }
 
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
-    int64_t i;
-    int g;
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
-    for (g = 0; g < opt->plan.n_groups; g++)
+    for (int g = 0; g < opt->plan.n_groups; g++)
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
                                s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
         if (s->items && !mixpi_is_own(opt, i)) mixpi_state_lend(s, opt, i, item);
@@ -355,8 +353,7 @@ static int mixpi_is_of_rank(const mixp_tensor *t)
 /* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
     size_t bytes = 0;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
         const mixp_tensor *t = ctx->buffers.all.made[i];
         if (mixpi_is_of_rank(t)) bytes += mixpi_round_up(mixpi_bytes(t));
     }
@@ -377,10 +374,8 @@ static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
 /* Own buffers: rank 0's has the buffer's name, rank 2's is "mixprec.rank.2.NAME". */
 static void mixpi_state_add_own(mixpi_state *s) {
     char *at = s->own;
-    int64_t i;
-    int rank;
-    for (rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
-        for (i = 0; i < s->ctx->buffers.all.count; i++) {
+    for (int rank = 1; rank < (int)mixpi_world(s->ctx); rank++)
+        for (int64_t i = 0; i < s->ctx->buffers.all.count; i++) {
             mixp_tensor *t = s->ctx->buffers.all.made[i];
             mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
             if (!mixpi_is_of_rank(t)) continue;

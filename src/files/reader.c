@@ -52,10 +52,9 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
 /* Builds the index of the pairs. Each key may appear once. */
 static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     const char *p = file->packed;
-    size_t i;
     file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
                                                      sizeof file->pairs[0]);
-    for (i = 0; file->pairs && i < file->n_pairs; i++) {
+    for (size_t i = 0; file->pairs && i < file->n_pairs; i++) {
         file->pairs[i].key = p;
         p += strlen(p) + 1;
         file->pairs[i].text = p;
@@ -92,7 +91,6 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
 static uint64_t mixpi_st_header_length(mixpi_file *f) {
     char prefix[8] = "";
     uint64_t n = 0;
-    int i;
     if (f->report->result != MIXP_OK) return 0;
     if (f->size < 8) {
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
@@ -100,7 +98,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
         return 0;
     }
     mixpi_file_read(f, 0, prefix, 8);
-    for (i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
+    for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
@@ -153,15 +151,14 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
     char *at;
-    size_t i;
-    for (i = 0; i < file->n_items; i++) {
+    for (size_t i = 0; i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         item->e.bytes = (size_t)(item->end - item->begin);
         if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
     }
     at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
-    for (i = 0; at && i < file->n_items; i++) {
+    for (size_t i = 0; at && i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         if (!item->wanted) continue;
         mixpi_file_read(f, file->data_at + item->begin, at, item->e.bytes);

@@ -10,12 +10,11 @@ static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n)
     double some[256];           /* of f32 or f64 */
     const float *narrow = (const float *)(const void *)some;
     int64_t at, bad = 0;
-    int i;
     for (at = 0; at < n; at += 256) {
         const int part = (int)mixpi_min(256, n - at);
         mixp_convert(some, wide, (const char *)data + (size_t)at * size, dtype, part);
-        for (i = 0; wide == MIXP_F64 && i < part; i++) bad += !mixpi_f64_is_finite(some[i]);
-        for (i = 0; wide == MIXP_F32 && i < part; i++)
+        for (int i = 0; wide == MIXP_F64 && i < part; i++) bad += !mixpi_f64_is_finite(some[i]);
+        for (int i = 0; wide == MIXP_F32 && i < part; i++)
             bad += mixp_bits_of_f32(narrow[i]) << 1 >= 0xFF000000u;
     }
     return bad;
@@ -51,16 +50,19 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
         if (left)
-            mixpi_warn(s->ctx, "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
-                               "an earlier checkpoint", who, item->e.name, (double)left);
+            mixpi_warn(s->ctx,
+                       "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
+                       "an earlier checkpoint",
+                       who, item->e.name, (double)left);
         else if (bad)
             mixpi_warn(s->ctx, "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
                                "parameter is %s, whose largest number is %g; make it f32 or bf16",
                        who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
                        mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)
-            mixpi_warn(s->ctx, "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
-                               "multiply the weight by its scale after loading",
+            mixpi_warn(s->ctx,
+                       "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
+                       "multiply the weight by its scale after loading",
                        who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
 }

@@ -6,8 +6,7 @@
 static int mixpi_is_state_name(const char *name) {
     static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.",
                                             "value." };
-    size_t i;
-    for (i = 0; i < MIXPI_LENGTH(prefixes); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(prefixes); i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
     return 0;
 }
@@ -87,14 +86,13 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
     char *memory, *at;
-    size_t i;
-    for (i = 0; i < s->n_items; i++)
+    for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i]))
             total += (s->items[i].e.bytes + mask) & ~mask;
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
-    for (i = 0; i < s->n_items; i++) {
+    for (size_t i = 0; i < s->n_items; i++) {
         mixpi_state_item *item = &s->items[i];
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
         if (item->from) item->e.data = item->from->e.data;
@@ -113,9 +111,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
  * precise than they are. */
 static void mixpi_weights_apply(mixpi_state *s) {
     mixp_result r = MIXP_OK;
-    size_t i;
     mixpi_window_new(s->ctx, MIXPI_OUTSIDE);
-    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+    for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
         r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);

@@ -53,12 +53,11 @@ static void mixpi_text_quote(mixpi_text *t, const char *s) {
 }
 
 static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
-    int d;
     mixpi_text_quote(t, item->e.name);
     mixpi_text_add(t, ":{\"dtype\":\"");
     mixpi_text_add(t, item->type->name);
     mixpi_text_add(t, "\",\"shape\":[");
-    for (d = 0; d < item->e.rank; d++)
+    for (int d = 0; d < item->e.rank; d++)
         mixpi_text_number(t, d ? "," : "", (uint64_t)item->e.shape[d]);
     mixpi_text_number(t, "],\"data_offsets\":[", item->begin);
     mixpi_text_number(t, ",", item->end);
@@ -67,18 +66,16 @@ static void mixpi_text_tensor(mixpi_text *t, const mixpi_st_item *item) {
 
 /* Adds the header's object, padded with spaces so that the data after it is aligned. */
 static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
-    int64_t m;
-    size_t i;
     mixpi_text_add(t, "{");
     if (plan->n_metadata) mixpi_text_add(t, "\"__metadata__\":{");
-    for (m = 0; m < plan->n_metadata; m++) {
+    for (int64_t m = 0; m < plan->n_metadata; m++) {
         if (m) mixpi_text_add(t, ",");
         mixpi_text_quote(t, plan->metadata[m][0]);
         mixpi_text_add(t, ":");
         mixpi_text_quote(t, plan->metadata[m][1]);
     }
     if (plan->n_metadata) mixpi_text_add(t, plan->n_items ? "}," : "}");
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         if (i) mixpi_text_add(t, ",");
         mixpi_text_tensor(t, &plan->items[i]);
     }
@@ -90,7 +87,6 @@ static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
 static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     mixpi_text text = { NULL, 0 };
     uint64_t length;
-    int i;
     if (r->result != MIXP_OK) return;
     mixpi_text_header(&text, plan);
     length = text.length;
@@ -102,7 +98,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
-    for (i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++)
         plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     text.at = plan->header + 8;
     text.length = 0;
@@ -113,8 +109,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
 static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
     mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
                                (uint64_t)plan->n_metadata, sizeof *pairs);
-    int64_t m;
-    for (m = 0; pairs && m < plan->n_metadata; m++) {
+    for (int64_t m = 0; pairs && m < plan->n_metadata; m++) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
         if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
@@ -154,14 +149,13 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
 /* Checks all entries and assigns the offsets of their data. */
 static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
     uint64_t at = 0;
-    size_t i;
     mixpi_plan_check_metadata(r, plan);
-    for (i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
+    for (size_t i = 0; r->result == MIXP_OK && i < plan->n_items; i++)
         mixpi_plan_check_entry(r, &plan->items[i]);
     mixpi_st_sort(r, plan->items, plan->n_items, MIXP_ERR_ARGUMENT);
     if (r->result != MIXP_OK) return;
     qsort(plan->items, plan->n_items, sizeof plan->items[0], mixpi_st_by_type);
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         mixpi_st_item *item = &plan->items[i];
         item->begin = at;
         at += item->e.bytes;
@@ -172,7 +166,6 @@ static void mixpi_plan_make(mixpi_report *r, mixpi_plan *plan) {
 
 static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     mixpi_save save;
-    size_t i;
     memset(&save, 0, sizeof save);
     save.report = r;
     save.ctx = plan->ctx;
@@ -181,7 +174,7 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
     save.buffer = (char *)mixpi_st_allocate(r, plan->ctx, MIXPI_SAVE_PIECE, 1);
     mixpi_save_open(&save);
     mixpi_save_put(&save, plan->header, plan->header_size, 0);
-    for (i = 0; i < plan->n_items; i++) {
+    for (size_t i = 0; i < plan->n_items; i++) {
         const mixpi_st_item *item = &plan->items[i];
         mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
     }

@@ -129,13 +129,12 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
 static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
     int64_t full[4], stride[4], step = 1;
-    int i;
     if (!mask) return MIXP_OK;
     full[0] = k->b;
     full[1] = k->heads;
     full[2] = k->t;
     full[3] = k->keys;
-    for (i = 3; i >= 0; i--) {
+    for (int i = 3; i >= 0; i--) {
         int     own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))

@@ -161,16 +161,15 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     mixpi_choice *p = (mixpi_choice *)c->attrs;
     mixp_where_args *k = &p->k;
     int64_t *strides[3], step[3] = { 1, 1, 1 };
-    int i, axis;
     strides[0] = k->mask_strides;
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
     mixpi_call_reads_all(c, 0);     /* forward keeps a copy of the mask */
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
-    for (axis = k->rank - 1; axis >= 0; axis--) {
+    for (int axis = k->rank - 1; axis >= 0; axis--) {
         k->shape[axis] = 1;
-        for (i = 0; i < 3; i++) {
+        for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
             int64_t n = own < 0 ? 1 : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
                                                            &strides[i][axis]);
@@ -187,12 +186,11 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     const mixpi_choice *p = (const mixpi_choice *)c->attrs;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     char quoted[MIXPI_QUOTED];
-    int i;
     if (mask->dtype != MIXP_U8 && mask->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "%s: the mask%s is %s; it must be u8 or i32", c->op->name,
                                  mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
-    for (i = 1; i < 3; i++) {
+    for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,

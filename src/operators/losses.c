@@ -188,7 +188,6 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
     mixp_tensor *logits;
     mixp_result r = MIXP_OK;
-    int64_t first;
     h->k.rows = mixpi_rows_of(c->in[0]);
     h->k.cols = c->in[1]->shape[0];
     h->width = c->in[1]->shape[1];
@@ -204,7 +203,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     mixpi_warn_unless_counts(c, &h->k, h->k.rows);
-    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+    for (int64_t first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
@@ -351,8 +350,7 @@ static mixp_result mixpi_loss_forward(mixp_call *c) {
 static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < 2 && r == MIXP_OK; i++) {
+    for (int i = 0; i < 2 && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;

@@ -47,13 +47,12 @@ MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
-    int i;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: eps is %g; it must be above 0", c->op->name,
                                  (double)k->eps);
-    for (i = 1; i < 3; i++)
+    for (int i = 1; i < 3; i++)
         if (c->in[i] &&
             (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c,

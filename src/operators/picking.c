@@ -10,8 +10,7 @@ static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
     char quoted[MIXPI_QUOTED];
     mixp_result r;
-    int i;
-    for (i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++)
         if (!mixpi_compared_dtype(c->in[i]->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
@@ -117,12 +116,11 @@ MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64
 /* Sets the sizes of k: src[outer, m, inner] is added to x[outer, n, inner]. */
 static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
     const mixp_tensor *x = c->in[0], *src = c->in[1];
-    int i;
     if (axis < 0 || src->rank != x->rank)
         return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
                                    "dimensions");
     k->outer = k->inner = 1;
-    for (i = 0; i < x->rank; i++) {
+    for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
             return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");

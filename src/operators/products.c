@@ -152,8 +152,7 @@ static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_opera
 /* Number of kernel calls that the batches need. */
 static int64_t mixpi_product_calls(const mixpi_axes *x) {
     int64_t calls = 1;
-    int i;
-    for (i = 0; i < x->rank - 1; i++) calls *= x->n[i];
+    for (int i = 0; i < x->rank - 1; i++) calls *= x->n[i];
     return calls;
 }
 

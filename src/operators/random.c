@@ -7,8 +7,8 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
     mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
     if (t && mixpi_overflows(dtype, value)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; use "
-                          "a smaller number, INFINITY, or another dtype",
+                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; "
+                          "use a smaller number, INFINITY, or another dtype",
                           value, mixp_dtype_name(dtype), mixpi_largest(dtype));
         return NULL;
     }

@@ -115,11 +115,10 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
-    int i;
     if (p->n != x->rank)
         return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
-    for (i = 0; i < p->n; i++) {
+    for (int i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
         if (from < 0 || (seen >> from & 1u))
             return mixpi_bad_shapes(c, "dims must name each dimension of x once");
@@ -199,11 +198,10 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     mixpi_expansion *p = (mixpi_expansion *)c->attrs;
     const mixp_tensor *x = c->in[0];
     int64_t step = 1;
-    int i;
     if (p->rank < x->rank || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixpi_bad_shapes(c, "the new rank must be at least x's rank, and at most 8");
     p->k.rank = p->rank;
-    for (i = p->rank - 1; i >= 0; i--) {
+    for (int i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
@@ -524,8 +522,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
 
 /* Do the sizes fill a dimension of this size, each at least 1? */
 static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
-    int i;
-    for (i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) {
         if (sizes[i] < 1 || sizes[i] > size) return 0;
         size -= sizes[i];
     }

@@ -66,8 +66,7 @@ static const char *mixpi_real_cure(mixp_dtype dtype) {
 /* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
-    int i;
-    for (i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
             return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
@@ -165,9 +164,8 @@ static void mixpi_warn_of_maker(mixp_call *c) {
         { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
     };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
-    size_t i;
     if (!maker) return;
-    for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
                        rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
@@ -249,8 +247,7 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
-    int i;
-    for (i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+    for (int i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
 }
 
 /* Converts dim to an index from the front; -1 if it is out of range. */

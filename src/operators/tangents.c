@@ -251,8 +251,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
  * an earlier mixp_jvp leaves there if on_error throws. */
 static void mixpi_lead(const mixp_call *c, int leads) {
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i] ? mixpi_grad_owner(c, i) : NULL;
         if (!t) continue;
         t->own.leads = leads;

@@ -79,10 +79,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (opt->ctx->walk.walked_in == opt->ctx->generation) opt->cleared_in = opt->ctx->generation;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         mixp_tensor *view = opt->slots[i].grad;
         if (!view) {
             opt->slots[i].param->grad = NULL;

@@ -380,9 +380,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 /* The groups share all checks of lr, so either all groups accept it or none does. */
 MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
     mixp_result r = MIXP_OK;
-    int i;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    for (i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
+    for (int i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
         mixp_param_group g = opt->plan.groups[i];
         g.lr = lr;
         r = mixpi_group_put(opt, i, opt->plan.n_groups, &g);

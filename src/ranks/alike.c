@@ -62,8 +62,7 @@ enum {
 /* Hash, of 53 bits, of the tensors in the list and their order. */
 static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         h = mixpi_hash(h, &d->leaves[i].tensor->own.id, sizeof d->leaves[i].tensor->own.id);
         h = (h ^ (uint64_t)(d->leaves[i].last >= 0)) * 1099511628211u;
     }
@@ -216,10 +215,9 @@ static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **
 static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
     const mixp_tensor **all;
     mixp_result r;
-    int64_t i;
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
-    for (i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
+    for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
     r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
     mixpi_host_put(ctx, (void *)(uintptr_t)all);
     return r;
@@ -246,15 +244,13 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
     mixp_result r;
-    int64_t i;
-    int rank;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    for (i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
     r = mixpi_ranks_share(ctx, table, words);
-    for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
-        for (i = 0; i < n; i++)
+    for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
     mixpi_host_put(ctx, table);
     return r;
@@ -326,18 +322,17 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
     unsigned char *due;
     mixp_result r;
-    int64_t i;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
-    for (i = 0; i < d->n_buckets; i++)
+    for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
     r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
     due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
+    for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
+    for (int64_t i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
     mixpi_host_put(ctx, due);
     return r;
 }

@@ -13,9 +13,8 @@ static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
 static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     const mixpi_tape_entry *e;
     int64_t n = 0;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older)
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             n += t && !t->own.ranks.leaf;
         }
@@ -54,9 +53,8 @@ static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
 static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
     const mixpi_tape_entry *e;
     int64_t position = 0;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older, position++)
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
             if (!t->own.ranks.leaf) mixpi_leaf_add(d, t);

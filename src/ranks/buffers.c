@@ -45,9 +45,8 @@ static mixp_result mixpi_buffer_mean(mixp_tensor *t) {
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (ctx->ranks.size < 2) return MIXP_OK;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_tensor *t = b->buffer;
         if (!mixpi_is_sent(b)) continue;
@@ -88,10 +87,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
 MIXPI_SELDOM
 static mixp_result mixpi_buffers_collect(mixp_context *ctx, char *memory) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    int rank;
-    for (rank = 1; rank < ctx->ranks.size; rank++)
-        for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int rank = 1; rank < ctx->ranks.size; rank++)
+        for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
             const mixpi_backup *b = mixpi_backup_at(ctx, i);
             if (b->ranks != MIXP_BUFFER_OWN) continue;
             r = mixpi_buffer_collect(b->buffer, rank, memory);

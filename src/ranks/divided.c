@@ -57,8 +57,7 @@ static mixpi_buffer *mixpi_buffer_new(mixp_context *ctx, mixpi_exchange *d, size
 /* Bytes of the buffers whose sums have not arrived. */
 static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
     size_t bytes = 0;
-    int64_t i;
-    for (i = 0; i < d->n_buckets; i++)
+    for (int64_t i = 0; i < d->n_buckets; i++)
         if (d->buckets[i].flying) bytes += d->buckets[i].buffer->bytes;
     return bytes;
 }
@@ -66,8 +65,7 @@ static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
 /* Waits for all sums in flight, and keeps this rank's pieces: their buffers become free. */
 static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
     mixp_result r = ctx->ranks.scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
-    int64_t i;
-    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++)
+    for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++)
         if (d->buckets[i].flying) r = mixpi_bucket_land(ctx, d, &d->buckets[i]);
     return r;
 }

@@ -94,8 +94,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
 MIXPI_SELDOM
 static void mixpi_exchange_forget(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
-    int64_t i;
-    for (i = 0; d && i < d->n_buckets; i++) {
+    for (int64_t i = 0; d && i < d->n_buckets; i++) {
         d->buckets[i].holds = 0;
         d->buckets[i].due = 0;
     }

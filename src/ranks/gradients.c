@@ -5,8 +5,7 @@
 
 /* Fails if a walk would add to a gradient that was already summed. */
 static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
         if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
@@ -56,10 +55,9 @@ static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, i
 static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
     mixp_result r = mixpi_exchange_room(ctx, d);
-    int64_t i;
     int any = 0;
     if (r != MIXP_OK) return r;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    for (int64_t i = 0; i < old; i++) d->leaves[i].last = -1;
     mixpi_leaves_meet(ctx, d);
     r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
     if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
@@ -73,19 +71,18 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
-    int64_t i;
     mixp_result r;
     d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
     r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
     d->position = d->sent = 0;
-    for (i = 0; i < d->n_buckets; i++) {
+    for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];
         b->awaited = 0;
         b->flying = b->landed = 0;
     }
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
         b->awaited += d->leaves[i].last >= 0;
         b->due |= d->leaves[i].last >= 0;
@@ -111,9 +108,8 @@ static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
 /* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
 static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
     mixpi_mark none;
-    int64_t i;
     memset(&none, 0, sizeof none);
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         const mixp_tensor *t = d->leaves[i].tensor;
         if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
     }
@@ -124,8 +120,7 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
  * gradient for a frozen leaf: its zeros are sent, and no optimizer sees them. */
 static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+    for (int64_t i = b->first; i < b->end && r == MIXP_OK; i++) {
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
         if (b->each) r = mixpi_buffer_open(ctx, d, b);
@@ -139,8 +134,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi
 
 /* Gives the gradients that this rank left out of the walk the mark of the others. */
 static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
+    for (int64_t i = 0; i < d->n_leaves; i++) {
         if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;
         d->leaves[i].filled = 0;
     }
@@ -199,9 +193,8 @@ static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int 
 /* Called after a tape entry was walked or passed over. */
 static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
     mixpi_exchange *d = ctx->exchange;
-    int i;
     if (!d) return MIXP_OK;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
         mixpi_leaf *l = t && t->own.ranks.leaf ? &d->leaves[t->own.ranks.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
@@ -236,8 +229,7 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 /* After the sum has arrived: marks the gradients as summed. */
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const mixp_result r = b->landed ? MIXP_OK : mixpi_bucket_land(ctx, d, b);
-    int64_t i;
-    for (i = b->first; i < b->end; i++) {
+    for (int64_t i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
@@ -256,13 +248,12 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
     mixpi_mark mark;
     mixp_result r;
-    int64_t i;
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
     mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
-    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
         if (!b->due) continue;
         if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
@@ -275,6 +266,5 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
 MIXPI_SELDOM
 static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
     const mixpi_exchange *d = ctx->exchange;
-    int64_t i;
-    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
+    for (int64_t i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
 }

@@ -123,8 +123,7 @@ static double mixpi_buffer_hash(const mixp_context *ctx, int64_t i) {
 /* A hash of all buffers, and of those that earlier updates have sent. */
 static double mixpi_buffers_hash(const mixp_context *ctx) {
     uint64_t h = ctx->buffers.sent;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
         const double one = mixpi_buffer_hash(ctx, i);
         h = mixpi_hash(h, &one, sizeof one);
     }
@@ -134,8 +133,7 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
 /* A hash of which group each parameter is in, exact as a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
-    int64_t i;
-    for (i = 0; i < o->count; i++) {
+    for (int64_t i = 0; i < o->count; i++) {
         const double group = (double)o->rows[i].group;
         h = mixpi_hash(h, &group, sizeof group);
     }
@@ -144,14 +142,13 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 
 /* Everything that a step's result depends on, apart from gradients and states. */
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
-    int k;
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
-    for (k = 0; k < o->plan.n_groups; k++)
+    for (int k = 0; k < o->plan.n_groups; k++)
         mixpi_group_settings(&o->plan.groups[k],
                              all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
 }

@@ -159,9 +159,8 @@ static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_
 MIXPI_SELDOM
 static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
-    int64_t i;
     memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
         else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
     }
@@ -172,9 +171,8 @@ static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
  * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
 MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
-    int64_t i;
     if (!mixpi_is_scattered(opt->ctx)) return;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.ranks.in_pieces = 1;
@@ -210,8 +208,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
 /* Bytes of the weights of the rank that owns most of them. */
 static size_t mixpi_slices_total(const mixp_optimizer *o) {
     size_t most = 0;
-    int r;
-    for (r = 0; r < o->ctx->ranks.size; r++) {
+    for (int r = 0; r < o->ctx->ranks.size; r++) {
         size_t bytes = 0;
         int64_t i, first;
         for (i = 0; i < o->count; i++) {
@@ -253,16 +250,14 @@ MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     const mixp_ranks_desc *k = &o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
-    size_t base;
     mixp_result r = mixpi_gather_room(o);
-    int rank;
-    for (base = 0; base < total && r == MIXP_OK; base += length) {
+    for (size_t base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
                                 mixpi_out_to(o->shards->slices, MIXP_I32, 0),
                                 (int64_t)(length / 4));
-        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
             if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
     }
     return r;
@@ -288,7 +283,6 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
 MIXPI_SELDOM
 static mixp_result mixpi_averages_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
+    for (int64_t i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
     return mixpi_crew_stop(o->ctx, r);
 }

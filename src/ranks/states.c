@@ -19,8 +19,7 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
 /* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
  * shared: all rows get the same memory. */
 static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];
         mixpi_layout lay = { memory, 0 };
         if (mixpi_is_own(opt, i)) continue;
@@ -80,13 +79,12 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     mixp_result r = MIXP_OK;
     size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    int k;
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
-    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 3 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
                             (size_t)n * sizeof(float));
@@ -116,8 +114,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
     const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < opt->count && r == MIXP_OK; i++) {
         const size_t bytes = mixpi_row_bytes(opt, i);
         mixpi_part part;
         for (part.at = 0; part.at < bytes && r == MIXP_OK; part.at += part.bytes) {
@@ -133,10 +130,8 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
 /* Bytes of the rows of all optimizers; largest: of the largest row. */
 static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
     size_t bytes = 0;
-    int64_t i;
-    int o;
-    for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++) {
+    for (int o = 0; o < what->n_optimizers; o++)
+        for (int64_t i = 0; i < what->optimizers[o]->count; i++) {
             const size_t row = mixpi_row_bytes(what->optimizers[o], i);
             if (!largest) bytes += row;
             else if (row > bytes) bytes = row;
@@ -150,14 +145,13 @@ MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
     char *memory, *at;
-    int64_t i;
     int o;
     memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
     if (!memory) return NULL;
     if (!shared) memset(memory, 0, bytes);
     for (o = 0, at = memory; o < what->n_optimizers; o++) {
         mixpi_rows_borrow(what->optimizers[o], at, shared);
-        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
+        for (int64_t i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);
     }
     return memory;
@@ -165,17 +159,15 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
 
 MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
-    int o;
     if (!memory) return;
-    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
+    for (int o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
     mixpi_st_release(what->ctx, memory);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
-    int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
+    for (int o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
         r = mixpi_rows_collect(what->optimizers[o]);
         if (r == MIXP_OK) r = mixpi_averages_gather(what->optimizers[o]);
     }

@@ -11,8 +11,7 @@ enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a li
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
     const mixp_call *c = &e->call;
     uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         if (!(e->inputs[i] & MIXPI_INPUT_CONSTANT)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
         if (c->in[i] == t) bits |= i < 31 ? 1u << i : MIXP_READS_ALL;
     }

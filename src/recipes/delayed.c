@@ -82,8 +82,7 @@ static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role)
 static float mixpi_history_turn(float *history, int length) {
     const float newest = history[0];
     float largest = newest;
-    int i;
-    for (i = 1; i < length; i++) {
+    for (int i = 1; i < length; i++) {
         if (history[i] > largest) largest = history[i];
         history[i - 1] = history[i];
     }
@@ -105,7 +104,6 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
 /* Ends an update of the linears with one weight. */
 static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     mixp_turn_args k;
-    int i;
     MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
     memset(&k, 0, sizeof k);
     k.n = MIXPI_ROLES;
@@ -113,12 +111,12 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     k.most_recent = s->recipe.most_recent;
     k.history = s->history;
     k.scales = s->scales;
-    for (i = 0; i < MIXPI_ROLES; i++)
+    for (int i = 0; i < MIXPI_ROLES; i++)
         k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
                                    -s->recipe.margin);
     if (ctx->device->kernels->turn)
         return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
-    for (i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
+    for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
     return MIXP_OK;
 }
 

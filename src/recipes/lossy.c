@@ -19,8 +19,7 @@ static double mixpi_lossy_beyond(mixp_dtype element)
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
     mixpi_loss sum = { 0.0, 0, 0 };
-    int64_t i;
-    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
+    for (int64_t i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
         mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
                        (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
                        l->beyond);

@@ -52,8 +52,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
 /* Allocates tables for all parameters, and averages for those that have none. */
 static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
     const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!slot->ema)
             slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
@@ -78,16 +77,15 @@ static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
     mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_ema_check(opt, decay);
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
-    for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
+    for (int64_t i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
         if (r == MIXP_OK) r = mixpi_ema_start(opt, i);
     }
     if (r != MIXP_OK) return r;
-    for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
+    for (int64_t i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
     r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
                      (size_t)opt->count * sizeof *opt->ema_rows);
     if (r == MIXP_OK) opt->ema_count = opt->count;
@@ -103,7 +101,6 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 /* Can the averages be put in, or taken out? */
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
-    int64_t i;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
         wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
@@ -114,7 +111,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
-    for (i = 0; i < opt->ema_count && !opt->swapped; i++)
+    for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                      "mixp_optimizer_swap_ema: another optimizer also has '%s', "
@@ -125,8 +122,7 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
 }
 
 static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->ema_count; i++) {
+    for (int64_t i = 0; i < opt->ema_count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
         if (!slot->shelf) return MIXP_ERR_MEMORY;
@@ -137,8 +133,7 @@ static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
 /* The low copies follow at once: a graph reads them without a check. */
 static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
     mixp_result r = MIXP_OK;
-    int k;
-    for (k = 0; k < 2 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 2 && r == MIXP_OK; k++) {
         if (!p->own.low[k]) continue;
         r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
                              p->count);
@@ -166,12 +161,11 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     mixp_result r;
-    int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
     if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
-    for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
+    for (int64_t i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
     opt->ctx->training.averaged += opt->swapped ? 1 : -1;

@@ -93,9 +93,8 @@ static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
  * changes nothing while it is recorded. */
 static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
     if (!o->muon || o->ctx->capture.active) return MIXP_OK;
-    for (i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
+    for (int64_t i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
         if (o->rows[i].count && mixpi_is_own(o, i)) r = mixpi_muon_iterate(o, i);
         if (r == MIXP_OK) o->muon->tried = i + 1;
     }
@@ -141,19 +140,17 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     mixp_step_plan plan = o->plan;
     mixp_result r;
-    int k;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
+    for (int k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
         r = mixpi_muon_iterate(o, i);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
 }
 
 static mixp_result mixpi_muon_update(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++)
+    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++)
         if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
             r = mixpi_muon_matrix(o, i);
     return r;

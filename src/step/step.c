@@ -239,8 +239,7 @@ static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage)
 
 /* Marks the gradients of opt as true. */
 static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (!g) continue;
         g->version++;
@@ -252,8 +251,7 @@ static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
 
 /* Marks the scaled gradients of opt as used by a step. */
 static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
     }

@@ -45,8 +45,7 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
 
 static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
     size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
+    for (int64_t i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
     return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
                         n * sizeof *opt->muon->rows);
 }
@@ -54,8 +53,7 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
@@ -92,8 +90,7 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
  * newest group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     int64_t i;
-    int g;
-    for (g = 1; g < opt->plan.n_groups; g++) {
+    for (int g = 1; g < opt->plan.n_groups; g++) {
         for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
         if (i < opt->count) continue;
         mixpi_warn(opt->ctx,
@@ -158,16 +155,14 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 /* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
  * stay fresh in both cases. autocast renews a stale copy. */
 static void mixpi_weight_written(mixp_tensor *p) {
-    int k;
-    for (k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++)
         if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
     mixpi_written(p, MIXPI_BY_OPTIMIZER);
 }
 
 /* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
 static void mixpi_opt_written(mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
         if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
@@ -182,8 +177,7 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
 /* Changes whenever the library writes a gradient, or mixp_tensor_touch declares a write. */
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
+    for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) sum += g->version;
     }

@@ -74,8 +74,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
 
 /* Casts the inputs of an ALL_F32 operator to f32, inside and outside of regions. */
 static mixp_result mixpi_cast_to_f32(mixp_call *c) {
-    int i;
-    for (i = 0; i < c->n_in; i++) {
+    for (int i = 0; i < c->n_in; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_is_low(t->dtype)) continue;
         c->in[i] = mixpi_cast(c->ctx, t, MIXP_F32);
@@ -178,8 +177,7 @@ static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i)
 /* Puts a call on the tape, with the versions of the tensors that it read. */
 static void mixpi_record_call(mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
-    int i;
-    for (i = 0; i <= e->call.n_in; i++) {
+    for (int i = 0; i <= e->call.n_in; i++) {
         mixp_tensor *t = mixpi_call_tensor(&e->call, i);
         e->versions[i] = t ? mixpi_origin(t)->version : 0;
     }
@@ -199,9 +197,8 @@ static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
 /* Notes the name of the operator that stops gradients to a result. */
 static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
     const mixp_call *c = &e->call;
-    int i;
     if (grad && !c->op->backward) c->out->own.cut = c->op->name;
-    for (i = 0; i < c->n_in && !c->out->own.cut; i++)
+    for (int i = 0; i < c->n_in && !c->out->own.cut; i++)
         if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
 }
 
@@ -290,8 +287,7 @@ MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
 
 /* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
-    int i;
-    for (i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
+    for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,

@@ -107,10 +107,9 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
 static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_args *k) {
     mixp_result r = MIXP_OK;
     int32_t flag = k->n_flags == 0;
-    int i;
-    for (i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
+    for (int i = 0; i < k->n_flags && !flag && r == MIXP_OK; i++)
         r = mixpi_download(ctx, &flag, k->flags[i], sizeof flag);
-    for (i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
+    for (int i = 0; i < k->n_parts && flag && r == MIXP_OK; i++)
         r = mixpi_copy_bytes(ctx, k->parts[i].to, k->parts[i].from, k->parts[i].bytes);
     return r;
 }
@@ -130,8 +129,7 @@ static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
  * of the flags in k is not 0, or if k has no flags. */
 static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         mixp_restore_part *part = &k->parts[k->n_parts];
         if (!mixpi_backup_is_valid(b)) continue;

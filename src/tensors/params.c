@@ -43,13 +43,12 @@ static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
 /* Makes room for one more tensor. Both arrays are one piece of memory, which doubles. */
 static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
     mixpi_params old = *p, grown = { NULL, NULL, 0, 0 };
-    int64_t i;
     if (old.count < old.room) return MIXP_OK;
     grown.room = old.room ? 2 * old.room : 16;
     grown.made = (mixp_tensor **)mixpi_owner_new(ctx, 3 * (size_t)grown.room * sizeof *grown.made);
     if (!grown.made) return MIXP_ERR_MEMORY;
     grown.named = grown.made + grown.room;
-    for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
+    for (int64_t i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
     *p = grown;
     if (old.made) mixpi_owned_free(ctx, old.made);
     return MIXP_OK;

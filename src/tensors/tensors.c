@@ -51,10 +51,9 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
 }
 
 static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
-    int i;
     t->rank = rank;
     t->count = 1;
-    for (i = 0; i < MIXP_MAX_RANK; i++) {
+    for (int i = 0; i < MIXP_MAX_RANK; i++) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }

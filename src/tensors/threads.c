@@ -186,8 +186,7 @@ static void mixpi_pool_open(mixpi_pool *p) {
 
 static void mixpi_pool_close(mixpi_pool *p) {
     uint64_t gate = __atomic_and_fetch(&p->gate, ~MIXPI_GATE_OPEN, __ATOMIC_SEQ_CST);
-    int i;
-    for (i = 0; MIXPI_GATE_INSIDE(gate) > 0 && mixpi_wait_awake(i); i++) gate = mixpi_gate(p);
+    for (int i = 0; MIXPI_GATE_INSIDE(gate) > 0 && mixpi_wait_awake(i); i++) gate = mixpi_gate(p);
     if (MIXPI_GATE_INSIDE(gate) == 0) return;
     pthread_mutex_lock(&p->lock);
     while (MIXPI_GATE_INSIDE(mixpi_gate(p)) > 0) pthread_cond_wait(&p->left, &p->lock);
@@ -195,13 +194,12 @@ static void mixpi_pool_close(mixpi_pool *p) {
 }
 
 static void mixpi_pool_stop(mixpi_pool *p) {
-    int i;
     if (!p || p->owner != getpid()) return;
     pthread_mutex_lock(&p->lock);
     p->quit = 1;
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
-    for (i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+    for (int i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
     pthread_cond_destroy(&p->left);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);

@@ -29,16 +29,14 @@ static void mixpi_rerun_free(mixp_tensor *t) {
 
 /* Frees what the call e saved, and its result. */
 static void mixpi_entry_spill(mixpi_tape_entry *e) {
-    int k;
-    for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+    for (int k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
     if (!e->alias) mixpi_rerun_free(e->call.out);
     e->call.out->data = NULL;
     e->call.out->own.spilled = 1;
 }
 
 static void mixpi_rerun_spill(mixpi_rerun *b) {
-    int64_t i;
-    for (i = 0; i < b->count; i++)
+    for (int64_t i = 0; i < b->count; i++)
         if (!mixpi_rerun_keeps(b, b->entries[i])) mixpi_entry_spill(b->entries[i]);
     b->live = 0;
 }
@@ -61,11 +59,10 @@ static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
  * of its input. */
 static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
-    int k;
     if (!e->alias && mixpi_rerun_keeps(e->block, e) && !c->out->own.spent) return MIXP_OK;
     c->out->data = e->alias ? c->in[0]->data : mixpi_data_alloc(c->out);
     if (!c->out->data) return MIXP_ERR_MEMORY;
-    for (k = 0; k < MIXP_MAX_SAVED; k++) {
+    for (int k = 0; k < MIXP_MAX_SAVED; k++) {
         if (!c->saved[k] || c->saved[k]->data) continue;
         c->saved[k]->data = mixpi_data_alloc(c->saved[k]);
         if (!c->saved[k]->data) return MIXP_ERR_MEMORY;
@@ -80,8 +77,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
     mixp_tensor *grad = c->out->grad;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i <= c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i <= c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         if (t && mixpi_origin(t)->version != e->versions[i])
             r = mixpi_was_written(c, i, "mixp_backward");
@@ -103,8 +99,7 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < b->count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < b->count && r == MIXP_OK; i++) {
         mixp_call *c = &b->entries[i]->call;
         if (c->op->attrs_size) memcpy(c->attrs, attrs, c->op->attrs_size);
         attrs += c->op->attrs_size;
@@ -127,8 +122,7 @@ static void mixpi_rerun_leave(mixpi_tape_entry *e) {
 
 /* Does e, or a tensor that it reads, no longer own its memory? */
 static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
-    int i;
-    for (i = 0; i < e->call.n_in; i++)
+    for (int i = 0; i < e->call.n_in; i++)
         if (e->call.in[i] && e->call.in[i]->own.spent) return 1;
     return e->call.out->own.spent;
 }
@@ -136,12 +130,11 @@ static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
 /* Keeps the attrs of all calls of b. 0: out of memory. */
 static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
     size_t size = 0;
-    int64_t i;
-    for (i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
+    for (int64_t i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
     b->attrs = (unsigned char *)mixpi_step_alloc(b->entries[0]->call.ctx, size + 1);
     if (!b->attrs) return 0;
     size = 0;
-    for (i = 0; i < b->count; i++) {
+    for (int64_t i = 0; i < b->count; i++) {
         const mixp_call *c = &b->entries[i]->call;
         if (c->op->attrs_size) memcpy(b->attrs + size, c->attrs, c->op->attrs_size);
         size += c->op->attrs_size;

@@ -9,8 +9,7 @@
 static uint32_t mixpi_call_read_set(const mixp_call *c) {
     const mixpi_tape_entry *e = mixpi_entry_of(c);
     uint32_t what = 0;
-    int i;
-    for (i = 0; i < c->n_in; i++)
+    for (int i = 0; i < c->n_in; i++)
         if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
     return what;
 }
@@ -34,8 +33,7 @@ static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who)
 static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
     const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
-    int i;
-    for (i = 0; i <= c->n_in && what; i++) {
+    for (int i = 0; i <= c->n_in && what; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
@@ -47,9 +45,8 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
 /* Has backward asked for the gradient of input i, or of another input that is the same tensor? */
 static int mixpi_was_asked(const mixp_call *c, int i) {
     const mixpi_tape_entry *e = mixpi_entry_of(c);
-    int j;
     if (e->inputs[i] & MIXPI_INPUT_ASKED) return 1;
-    for (j = 0; j < c->n_in; j++)
+    for (int j = 0; j < c->n_in; j++)
         if (e->inputs[j] & MIXPI_INPUT_ASKED && mixpi_grad_owner(c, j) == mixpi_grad_owner(c, i))
             return 1;
     return 0;

@@ -192,8 +192,7 @@ static int mixpi_forget_loan(mixp_tensor *g) {
 static mixp_result mixpi_settle_inputs(mixp_call *c) {
     const mixp_tensor *g = c->out->own.grad;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (t && t->own.grad && t->own.grad->own.lent == g)
             r = mixpi_grad_settle(t->own.grad);

@@ -40,13 +40,12 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
  * incomplete. */
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
-    int i;
     for (e = ctx->tape.newest; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
         e->lacks = MIXP_OK;
-        for (i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
+        for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
         mixpi_forget_loan(e->call.out->own.grad);
-        for (i = 0; i < e->call.n_in; i++) {
+        for (int i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
             if (!t || t->own.from_tape || !t->own.pending) continue;
             t->own.pending = 0;

@@ -306,8 +306,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
 /* An evaluation that is repeated starts from the buffers that it met. */
 static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
         mixpi_written(b->buffer, "mixp_retry_loss");

@@ -267,7 +267,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
     const mixpi_site *site;
-    int k;
     if (!number || !out) return 0;
     site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
@@ -279,7 +278,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
-    for (k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
+    for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;

@@ -64,8 +64,7 @@ static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
 static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
+    for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
         if (!mixpi_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
@@ -78,8 +77,7 @@ static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
 static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+    for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
                                          mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
@@ -116,8 +114,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
  * failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
+    for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
         if (!mixpi_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
@@ -131,9 +128,8 @@ static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
 static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
-    int n;
     if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
-    for (n = 1; n <= w->n_sites; n++) {
+    for (int n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
         if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
@@ -182,8 +178,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
  * site `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
-    int n;
-    for (n = 1; number && n <= w->n_sites; n++)
+    for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
             !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite) return n;
@@ -194,10 +189,9 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
  * read was beyond the range of its low dtype, too. */
 static int mixpi_site_asked(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
         mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
+    for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
 }
@@ -213,7 +207,8 @@ static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
         site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
-            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan) before = site->from[i];
+            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
+                before = site->from[i];
     }
     return at;
 }
@@ -269,7 +264,8 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
         return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar && !mixpi_site_left_range(ctx->watch, number) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+    if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
+    return MIXP_ORIGIN_LOSS;
 }
 
 /* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a
@@ -311,10 +307,9 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;
-    int i;
     memcpy(&found, &row->count, sizeof found);
     memset(&row->count, 0, sizeof found);
-    for (i = 0; i < MIXPI_ROLES; i++)
+    for (int i = 0; i < MIXPI_ROLES; i++)
         if (found.seen >> i & 1)
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
@@ -332,10 +327,9 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
     const int began = loss ? mixpi_trace(ctx, loss) : 0;
     const int known = ctx->watch->n_sites;
-    int n;
     *origin = mixpi_judge_origin(ctx, loss, began, at);
-    for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
-    for (n = 1; n <= known; n++) {
+    for (int n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
+    for (int n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
         if (mixpi_saw_grad(ctx->watch, mixpi_site_at(ctx, n), n))

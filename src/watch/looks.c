@@ -98,8 +98,7 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
 static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
     float written = e->call.out->own.watch.written;
-    int i;
-    for (i = 0; i < e->call.n_in; i++)
+    for (int i = 0; i < e->call.n_in; i++)
         if (given[i] && !given[i]->own.watch.site && given[i]->own.watch.written > written)
             written = given[i]->own.watch.written;
     site->written = written;
@@ -186,9 +185,8 @@ static mixp_result mixpi_look_inside(mixp_call *c, const mixp_tensor *t, mixp_dt
 static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     mixp_context *ctx = c->ctx;
     mixp_result r = MIXP_OK;
-    int i;
     if (!mixpi_context_sampled(ctx)) return MIXP_OK;
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
         r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad);

@@ -161,9 +161,8 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
     mixp_call *c = &e->call;
     const mixpi_site *site = mixpi_site_at(c->ctx, e->site);
     mixpi_reweighed done = MIXPI_AS_READ;
-    int i;
     if (!site->casts || mixp_autocast_current(c->ctx).recipe) return done;
-    for (i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
+    for (int i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
         mixp_tensor *t = given[i];
         if (!t || t->dtype != MIXP_F32 || t->own.generation || !t->requires_grad) continue;
         done = c->in[i] == t ? MIXPI_NARROWED : MIXPI_WIDENED;
@@ -175,8 +174,7 @@ static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *gi
 
 /* Restores the inputs of a call that were `read`, and gives back the memory of low copies. */
 static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_reweighed how) {
-    int i;
-    for (i = MIXPI_WEIGHED - 1; i >= 0; i--) {
+    for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
             mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));

@@ -43,10 +43,9 @@ MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
-    int n, i;
     if (!mixpi_guard_was_on(w)) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
-    for (n = 0; n < w->n_sites; n++) {
+    for (int n = 0; n < w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_number(w, n + 1);
         int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
@@ -54,7 +53,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[1] = site->falls;
         state[2] = site->clean;
         state[3] = site->why;
-        for (i = 0; i < MIXPI_ROLES; i++)
+        for (int i = 0; i < MIXPI_ROLES; i++)
             w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
     return r;
@@ -62,8 +61,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
 
 /* Could mixpi_guard_pack have written this row of a file? */
 static int mixpi_site_state_is_good(const int32_t *state) {
-    int i;
-    for (i = 0; i < MIXPI_SITE_STATES; i++)
+    for (int i = 0; i < MIXPI_SITE_STATES; i++)
         if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
     return state[0] <= 2 && state[3] <= MIXPI_FELL_ANY;
 }
@@ -71,8 +69,7 @@ static int mixpi_site_state_is_good(const int32_t *state) {
 /* Are all rows of a loaded item valid? */
 static int mixpi_guard_rows_are_good(const mixpi_state_item *item) {
     const int32_t *state = (const int32_t *)item->e.data;
-    int64_t n;
-    for (n = 0; n < item->e.shape[0]; n++)
+    for (int64_t n = 0; n < item->e.shape[0]; n++)
         if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
     return 1;
 }
@@ -103,7 +100,6 @@ MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
-    size_t i;
     if (!mixpi_guard_was_on(w)) return 0;
     memset(&item, 0, sizeof item);
     item.optional = 1;
@@ -132,7 +128,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->barren;
     item.must = MIXPI_COUNTER;
     mixpi_state_add(s, item, "mixprec.guard.skips");
-    for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
+    for (size_t i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
         mixpi_state_add_field(s, &mixpi_guard_fields[i], w, 0, 0);
     return 1;
 }
@@ -155,9 +151,8 @@ static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
 static void mixpi_guard_make_room(const mixpi_state *s) {
     const mixpi_watch *w = s->ctx->watch;
     int64_t hash = 1;
-    size_t i;
     int n = 0;
-    for (i = 0; w->packed_room && i < s->n_items; i++) {
+    for (size_t i = 0; w->packed_room && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->absent || item->memory != (const void *)w->hashes) continue;
         for (n = 0; n < w->packed && hash; n += hash != 0)
@@ -171,8 +166,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
  * sites; their numbers go on. */
 static void mixpi_watch_forget(mixpi_watch *w) {
-    int n;
-    for (n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
+    for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
     w->n_sites = w->full = w->full_told = w->turns = 0;
@@ -191,10 +185,9 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n, i;
     if (!mixpi_guard_was_on(w)) return;
     mixpi_watch_forget(w);
-    for (n = 0; n < w->packed && w->hashes[n]; n++) {
+    for (int n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         mixpi_site *site;
         uint64_t hash;
@@ -204,7 +197,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->falls = state[1];
         site->clean = state[2];
         site->why = state[3];
-        for (i = 0; i < MIXPI_ROLES; i++)
+        for (int i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
     ctx->capture.sites_moved++;

@@ -77,8 +77,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
 
 /* Will the site store f32 because of its inputs? The sites before it must be settled. */
 static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
-    int i;
-    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+    for (int i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
         const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
     }
@@ -176,8 +175,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
  * finite says nothing about them. */
 static void mixpi_settle_operands(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++) {
+    for (int i = 0; i < MIXPI_ROLES; i++) {
         mixpi_lossy *o = &site->operands[i];
         if (!o->seen) continue;
         if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
@@ -215,8 +213,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
 /* Adds the events that are reported once: pins that took effect, sites without room. */
 static void mixpi_settle_events(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n;
-    for (n = 1; n <= w->n_sites; n++) {
+    for (int n = 1; n <= w->n_sites; n++) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (!site->pinned || site->pin_told) continue;
         site->pin_told = 1;
@@ -239,9 +236,8 @@ static int mixpi_all_updated(const mixp_context *ctx) {
 /* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
 static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int i;
     if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
-    for (i = 0; i < w->n_pins; i++) {
+    for (int i = 0; i < w->n_pins; i++) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -333,8 +329,7 @@ static int32_t mixpi_update_bits(const mixp_scaler *s) {
  * and that no fallback ended. Returns the largest count. */
 static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
     int32_t most = 0;
-    int i;
-    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
+    for (int i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
         if (!(bits >> i & 1)) continue;
         if (cured) w->barren[i] = 0;
         else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;

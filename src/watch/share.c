@@ -66,8 +66,7 @@ enum {
 };
 
 static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
         const mixpi_lossy *o = &site->operands[i];
         words[0] = (double)o->seen;
         words[1] = o->error;
@@ -76,8 +75,7 @@ static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
     }
 }
 static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
-    int i;
-    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
         mixpi_lossy *o = &site->operands[i];
         o->seen |= words[0] > 0.0;
         o->error = fmax(o->error, words[1]);
@@ -89,8 +87,7 @@ static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
     const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
+    for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
@@ -103,8 +100,7 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
+    for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
@@ -141,8 +137,7 @@ typedef struct mixpi_told {
 
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
-    int n;
-    for (n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
+    for (int n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
     head[MIXPI_HEAD_SITES] = (double)w->n_sites;
     head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
     head[MIXPI_HEAD_ORIGIN] = (double)origin;
@@ -156,8 +151,7 @@ static int mixpi_began_forward(mixp_origin origin) {
 
 static mixpi_told mixpi_heads_read(const double *table, int size) {
     mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
-    int r;
-    for (r = 0; r < size; r++) {
+    for (int r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
         const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
         const int64_t sites = mixpi_min(mixpi_whole_of(head[MIXPI_HEAD_SITES]), 1 << 24);
@@ -205,13 +199,12 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     const int64_t all = (int64_t)mixpi_world(ctx) * most;
     double *table = mixpi_table_take(ctx, 2 * most), *own;
     mixp_result r;
-    int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
-    for (i = 0; i < w->n_sites; i++)
+    for (int64_t i = 0; i < w->n_sites; i++)
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
-    for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
+    for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -220,8 +213,7 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
 static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < n && r == MIXP_OK; i++) {
+    for (int64_t i = 0; i < n && r == MIXP_OK; i++) {
         const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
         if (!number) continue;
         r = mixpi_rows_reach(ctx, number);
@@ -278,11 +270,10 @@ static int64_t mixpi_share_most(const mixp_context *ctx) {
 
 /* Fills this rank's row with what it has seen. */
 static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
-    int64_t i;
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
     row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
-    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+    for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_to_words(w, number, row);
     }
@@ -290,11 +281,10 @@ static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double 
 
 /* Adds one rank's row for the sites that this rank has. */
 static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
-    int64_t i;
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
     row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
-    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+    for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_join_words(w, number, row);
     }
@@ -302,9 +292,8 @@ static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double 
 
 /* Forgets what this rank has seen of the sites: all rows are about to be added. */
 static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
-    int64_t i;
     if (!s->first) memset(w->seen, 0, MIXPI_ROW_SITES * sizeof *w->seen);
-    for (i = s->first; i < s->end; i++) {
+    for (int64_t i = s->first; i < s->end; i++) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
@@ -316,13 +305,12 @@ static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
 static mixp_result mixpi_share_some(mixp_context *ctx, const mixpi_share *s, double *table) {
     const int64_t words = mixpi_share_words(s), world = (int64_t)mixpi_world(ctx);
     mixp_result result;
-    int64_t r;
     memset(table, 0, (size_t)(world * words) * sizeof *table);
     mixpi_share_fill(ctx->watch, s, table + mixpi_place(ctx) * words);
     result = mixpi_crew_share(ctx, table, words);
     if (result != MIXP_OK) return result;
     mixpi_share_clear(ctx->watch, s);
-    for (r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
+    for (int64_t r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
     return MIXP_OK;
 }
 

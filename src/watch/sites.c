@@ -17,8 +17,7 @@ static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
 }
 
 static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u; /* FNV-1a */
     return h;
 }
 
@@ -137,9 +136,8 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
 static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
-    uint64_t sibling;
     int n;
-    for (sibling = 0;; sibling++) {
+    for (uint64_t sibling = 0;; sibling++) {
         const mixpi_site *site;
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);

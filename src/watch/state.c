@@ -215,7 +215,6 @@ MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;
-    int i;
     if (!mixpi_guard_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
@@ -223,7 +222,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
     words[4] = w->fresh != 0;
     words[5] = w->probing != 0;
-    for (i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++) {
         h = (h ^ words[i]) * 1099511628211u;
         h ^= h >> 29;
     }

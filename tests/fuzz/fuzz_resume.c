@@ -51,16 +51,16 @@ static void pieces_copy(void) {
 
 /* What a failed call may change of a context: its errors, and what it counts of memory. */
 static void context_excused(mixp_context *copy, const mixp_context *now) {
-    copy->error = now->error;
-    copy->told = now->told;
-    copy->failures = now->failures;
-    memcpy(copy->message, now->message, sizeof copy->message);
-    copy->allocations = now->allocations;
-    copy->permanent = now->permanent;
-    copy->peak = now->peak;
-    copy->allocated = now->allocated;
-    copy->pieces = now->pieces;
-    copy->scratch = now->scratch;
+    copy->errors.code = now->errors.code;
+    copy->errors.reported = now->errors.reported;
+    copy->errors.failures = now->errors.failures;
+    memcpy(copy->errors.message, now->errors.message, sizeof copy->errors.message);
+    copy->memory.allocations = now->memory.allocations;
+    copy->memory.permanent = now->memory.permanent;
+    copy->memory.peak = now->memory.peak;
+    copy->memory.allocated = now->memory.allocated;
+    copy->memory.pieces = now->memory.pieces;
+    copy->memory.scratch = now->memory.scratch;
 }
 
 static void pieces_forget(void) {
