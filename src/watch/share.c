@@ -247,7 +247,8 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
  * has at least one site of each rank. */
 enum {
     MIXPI_SHARED_WORDS = 1 << 16,
-    MIXPI_SHARED_LOOKS = 2      /* at all gradients in f32, and at all low gradients */
+    MIXPI_SHARED_LOOKS = 2,     /* at all gradients in f32, and at all low gradients */
+    MIXPI_SHARED_LOOK_WORDS = MIXPI_SHARED_LOOKS * (int)MIXPI_LOOK_WORDS
 };
 
 /* The sites [first, end) of a list, and for first 0 the looks at all gradients before them. */
@@ -257,14 +258,13 @@ typedef struct mixpi_share {
 } mixpi_share;
 
 static int64_t mixpi_share_words(const mixpi_share *s) {
-    const int64_t looks = s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    const int64_t looks = s->first ? 0 : MIXPI_SHARED_LOOK_WORDS;
     return looks + (s->end - s->first) * MIXPI_SITE_WORDS;
 }
 
 /* Sites that one table takes: all of them if there are few ranks. */
 static int64_t mixpi_share_most(const mixp_context *ctx) {
-    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) -
-                        MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_SHARED_LOOK_WORDS;
     return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;
 }
 
@@ -272,7 +272,7 @@ static int64_t mixpi_share_most(const mixp_context *ctx) {
 static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
-    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    row += s->first ? 0 : MIXPI_SHARED_LOOK_WORDS;
     for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_to_words(w, number, row);
@@ -283,7 +283,7 @@ static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double 
 static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_WIDE], row);
     if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_NARROW], row + MIXPI_LOOK_WORDS);
-    row += s->first ? 0 : MIXPI_SHARED_LOOKS * MIXPI_LOOK_WORDS;
+    row += s->first ? 0 : MIXPI_SHARED_LOOK_WORDS;
     for (int64_t i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number) mixpi_site_join_words(w, number, row);
