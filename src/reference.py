@@ -162,7 +162,7 @@ def addon(name):
     section = Section("Add-on: examples/" + name, re.sub(r"^.*? - |\nSPDX.*", "", first), False)
     comment = r"(/\*(?:(?!\*/).)*?\*/\n)?"
     struct = r"typedef struct \w+ \{.*?\} \w+;"
-    for match in re.finditer(comment + r"([A-Z]+_API [^{]*\{|%s)" % struct, text, re.S):
+    for match in re.finditer(comment + r"([A-Z]+_API [^{;]*\{|%s)" % struct, text, re.S):
         code = signature(match.group(2).split("\n"))
         if code.startswith("typedef") and not re.search(r"_API[^{]*\b%s\b" % re.findall(r"\w+", code)[-1], text):
             continue                            # only the add-on itself uses this struct
