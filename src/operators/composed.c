@@ -106,18 +106,43 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
  * squares of deviations has no share of it, because deviations sum to 0. mixp_jvp counts it. */
 typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
 
+/* Sets saved 2 to saved 0 where that is finite, otherwise to 0: 0 m + 1 is a mask of the finite. */
+static mixp_result mixpi_finite_or_0(mixp_call *c) {
+    mixp_unary_args mask;
+    mixp_where_args k;
+    memset(&mask, 0, sizeof mask);
+    mask.op = MIXP_UNARY_AFFINE;
+    mask.q = 1.0f;
+    mask.n = c->saved[0]->count;
+    mask.a = mixpi_tensor_in(c->saved[0]);
+    mask.y = mixpi_tensor_out(c->saved[1], 0);
+    const mixp_result r = MIXPI_RUN(c, unary, &mask);
+    if (r != MIXP_OK) return r;
+
+    memset(&k, 0, sizeof k);
+    k.rank = 1;
+    k.shape[0] = mask.n;
+    k.mask = mixpi_tensor_in(c->saved[1]);
+    k.a = mask.a;
+    k.mask_strides[0] = k.a_strides[0] = 1;
+    k.y = mixpi_tensor_out(c->saved[2], 0);
+    return MIXPI_RUN(c, where, &k);
+}
+
 /* The mean was rounded: where values lie near a large offset, by as much as they differ. The mean
- * of the deviations is what the rounding took, and is subtracted in place. */
+ * of the deviations is what the rounding took, and is subtracted in place. A row with Inf has no
+ * such mean, and keeps its deviations. */
 static mixp_result mixpi_deviation_forward(mixp_call *c) {
     mixpi_deviation *p = (mixpi_deviation *)c->attrs;
     const mixp_tensor *mean = c->in[1];
-    mixp_binary_args again;
-    mixp_reduce_args k;
     mixpi_reduced to;
     mixp_result r = mixpi_binary_forward(c);
     if (r == MIXP_OK) r = mixpi_reduce_shape(c, p->dim, 1, &to);
     if (r != MIXP_OK) return r;
-    if (!mixp_call_save(c, 0, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
+    for (int i = 0; i < 3; i++)
+        if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
+
+    mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = to.outer;
     k.n = to.n;
@@ -126,9 +151,11 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     k.a = mixpi_tensor_in(c->out);
     k.y = mixpi_tensor_out(c->saved[0], 0);
     r = MIXPI_RUN(c, reduce, &k);
-    again = p->k;
+    if (r == MIXP_OK) r = mixpi_finite_or_0(c);
+
+    mixp_binary_args again = p->k;
     again.a = mixpi_tensor_in(c->out);
-    again.b = mixpi_tensor_in(c->saved[0]);
+    again.b = mixpi_tensor_in(c->saved[2]);
     return r == MIXP_OK ? MIXPI_RUN(c, binary, &again) : r;
 }
 

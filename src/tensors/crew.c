@@ -92,9 +92,11 @@ static void mixpi_crew_lose(mixp_context *ctx, const void *scaler)
 /* Drops the gradients that ranks hold back for a later walk. */
 static void mixpi_crew_forget(mixp_context *ctx)
 { if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx); }
+#ifndef MIXPREC_NO_CHECKPOINT
 /* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
 static int mixpi_crew_busy(mixp_context *ctx, int on)
 { return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0; }
+#endif
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
 static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words)
