@@ -72,11 +72,11 @@ if tar --version 2>/dev/null | grep -q GNU && command -v sha256sum >/dev/null; t
         [ "$(cat "$tmp/contents")" = ' LICENSE SHA256SUMS compare.h conv.h mixprec.h mixprec_avx2.c mixprec_avx512.c mixprec_cuda.cu mixprec_host.c mixprec_neon.c mixprec_scalar.c recurrent.h report.h ' ]
     }
     check 'it has the files that users copy' contents
-    library() {
-        run_make dist BUILD="$tmp/library" CFLAGS=-O0 && cd "$tmp/library/dist/" && tar xzf mixprec-"$version"-*.tar.gz &&
+    library() (
+        run_make dist BUILD="$tmp/library" CFLAGS=-O0 OPENMP="$OPENMP" && cd "$tmp/library/dist/" && tar xzf mixprec-"$version"-*.tar.gz &&
             cd mixprec-"$version"-*/ && sha256sum -c SHA256SUMS && cp "$tmp/uses_parts.c" . &&
-            $CC uses_parts.c -I. libmixprec.a -lm ${OPENMP} -o uses && ./uses
-    }
+            $CC uses_parts.c -I. libmixprec.a -lm $OPENMP -o uses && ./uses
+    )
     if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the library of this machine in a release: in make test-long'
     else check 'the library of this machine is in it' library
     fi
