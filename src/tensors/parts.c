@@ -58,7 +58,7 @@ typedef struct mixpi_params {
     int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
 } mixpi_params;
 
-/* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
+/* Unscaled f16 gradients of the newest walk that met any; see walk/unscaled.c. */
 typedef struct mixpi_unscaled {
     int    walks;               /* number of walks that met such gradients                 */
     int    met;                 /* 1: the current walk has met one                         */

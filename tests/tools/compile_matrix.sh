@@ -3,10 +3,11 @@
 # language standard and way of including the header.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/tools/compile_matrix.sh [short|full]
+#   tests/tools/compile_matrix.sh [short|languages|full]
 #
 # Every cell must compile without a warning, link and run. A missing compiler is a skip. short runs
-# only two cells, C99 and C++11.
+# only two cells, C99 and C++11, and parses the newest standards. languages parses each standard from
+# C99 and C++11 on, as far as gcc and clang know it, with the warnings that the README promises.
 . tests/support/check.sh
 
 full=; [ "$1" = full ] && full=1
@@ -162,11 +163,32 @@ mixed() {
     else skip "implementation by $1, caller by $2"; fi
 }
 
+# parse STANDARD: the implementation by compiler $cc in language $lang, without code.
+parse() {
+    if ! has "$cc" || ! takes "-std=$1"; then skip "$cc -std=$1"; return; fi
+    check "$cc -std=$1 parses the implementation without a warning" \
+        sh -c "$cc -std=$1 $strict -fsyntax-only -I'$root' -I'$tmp' '$tmp/a.$lang'"
+}
+
+if [ "$1" = languages ]; then
+    for cc in gcc clang; do
+        lang=c strict=$warn_c
+        for std in c99 c11 c17 c2x; do parse $std; done
+    done
+    for cc in g++ clang++; do
+        lang=cpp strict=$warn
+        for std in c++11 c++14 c++17 c++20 c++2b; do parse $std; done
+    done
+    report; exit
+fi
+
 if [ -z "$full" ]; then
     lang=c strict=$warn_c cc=${CC:-cc}
     cell '-std=c99 -O0' a b
+    parse c2x
     lang=cpp strict=$warn cc=${CXX:-g++}
     cell '-std=c++11 -O0' a b
+    parse c++2b
     collect; report; exit
 fi
 

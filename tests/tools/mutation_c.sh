@@ -285,7 +285,7 @@ plant pin_void           no      watch_events test_patterns_given_again
 plant sight_sample       swap    observe     test_bins
 
 plant recode_strip_end   bound   codes       codes_are_exact
-plant codes_told         never   codes       inputs_that_stay
+plant codes_told         logic   codes       inputs_that_stay
 plant recode_scale_at    factor  codes       codes_are_exact
 plant recode_scale_zero  factor  codes       codes_are_exact
 plant recode_pair        sign    codes       codes_are_exact
