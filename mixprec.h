@@ -208,7 +208,8 @@
  *     the losses of n micro-batches are not        grad_norm is n times as large as with one batch
  *       divided by n
  *     micro-batches (or ranks) with unequal        the mean of their means is not the mean of the
- *       numbers of targets have equal weights        batch: a target of a short one counts more
+ *       numbers of targets have equal weights        batch: a target of a small micro-batch counts
+ *                                                    more
  *     the memory of mixp_input_view changes        gradients belong to the new values
  *       before mixp_backward
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
@@ -1603,9 +1604,10 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* The integer that another rank has sent as a double; 0 if it sent none, such as NaN or 1e300. */
+/* The integer that another rank has sent as a double; 0 for NaN, and for numbers of 2^53 and above:
+ * sums over all ranks then stay in range. */
 MIXPREC_HD int64_t mixpi_whole_of(double x)
-{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 62u ? (int64_t)x : 0; }
+{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 53u ? (int64_t)x : 0; }
 
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */
@@ -2134,7 +2136,8 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
  * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
  * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
- * threads that the machine has. Otherwise message is "". */
+ * threads that the machine has (of a build in parts, the host's part is asked). Otherwise message
+ * is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
@@ -2552,8 +2555,8 @@ typedef enum mixp_e8m0_rounding {
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
- * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the
- * sources make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped (see
+ * recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
  * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *
@@ -3635,7 +3638,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are eleven:
+ * changes nothing and is no error. There are thirteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -3652,12 +3655,14 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
  *   target of mixp_kl_div that does not fit log_target.
- * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device:
- * mixp_scaler_verdict
- *   tells of a step that was applied although its loss is not finite.
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: a step was
+ *   applied although its loss is not finite (mixp_scaler_verdict gives this warning).
+ * - A step reads and writes a frozen parameter in a loop of mixp_retry: use mixp_buffer.
+ * - mixp_tensor_touch declares a write of a buffer that mixp_buffer_save has not kept.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
- * - A loaded weight is Inf or NaN, or an fp8 weight's scale was left aside.
+ * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
+ *   weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
@@ -3769,7 +3774,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 /* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
  * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
- * under its name. To a guard it is data, as a batch is.
+ * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
+ * not finite as MIXP_ORIGIN_WEIGHT.
  *
  * A write is visible at once to the operators that follow in the step. If the update skips the
  * step, every buffer gets back the bytes from before the step. So a skipped batch does not count,
@@ -3812,14 +3818,16 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * step wrote it again after the first update, from before that write. A write before the first
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
- * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
- * their window. A step that an error ends belongs to the window of the next step: its writes stay,
- * unless the update skips. Loading a file ends a window.
+ * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
+ * buffer first. An evaluation between two micro-batches belongs to their window. A step that an
+ * error ends belongs to the window of the next step: its writes stay, unless the update skips.
+ * Loading a file ends a window.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window or
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched,
+ * and the buffers keep what the step wrote, as after each error. A write outside a window or
  * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
@@ -3988,11 +3996,12 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
  * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is
- * skipped, and a guard names the batch, the operator or the weight. The sources say otherwise of
- * Inf. The FP8 paper (arXiv 2209.05433) leaves both to the conversion; ONNX's Cast saturates by
- * default (`saturate` 1: Inf becomes the largest number; 0: NaN in e4m3, Inf in e5m2);
- * TransformerEngine's casts saturate (satfinite), so a step on an Inf is applied with wrong
- * numbers. Only values that are finite saturate here.
+ * skipped, and a guard names the batch, the operator or the weight. Only finite values saturate.
+ * The FP8 paper (arXiv 2209.05433, section 2) asks for this: finite values saturate, Inf and NaN
+ * stay special values (e4m3 has no Inf: NaN), because loss scaling must see overflows. Other
+ * software saturates Inf too: ONNX's Cast by default (`saturate` 1: Inf becomes the largest number
+ * of e4m3 and e5m2; 0: NaN in e4m3, Inf in e5m2), and the fp8 casts of TransformerEngine's recipes
+ * with f32 scales (satfinite): there a step on an Inf is applied with wrong numbers.
  *
  * A block "along the sum" lies along the dimension over which its product adds. An operand of two
  * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
@@ -5460,7 +5469,7 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
-    MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
+    MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
@@ -6054,8 +6063,8 @@ MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *obs
  * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
  * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
  * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
- * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
- * once, for recording. */
+ * dtype: f32, f16, bf16, f64, and i32: bytes of weights, states and buffers travel as i32, in `sum`
+ * and `all_gather`. In a captured step, hooks are called once, for recording. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 
@@ -15398,7 +15407,7 @@ static const char *mixpi_beginner(const mixp_context *ctx)
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
              "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
-             "into a tensor of mixp_param or mixp_view before that",
+             "into a tensor of mixp_buffer, mixp_param or mixp_view before that",
              mixpi_beginner(ctx));
     return text;
 }
@@ -16111,7 +16120,7 @@ struct mixpi_crew {
     mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
     mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
     int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
-    /* tape: the gradients of a walk */
+    /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
@@ -16301,7 +16310,7 @@ struct mixpi_watcher {
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
-    /* tape: walking back */
+    /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
     mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
     mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
@@ -16432,7 +16441,7 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
     if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                                  "the first write of the buffer '%.60s' is in a capture, which "
-                                 "must not allocate: run an ordinary step before it",
+                                 "must not allocate: run an ordinary step before the capture",
                                  t->name);
     b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
     return b->data ? MIXP_OK : MIXP_ERR_MEMORY;
@@ -17024,7 +17033,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
-                                 "make what trains with mixp_param",
+                                 "use mixp_param for a tensor that trains",
                                  t->name);
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
@@ -17192,8 +17201,9 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
-                                 "%g; use a smaller number, or INFINITY",
-                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
+                                 "%g; use a number in that range%s",
+                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
+                                 mixpi_real(t->dtype) ? ", or INFINITY" : "");
     r = mixpi_write_begin(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
@@ -17343,11 +17353,14 @@ static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *patter
     return NULL;
 }
 
-/* Fails because no parameter's name fits: shows a name, which tells how the names look. */
+/* Fails because no parameter's name fits: shows the first name as an example. */
 static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const char *pattern) {
     const mixp_tensor *first = mixp_context_param(ctx, 0);
     if (!first)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: the context has no parameters", who);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: the context has no parameters; make them with mixp_param "
+                                 "first",
+                                 who);
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                              "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
                              "the first is '%s'",
@@ -17790,7 +17803,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
-        wrong = "too many nested regions and scopes: 64 are open; a pop may be missing";
+        wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -18208,7 +18221,7 @@ struct mixpi_tape_entry {
     int               site;     /* number of the site; 0: no guard watches */
     const char       *tangent_of;   /* the operator of whose tangent it is a part; or NULL   */
     mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
-    int               again;    /* 1: forward runs again, and must not decide anew         */
+    int               again;    /* 1: forward runs again, and must not decide again         */
     int               told;     /* bit i: the next operator has made input i's gradient */
     mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
     uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
@@ -19373,7 +19386,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
-    if (r == MIXP_ERR_MEMORY && !ctx->walk.running) return mixpi_crew_stop(ctx, r);
+    if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
     const int opened = mixpi_regions_open(ctx);
@@ -19382,7 +19395,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
         r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
 
-    /* The ranks' sums are in place before anyone reads a gradient. */
+    /* The ranks' sums are in place before the program reads a gradient. */
     if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walk_stop(ctx, r);
@@ -23771,7 +23784,7 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
     if (t && mixpi_overflows(dtype, value)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "mixp_full: %g is beyond the range of %s, whose largest number is %g; "
-                          "use a smaller number, INFINITY, or another dtype",
+                          "use a number in that range, or another dtype",
                           value, mixp_dtype_name(dtype), mixpi_largest(dtype));
         return NULL;
     }
@@ -24650,7 +24663,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     }
     if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; it must be above 0", (double)margin);
+                          "triplet_margin: margin is %g; pass a margin above 0", (double)margin);
         return NULL;
     }
     memset(&p, 0, sizeof p);
@@ -27597,6 +27610,7 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
 }
 /* --- buffers at an update ------------------------------------------------------------------- */
 
+/* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
 static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
                                             const int32_t *flag) {
     mixp_result r = MIXP_OK;
@@ -27631,7 +27645,7 @@ static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    /* Shared buffers travel first, so that what a skipped step wrote leaves no rank. */
+    /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
     memset(&k, 0, sizeof k);
     mixp_result r = mixpi_crew_share_buffers(ctx);
 
@@ -27973,8 +27987,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "learning rate and the gradient norm",
         "the loss is not finite, but all activations are: not a scaling problem; look at logs and "
         "divisions in the loss",
-        "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
-        "learning rate",
+        "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
+        "a smaller learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
@@ -28094,7 +28108,6 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     k.scaler = scaler->state;
     mixp_result watched = mixpi_watcher_updating(ctx, &k);
     mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
 
     scaler->first = scaler->began;
@@ -28103,7 +28116,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
-    r = mixpi_delayed_advance(ctx);
+    r = mixpi_crew_stop(ctx, mixpi_buffers_updated(scaler));
+    if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
@@ -29469,6 +29483,7 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
+    MIXPI_SCALE_OR_0,           /* or 0 for none                                           */
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
@@ -29525,7 +29540,7 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
     MIXPI_FIELD_FORGIVEN(forgiven_at, MIXP_I32, MIXPI_COUNTER),
-    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_SCALE_OR_0),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -29808,7 +29823,7 @@ static int mixpi_is_private(const mixp_tensor *t)
 static int mixpi_is_of_rank(const mixp_tensor *t)
 { return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
 
-/* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
+/* Bytes of the own buffers of one rank; 0: no rank has own buffers, or the run has one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
     size_t bytes = 0;
     for (int64_t i = 0; i < ctx->buffers.all.count; i++) {
@@ -29944,7 +29959,7 @@ typedef struct mixpi_member {
     size_t      length;
 } mixpi_member;
 
-/* Reads one number below 2^24 and the space behind it. Returns the rest, or NULL. */
+/* Reads one number of at most 9 digits and the space behind it. Returns the rest, or NULL. */
 static const char *mixpi_member_number(const char *at, size_t *number) {
     size_t n = 0;
     const char *first = at;
@@ -29959,7 +29974,7 @@ static const char *mixpi_member_next(const char *at, mixpi_member *m) {
     if (at) at = mixpi_member_number(at, &optimizer);
     if (at) at = mixpi_member_number(at, &group);
     if (at) at = mixpi_member_number(at, &m->length);
-    if (!at || strlen(at) <= m->length || at[m->length] != ';') return NULL;
+    if (!at || memchr(at, '\0', m->length) || at[m->length] != ';') return NULL;
     m->optimizer = (int)optimizer;
     m->group = (int)group;
     m->name = at;
@@ -30025,7 +30040,7 @@ static void mixpi_groups_show(const char *text, int optimizer, char *to, size_t 
         }
     }
     if (used >= room) memcpy(to + room - 4, "...", 4);
-    if (!used) snprintf(to, room, "one group");
+    if (!used) snprintf(to, room, "one group, or groups without a list");
 }
 
 /* How many groups does optimizer `number` of the file have? */
@@ -30203,9 +30218,10 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a parameter has no name (%s, %.0f elements); name every "
-                                     "parameter",
-                                     who, mixp_dtype_name(t->dtype), (double)t->count);
+                                     "%s: a %s has no name (%s, %.0f elements); name each "
+                                     "parameter and buffer",
+                                     who, t->own.backup ? "buffer" : "parameter",
+                                     mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
 
@@ -30530,6 +30546,8 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
+    case MIXPI_SCALE_OR_0: return mixp_bits_of_f32((float)x) == 0 ||
+                                  mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
     case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;
@@ -32347,7 +32365,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
+    const int stores = (int)(mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1);
     for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
@@ -32765,7 +32783,7 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
           "The loss scale is below 1. Look at the learning rate and the gradient norm" },
         { "the loss of ", " is not finite, although all activations are finite",
           "Look at logs and divisions in the loss" },
-        { "a weight of ", " is not finite",
+        { "a weight or a buffer of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
         { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
@@ -32795,6 +32813,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
     if (event->kind == MIXP_EVENT_SKIP) {
         mixpi_skip_text(event, text, space);
+        mixpi_readable(text);
         return text;
     }
     mixpi_event_number(event, number, sizeof number);
@@ -34418,7 +34437,7 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
     mixpi_look_inside, mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
     mixpi_look_forward,
-    /* tape: walking back */
+    /* walk */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
     /* step */
     mixpi_guard_mark, mixpi_watch_words, mixpi_watch_origin, mixpi_watch_updating,
@@ -36031,12 +36050,16 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
     return (double)(h >> 11);
 }
 
-/* A hash of which group each parameter is in, exact as a double. */
+/* A hash of the parameters in the order in which they were added, with the group of each, exact as
+ * a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
     for (int64_t i = 0; i < o->count; i++) {
-        const double group = (double)o->rows[i].group;
-        h = mixpi_hash(h, &group, sizeof group);
+        const mixp_tensor *p = o->slots[i].param;
+        const int32_t rest[2] = { o->rows[i].group, (int32_t)p->dtype };
+        h = mixpi_hash(h, p->name, strlen(p->name) + 1);
+        h = mixpi_hash(h, p->shape, (size_t)p->rank * sizeof p->shape[0]);
+        h = mixpi_hash(h, rest, sizeof rest);
     }
     return (double)(h >> 11);
 }
@@ -36101,9 +36124,10 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
     r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
-        here[i] = (char)table[i];
-        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+        here[i] = (char)mixpi_whole_of(table[i]);
+        there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
+    here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
                              "make and write the same buffers on all ranks; the step was skipped",
@@ -36122,7 +36146,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
-        if (counts[i] > (double)n) n = (int64_t)counts[i];
+        if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_put(ctx, counts);
     if (r != MIXP_OK) return r;
     bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
@@ -36148,9 +36172,10 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: a parameter is in another group on rank %d than "
-                                 "on rank 0; use the same groups on all ranks; the step was "
-                                 "skipped",
+                                 "ranks differ: an optimizer of rank %d has other parameters than "
+                                 "that of rank 0, or in another group or order; add the same "
+                                 "parameters in the same order to the same groups on all ranks; "
+                                 "the step was skipped",
                                  other);
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; "
@@ -36546,7 +36571,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
 /* --- buffers of many ranks -------------------------------------------------------------------
  *
  * All ranks write a shared buffer in the same steps, so they exchange it in the same updates. Each
- * step compares which ones the ranks have written: see mixpi_buffers_hash.
+ * step compares which buffers the ranks have written: see mixpi_buffers_hash.
  */
 
 /* t = the sum at `sum`, in f32, divided by the number of ranks. divisor: memory for one f32. A
@@ -36842,7 +36867,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
 static const mixpi_crew mixpi_ranks_door = {
     /* context */
     mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
-    /* tape */
+    /* walk */
     mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_walked, mixpi_exchange_end,
     mixpi_exchange_forget, mixpi_exchange_lose,
     /* optimizers */

@@ -815,9 +815,10 @@ MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64
     row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
 }
 
-/* The integer that another rank has sent as a double; 0 if it sent none, such as NaN or 1e300. */
+/* The integer that another rank has sent as a double; 0 for NaN, and for numbers of 2^53 and above:
+ * sums over all ranks then stay in range. */
 MIXPREC_HD int64_t mixpi_whole_of(double x)
-{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 62u ? (int64_t)x : 0; }
+{ return (mixp_bits_of_f64(x) >> 52 & 0x7FFu) < 1023u + 53u ? (int64_t)x : 0; }
 
 /* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
  * loss. */

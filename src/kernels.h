@@ -69,7 +69,8 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
  * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
  * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
- * threads that the machine has. Otherwise message is "". */
+ * threads that the machine has (of a build in parts, the host's part is asked). Otherwise message
+ * is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
@@ -487,8 +488,8 @@ typedef enum mixp_e8m0_rounding {
  * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. Inf stays Inf; for E4M3 the whole
- * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped: the
- * sources make Inf the largest value (see recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
+ * block becomes NaN. So a product with y is not finite, and a step on an Inf is skipped (see
+ * recipe.h). TENSOR, POWER: a block with amax 0, Inf or NaN
  * has s = 1. E4M3: an array with such an amax has s = 1. A block of zeros gives zeros. bf16 holds
  * each y exactly unless |y| is below 2^-126, or 2^128 and above.
  *

@@ -208,7 +208,8 @@
  *     the losses of n micro-batches are not        grad_norm is n times as large as with one batch
  *       divided by n
  *     micro-batches (or ranks) with unequal        the mean of their means is not the mean of the
- *       numbers of targets have equal weights        batch: a target of a short one counts more
+ *       numbers of targets have equal weights        batch: a target of a small micro-batch counts
+ *                                                    more
  *     the memory of mixp_input_view changes        gradients belong to the new values
  *       before mixp_backward
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site

@@ -12,8 +12,8 @@
  * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
  * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
  * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
- * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
- * once, for recording. */
+ * dtype: f32, f16, bf16, f64, and i32: bytes of weights, states and buffers travel as i32, in `sum`
+ * and `all_gather`. In a captured step, hooks are called once, for recording. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 

@@ -43,11 +43,12 @@
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
  * An Inf or NaN of x, w or dy makes the product Inf or NaN, as it does in bf16: the step is
- * skipped, and a guard names the batch, the operator or the weight. The sources say otherwise of
- * Inf. The FP8 paper (arXiv 2209.05433) leaves both to the conversion; ONNX's Cast saturates by
- * default (`saturate` 1: Inf becomes the largest number; 0: NaN in e4m3, Inf in e5m2);
- * TransformerEngine's casts saturate (satfinite), so a step on an Inf is applied with wrong
- * numbers. Only values that are finite saturate here.
+ * skipped, and a guard names the batch, the operator or the weight. Only finite values saturate.
+ * The FP8 paper (arXiv 2209.05433, section 2) asks for this: finite values saturate, Inf and NaN
+ * stay special values (e4m3 has no Inf: NaN), because loss scaling must see overflows. Other
+ * software saturates Inf too: ONNX's Cast by default (`saturate` 1: Inf becomes the largest number
+ * of e4m3 and e5m2; 0: NaN in e4m3, Inf in e5m2), and the fp8 casts of TransformerEngine's recipes
+ * with f32 scales (satfinite): there a step on an Inf is applied with wrong numbers.
  *
  * A block "along the sum" lies along the dimension over which its product adds. An operand of two
  * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,

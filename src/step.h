@@ -106,7 +106,7 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_BACKWARD,       /* in a gradient of `site`: the loss scale is too large */
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
-    MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
+    MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */

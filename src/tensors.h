@@ -206,7 +206,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are eleven:
+ * changes nothing and is no error. There are thirteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -223,12 +223,14 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear, and a
  *   target of mixp_kl_div that does not fit log_target.
- * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device:
- * mixp_scaler_verdict
- *   tells of a step that was applied although its loss is not finite.
+ * - On the CPU: no target of a cross entropy or of mixp_nll counts. On each device: a step was
+ *   applied although its loss is not finite (mixp_scaler_verdict gives this warning).
+ * - A step reads and writes a frozen parameter in a loop of mixp_retry: use mixp_buffer.
+ * - mixp_tensor_touch declares a write of a buffer that mixp_buffer_save has not kept.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
- * - A loaded weight is Inf or NaN, or an fp8 weight's scale was left aside.
+ * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
+ *   weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
@@ -340,7 +342,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 /* BUFFERS. A buffer is a tensor that a step writes beside its weights: the state that a recurrent
  * net carries from step to step, running statistics, a codebook, a queue, a teacher. (The word is
  * PyTorch's.) A buffer has no gradient and no optimizer. Checkpoints and files of weights hold it
- * under its name. To a guard it is data, as a batch is.
+ * under its name. A guard names sites as if the buffer were a batch. It reports a buffer that is
+ * not finite as MIXP_ORIGIN_WEIGHT.
  *
  * A write is visible at once to the operators that follow in the step. If the update skips the
  * step, every buffer gets back the bytes from before the step. So a skipped batch does not count,
@@ -383,14 +386,16 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * step wrote it again after the first update, from before that write. A write before the first
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
- * mixp_retry_loss undoes it before the repeat. An evaluation between two micro-batches belongs to
- * their window. A step that an error ends belongs to the window of the next step: its writes stay,
- * unless the update skips. Loading a file ends a window.
+ * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
+ * buffer first. An evaluation between two micro-batches belongs to their window. A step that an
+ * error ends belongs to the window of the next step: its writes stay, unless the update skips.
+ * Loading a file ends a window.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs. A write outside a window or
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched,
+ * and the buffers keep what the step wrote, as after each error. A write outside a window or
  * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A

@@ -41,9 +41,10 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a parameter has no name (%s, %.0f elements); name every "
-                                     "parameter",
-                                     who, mixp_dtype_name(t->dtype), (double)t->count);
+                                     "%s: a %s has no name (%s, %.0f elements); name each "
+                                     "parameter and buffer",
+                                     who, t->own.backup ? "buffer" : "parameter",
+                                     mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
 
@@ -368,6 +369,8 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
+    case MIXPI_SCALE_OR_0: return mixp_bits_of_f32((float)x) == 0 ||
+                                  mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
     case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;

@@ -16,7 +16,7 @@ typedef struct mixpi_member {
     size_t      length;
 } mixpi_member;
 
-/* Reads one number below 2^24 and the space behind it. Returns the rest, or NULL. */
+/* Reads one number of at most 9 digits and the space behind it. Returns the rest, or NULL. */
 static const char *mixpi_member_number(const char *at, size_t *number) {
     size_t n = 0;
     const char *first = at;
@@ -31,7 +31,7 @@ static const char *mixpi_member_next(const char *at, mixpi_member *m) {
     if (at) at = mixpi_member_number(at, &optimizer);
     if (at) at = mixpi_member_number(at, &group);
     if (at) at = mixpi_member_number(at, &m->length);
-    if (!at || strlen(at) <= m->length || at[m->length] != ';') return NULL;
+    if (!at || memchr(at, '\0', m->length) || at[m->length] != ';') return NULL;
     m->optimizer = (int)optimizer;
     m->group = (int)group;
     m->name = at;
@@ -97,7 +97,7 @@ static void mixpi_groups_show(const char *text, int optimizer, char *to, size_t 
         }
     }
     if (used >= room) memcpy(to + room - 4, "...", 4);
-    if (!used) snprintf(to, room, "one group");
+    if (!used) snprintf(to, room, "one group, or groups without a list");
 }
 
 /* How many groups does optimizer `number` of the file have? */

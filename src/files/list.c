@@ -11,6 +11,7 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
+    MIXPI_SCALE_OR_0,           /* or 0 for none                                           */
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
@@ -67,7 +68,7 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
     MIXPI_FIELD_FORGIVEN(forgiven_at, MIXP_I32, MIXPI_COUNTER),
-    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_FORGIVEN(ahead, MIXP_F32, MIXPI_SCALE_OR_0),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
     MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
@@ -350,7 +351,7 @@ static int mixpi_is_private(const mixp_tensor *t)
 static int mixpi_is_of_rank(const mixp_tensor *t)
 { return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
 
-/* Bytes of the own buffers of one rank; 0: there are none, or only one rank. */
+/* Bytes of the own buffers of one rank; 0: no rank has own buffers, or the run has one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
     size_t bytes = 0;
     for (int64_t i = 0; i < ctx->buffers.all.count; i++) {

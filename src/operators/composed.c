@@ -324,7 +324,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     }
     if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; it must be above 0", (double)margin);
+                          "triplet_margin: margin is %g; pass a margin above 0", (double)margin);
         return NULL;
     }
     memset(&p, 0, sizeof p);

@@ -8,7 +8,7 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
     if (t && mixpi_overflows(dtype, value)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "mixp_full: %g is beyond the range of %s, whose largest number is %g; "
-                          "use a smaller number, INFINITY, or another dtype",
+                          "use a number in that range, or another dtype",
                           value, mixp_dtype_name(dtype), mixpi_largest(dtype));
         return NULL;
     }

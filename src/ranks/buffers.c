@@ -3,7 +3,7 @@
 /* --- buffers of many ranks -------------------------------------------------------------------
  *
  * All ranks write a shared buffer in the same steps, so they exchange it in the same updates. Each
- * step compares which ones the ranks have written: see mixpi_buffers_hash.
+ * step compares which buffers the ranks have written: see mixpi_buffers_hash.
  */
 
 /* t = the sum at `sum`, in f32, divided by the number of ranks. divisor: memory for one f32. A

@@ -130,12 +130,16 @@ static double mixpi_buffers_hash(const mixp_context *ctx) {
     return (double)(h >> 11);
 }
 
-/* A hash of which group each parameter is in, exact as a double. */
+/* A hash of the parameters in the order in which they were added, with the group of each, exact as
+ * a double. */
 static double mixpi_groups_hash(const mixp_optimizer *o) {
     uint64_t h = 1469598103934665603u;
     for (int64_t i = 0; i < o->count; i++) {
-        const double group = (double)o->rows[i].group;
-        h = mixpi_hash(h, &group, sizeof group);
+        const mixp_tensor *p = o->slots[i].param;
+        const int32_t rest[2] = { o->rows[i].group, (int32_t)p->dtype };
+        h = mixpi_hash(h, p->name, strlen(p->name) + 1);
+        h = mixpi_hash(h, p->shape, (size_t)p->rank * sizeof p->shape[0]);
+        h = mixpi_hash(h, rest, sizeof rest);
     }
     return (double)(h >> 11);
 }
@@ -200,9 +204,10 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
     r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
-        here[i] = (char)table[i];
-        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+        here[i] = (char)mixpi_whole_of(table[i]);
+        there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
+    here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
                              "make and write the same buffers on all ranks; the step was skipped",
@@ -221,7 +226,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
-        if (counts[i] > (double)n) n = (int64_t)counts[i];
+        if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_put(ctx, counts);
     if (r != MIXP_OK) return r;
     bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
@@ -247,9 +252,10 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: a parameter is in another group on rank %d than "
-                                 "on rank 0; use the same groups on all ranks; the step was "
-                                 "skipped",
+                                 "ranks differ: an optimizer of rank %d has other parameters than "
+                                 "that of rank 0, or in another group or order; add the same "
+                                 "parameters in the same order to the same groups on all ranks; "
+                                 "the step was skipped",
                                  other);
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; "

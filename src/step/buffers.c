@@ -3,6 +3,7 @@
 #include "../tensors/buffers.c"
 /* --- buffers at an update ------------------------------------------------------------------- */
 
+/* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
 static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
                                             const int32_t *flag) {
     mixp_result r = MIXP_OK;
@@ -37,7 +38,7 @@ static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
 
-    /* Shared buffers travel first, so that what a skipped step wrote leaves no rank. */
+    /* Shared buffers travel first, so the restore also undoes the exchange on every rank. */
     memset(&k, 0, sizeof k);
     mixp_result r = mixpi_crew_share_buffers(ctx);
 

@@ -332,8 +332,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "learning rate and the gradient norm",
         "the loss is not finite, but all activations are: not a scaling problem; look at logs and "
         "divisions in the loss",
-        "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
-        "learning rate",
+        "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
+        "a smaller learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
         "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
@@ -453,7 +453,6 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     k.scaler = scaler->state;
     mixp_result watched = mixpi_watcher_updating(ctx, &k);
     mixp_result r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r == MIXP_OK) r = mixpi_buffers_updated(scaler);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
 
     scaler->first = scaler->began;
@@ -462,7 +461,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
-    r = mixpi_delayed_advance(ctx);
+    r = mixpi_crew_stop(ctx, mixpi_buffers_updated(scaler));
+    if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);

@@ -59,7 +59,7 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
     if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                                  "the first write of the buffer '%.60s' is in a capture, which "
-                                 "must not allocate: run an ordinary step before it",
+                                 "must not allocate: run an ordinary step before the capture",
                                  t->name);
     b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
     return b->data ? MIXP_OK : MIXP_ERR_MEMORY;

@@ -20,7 +20,7 @@ struct mixpi_crew {
     mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
     mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
     int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
-    /* tape: the gradients of a walk */
+    /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);

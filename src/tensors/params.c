@@ -75,11 +75,14 @@ static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *patter
     return NULL;
 }
 
-/* Fails because no parameter's name fits: shows a name, which tells how the names look. */
+/* Fails because no parameter's name fits: shows the first name as an example. */
 static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const char *pattern) {
     const mixp_tensor *first = mixp_context_param(ctx, 0);
     if (!first)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: the context has no parameters", who);
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: the context has no parameters; make them with mixp_param "
+                                 "first",
+                                 who);
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                              "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
                              "the first is '%s'",

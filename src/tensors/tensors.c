@@ -228,7 +228,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
-                                 "make what trains with mixp_param",
+                                 "use mixp_param for a tensor that trains",
                                  t->name);
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
@@ -396,8 +396,9 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
-                                 "%g; use a smaller number, or INFINITY",
-                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
+                                 "%g; use a number in that range%s",
+                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
+                                 mixpi_real(t->dtype) ? ", or INFINITY" : "");
     r = mixpi_write_begin(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);

@@ -63,7 +63,7 @@ struct mixpi_watcher {
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
-    /* tape: walking back */
+    /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
     mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
     mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */

@@ -75,7 +75,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK) r = mixpi_crew_walk_begin(ctx);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     r = mixpi_walk_start(ctx, loss);
-    if (r == MIXP_ERR_MEMORY && !ctx->walk.running) return mixpi_crew_stop(ctx, r);
+    if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
     const int opened = mixpi_regions_open(ctx);
@@ -84,7 +84,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
         r = mixpi_walk_pass(ctx, e);
     mixp_autocast_close(ctx, opened);
 
-    /* The ranks' sums are in place before anyone reads a gradient. */
+    /* The ranks' sums are in place before the program reads a gradient. */
     if (r == MIXP_OK) r = mixpi_crew_walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walk_stop(ctx, r);

@@ -152,7 +152,7 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
     mixpi_look_inside, mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
     mixpi_look_forward,
-    /* tape: walking back */
+    /* walk */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
     /* step */
     mixpi_guard_mark, mixpi_watch_words, mixpi_watch_origin, mixpi_watch_updating,

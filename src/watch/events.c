@@ -172,7 +172,7 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
           "The loss scale is below 1. Look at the learning rate and the gradient norm" },
         { "the loss of ", " is not finite, although all activations are finite",
           "Look at logs and divisions in the loss" },
-        { "a weight of ", " is not finite",
+        { "a weight or a buffer of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
         { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
@@ -202,6 +202,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
     if (event->kind == MIXP_EVENT_SKIP) {
         mixpi_skip_text(event, text, space);
+        mixpi_readable(text);
         return text;
     }
     mixpi_event_number(event, number, sizeof number);

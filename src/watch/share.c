@@ -99,7 +99,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
     mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    const int stores = (int)mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1;
+    const int stores = (int)(mixpi_whole_of(words[MIXPI_SITE_STORES]) - 1);
     for (int i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);

@@ -644,7 +644,7 @@ static void test_refusals(void) {
     v = numbers(ctx, 1, row);
     i = mixp_input(ctx, MIXP_I32, 2, one, ids);
     mask = ints(ctx, MIXP_U8, 2, 3, 2);
-    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; it must be above 0");
+    refused(mixp_triplet_margin(ctx, x, x, x, -1.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is -1; pass a margin above 0");
     refused(mixp_triplet_margin(ctx, x, x, x, 0.0f), MIXP_ERR_ARGUMENT, "triplet_margin: margin is 0");
     refused(mixp_triplet_margin(ctx, x, x, x, NAN), MIXP_ERR_ARGUMENT, "triplet_margin: margin is");
     refused(mixp_clamp(ctx, x, 1.0f, 0.5f), MIXP_ERR_ARGUMENT, "clamp: low is 1 and high is 0.5");

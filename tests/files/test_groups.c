@@ -111,8 +111,8 @@ static void test_other_groups(void) {
         { { "0011", 2, "0101", 2 }, "'wte.weight, h; 0 1 2 x; a, head 1;0'", "'wte.weight, a; h; 0 1 2 x, head 1;0'" },
         { { "0011", 2, "0012", 3 }, "'wte.weight, h; 0 1 2 x; a, head 1;0'", "'wte.weight, h; 0 1 2 x; a; head 1;0'" },
         { { "0012", 3, "0011", 2 }, "'wte.weight, h; 0 1 2 x; a; head 1;0'", "'wte.weight, h; 0 1 2 x; a, head 1;0'" },
-        { { "0000", 1, "0001", 2 }, "'one group'", "'wte.weight, h; 0 1 2 x, a; head 1;0'" },
-        { { "0001", 2, "0000", 1 }, "'wte.weight, h; 0 1 2 x, a; head 1;0'", "'one group'" },
+        { { "0000", 1, "0001", 2 }, "'one group, or groups without a list'", "'wte.weight, h; 0 1 2 x, a; head 1;0'" },
+        { { "0001", 2, "0000", 1 }, "'wte.weight, h; 0 1 2 x, a; head 1;0'", "'one group, or groups without a list'" },
         { { "0022", 3, "0012", 3 }, "'wte.weight, h; 0 1 2 x; a, head 1;0'", "'wte.weight, h; 0 1 2 x; a; head 1;0'" },
     };
     size_t k;

@@ -5,7 +5,7 @@
 . tests/support/check.sh
 
 built="$tmp/build"
-run_make() { env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS "${MAKE:-make}" BUILD="$built" "$@"; }
+run_make() { env -u MAKEFLAGS -u MAKELEVEL -u MFLAGS -u NVCC -u CUDA "${MAKE:-make}" BUILD="$built" "$@"; }
 said() { grep -Fqx -e "$1" "$tmp/said" || { cat "$tmp/said"; return 1; }; }
 
 # --- without nvcc ----------------------------------------------------------------------------
