@@ -20,7 +20,7 @@ int fsync(int fd) {
     return 0;
 }
 
-enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, GROUP_STATES, KIND, CLIP, LATER, LOADS, SAVES,
+enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, SWAPPED, GROUP_STATES, KIND, CLIP, LATER, LOADS, SAVES,
        CHECKS, CHECKS_ON_0, FROM_0, FROM_1, BUSY, SLOW_SAVE, SLOW_WEIGHTS, UNUSED, POSTS, WAYS };
 
 typedef struct outcome {
@@ -128,7 +128,14 @@ static net net_open(const run *r, const mixp_ranks_desc *ranks) {
         g.f32_states = 1;
         CHECK_INT(mixp_optimizer_set_group(n.opt, 0, &g), MIXP_OK);
     }
-    mixp_optimizer_add(n.opt, n.w, NULL);
+    if (r->way == SWAPPED) {    /* two parameters in two groups: the first of one rank is the other's second */
+        mixp_tensor *v = mixp_param(n.ctx, "v", r->dtype, 2, shape);
+        mixp_param_group g;
+        mixp_optimizer_add(n.opt, odd == SWAPPED ? n.w : v, NULL);
+        mixp_optimizer_group(n.opt, 0, &g);
+        mixp_optimizer_add_group(n.opt, &g);
+        mixp_optimizer_add(n.opt, odd == SWAPPED ? v : n.w, NULL);
+    } else mixp_optimizer_add(n.opt, n.w, NULL);
     if (r->way == POSTS) mixp_guard_start(n.ctx, &guard);
     return n;
 }
@@ -285,6 +292,7 @@ static void settings(void) {
         {STATES, 0, "ranks differ: the setting 'states.m' is 0 on rank 0 and 1 on rank 1"},
         {SECOND_GROUP, 0, "ranks differ: the setting 'number of groups' is 1 on rank 0 and 2 on rank 1"},
         {GROUP_STATES, 0, "ranks differ: the setting 'f32_states' of group 0 is 0 on rank 0 and 1 on rank 1"},
+        {SWAPPED, 0, "ranks differ: an optimizer of rank 1 has other parameters than that of rank 0"},
         {CLIP, 0, "ranks differ: the setting 'max_norm of mixp_clip_grad_norm (-1: no call)' is 0.02 on rank 0 "
                   "and 0.01 on rank 1"},
         {UNUSED, 0, "ranks differ: unused is 0 on rank 0 and 1 on rank 1"},
