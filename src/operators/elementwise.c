@@ -274,7 +274,7 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
     if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
         return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "clamp: low is %g and high is %g; low must not be above high",
+                             "clamp: low is %g and high is %g; pass numbers with low at most high",
                              (double)k->p, (double)k->q);
 }
 

@@ -335,9 +335,14 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
                                  "mixp_copy: `from` belongs to another context; copy it with "
                                  "mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
+    char here[224], there[224];
     return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
-                             "mixp_copy: '%.60s' has %.0f elements, but '%.60s' has %.0f", to->name,
-                             (double)to->count, from->name, (double)from->count);
+                             "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
+                             "%.0f; pass tensors with as many elements",
+                             to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here),
+                             (double)to->count,
+                             mixpi_shape_text(from->rank, from->shape, there, sizeof there),
+                             (double)from->count);
 }
 
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {

@@ -238,7 +238,7 @@ static void what_mixp_copy_takes(void) {
     CHECK_INT(mixp_copy(a, NULL), MIXP_ERR_ARGUMENT);
     told(MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
     CHECK_INT(mixp_copy(a, mixp_param(ctx, "c", MIXP_F32, 2, square)), MIXP_ERR_SHAPE);
-    told(MIXP_ERR_SHAPE, "mixp_copy: 'a' has 4 elements, but 'c' has 16");
+    told(MIXP_ERR_SHAPE, "mixp_copy: 'a' is [4] with 4 elements, but `from` is [4, 4] with 16");
     CHECK_INT(mixp_copy(a, mixp_param(other, "d", MIXP_F32, 1, four)), MIXP_ERR_ARGUMENT);
     told(MIXP_ERR_ARGUMENT, "another context");
     CHECK_INT(mixp_copy(a, ids), MIXP_OK);
