@@ -76,13 +76,18 @@ static void refuse_foreign(const char *path, const unsigned char *bytes, int64_t
 
 /* ==== Tokens without a header, as nanoGPT writes them =============================== */
 
-/* What the first numbers of a file look like. A word has 32 bits. */
+/* What the first numbers of a file look like. A word has 32 bits. Words are counted, so that a few
+ * numbers that are no tokens, such as -1 or -100, hide nothing. */
 typedef struct number_look {
     int64_t words;                      /* that were looked at */
-    int64_t low, high;                  /* the largest first half and second half of a word */
-    int64_t even, odd;                  /* the largest first word and second word of a pair */
-    int64_t big;                        /* the largest number of 16 bits whose high byte comes first */
-    int     are_floats, are_doubles;    /* 1: all are whole numbers of that kind, and not all are 0 */
+    int64_t pairs;                      /* of two words, that were looked at */
+    int64_t little, big;                /* the largest number of 16 bits; and if its high byte comes first */
+    int64_t low;                        /* the largest first half of a word */
+    int64_t low_byte;                   /* the largest low byte of a number of 16 bits */
+    int64_t narrow, nearly_narrow;      /* words whose second half extends the sign; is below 16 */
+    int64_t long_pairs;                 /* pairs whose second word extends the sign */
+    int64_t filled_pairs;               /* pairs whose first word is not 0 */
+    int64_t floats, doubles;            /* words and pairs that are whole floating-point numbers */
 } number_look;
 
 /* Is a floating-point number a token? */
@@ -90,53 +95,74 @@ static int is_whole_token(double value) { return value >= 0 && value < TOKENS_MO
 
 static void raise_to(int64_t *most, int64_t value) { if (value > *most) *most = value; }
 
-static void look_at_word(number_look *look, const unsigned char *b, int64_t i) {
-    float single;
-    raise_to(&look->low, b[0] | b[1] << 8);
-    raise_to(&look->high, b[2] | b[3] << 8);
+static void look_at_word(number_look *look, const unsigned char *b) {
+    int64_t low = b[0] | b[1] << 8, high = b[2] | b[3] << 8;
+    float   single;
+    raise_to(&look->low, low);
+    raise_to(&look->little, low > high ? low : high);
+    raise_to(&look->low_byte, b[0] > b[2] ? b[0] : b[2]);
     raise_to(&look->big, b[0] << 8 | b[1]);
     raise_to(&look->big, b[2] << 8 | b[3]);
-    raise_to(i % 2 ? &look->odd : &look->even, (int64_t)(uint32_t)little_endian_i32(b));
+    look->narrow += high == 0 || high == 65535;
+    look->nearly_narrow += high < 16 || high == 65535;
     memcpy(&single, b, sizeof single);
-    if (!is_whole_token((double)single)) look->are_floats = 0;
+    look->floats += is_whole_token((double)single);
+}
+
+static void look_at_pair(number_look *look, const unsigned char *b) {
+    int32_t first = little_endian_i32(b), second = little_endian_i32(b + 4);
+    double  number;
+    look->filled_pairs += first != 0;
+    look->long_pairs += second == 0 || second == -1;
+    memcpy(&number, b, sizeof number);
+    look->doubles += is_whole_token(number);
 }
 
 static number_look look_at_numbers(const unsigned char *bytes, int64_t size) {
     number_look look;
     memset(&look, 0, sizeof look);
     look.words = (size < SAMPLED ? size : SAMPLED) / 4;
-    look.are_floats = size % 4 == 0;
-    look.are_doubles = size % 8 == 0;
-    for (int64_t i = 0; i < look.words; i++) look_at_word(&look, bytes + 4 * i, i);
-    for (int64_t i = 0; i + 1 < look.words; i += 2) {
-        double number;
-        memcpy(&number, bytes + 4 * i, sizeof number);
-        if (!is_whole_token(number)) look.are_doubles = 0;
-    }
-    if (!look.low && !look.high) look.are_floats = look.are_doubles = 0;
+    look.pairs = look.words / 2;
+    for (int64_t i = 0; i < look.words; i++) look_at_word(&look, bytes + 4 * i);
+    for (int64_t i = 0; i < look.pairs; i++) look_at_pair(&look, bytes + 8 * i);
     return look;
 }
 
+/* Are there enough numbers to tell, and 99 % of them of a kind? */
+static int nearly_all(int64_t n, int64_t of) { return of >= 4 && n >= of - of / 100; }
+
+static int looks_of_floats(const number_look *look, int64_t size)
+{ return size % 4 == 0 && look->little > 0 && nearly_all(look->floats, look->words); }
+
+static int looks_of_doubles(const number_look *look, int64_t size)
+{ return size % 8 == 0 && look->little > 0 && nearly_all(look->doubles, look->pairs); }
+
 /* Do tokens of 64 bits lie there? Then every second word is 0. */
 static int looks_of_64(const number_look *look, int64_t size)
-{ return size % 8 == 0 && look->words >= 8 && look->odd == 0 && look->even > 0; }
+{ return size % 8 == 0 && look->filled_pairs > 0 && nearly_all(look->long_pairs, look->pairs); }
 
-/* Or of 32 bits? Then every second half of a word is nearly 0. */
-static int looks_of_32(const number_look *look, int64_t size)
-{ return size % 4 == 0 && look->low > 255 && look->high < 16; }
+/* Or of 32 bits? Then every second half of a word is 0, or nearly 0 if there are many tokens. */
+static int looks_of_32(const number_look *look, int64_t size) {
+    if (size % 4 != 0) return 0;
+    return (look->low > 0 && nearly_all(look->narrow, look->words)) ||
+           (look->low > 255 && nearly_all(look->nearly_narrow, look->words));
+}
 
 /* Or of 16 bits, with the high byte first? Then they are smaller in that order. */
-static int looks_big_endian(const number_look *look) {
-    int64_t little = look->low > look->high ? look->low : look->high;
-    return look->words >= 512 && little > 1024 && 5 * look->big < 4 * little;
-}
+static int looks_big_endian(const number_look *look)
+{ return look->words >= 512 && look->little > 1024 && 5 * look->big < 4 * look->little; }
+
+/* Or bytes, of a text in ASCII or of a small vocabulary? More than 256 tokens use each low byte. */
+static int looks_of_8(const number_look *look)
+{ return look->words >= 512 && look->little > 255 && look->low_byte < 128; }
 
 /* Refuses numbers that are no tokens of `width` bytes. asked 1: --token-bits says the width. */
 static void refuse_numbers(const char *path, const unsigned char *bytes, int64_t size, int width, int asked) {
     number_look look = look_at_numbers(bytes, size);
-    if (look.are_floats || look.are_doubles)
+    int         singles = looks_of_floats(&look, size);
+    if (singles || looks_of_doubles(&look, size))
         die(1, "%s holds floating-point numbers of %d bits: write tokens as whole numbers of 16 or 32 bits",
-            path, look.are_floats ? 32 : 64);
+            path, singles ? 32 : 64);
     if (width < 8 && looks_of_64(&look, size) && (!asked || width == 4))
         die(1, "%s has no header, and looks as if its tokens were of 64 bits, numpy's default: add "
                "--token-bits 64", path);
@@ -147,6 +173,9 @@ static void refuse_numbers(const char *path, const unsigned char *bytes, int64_t
     if (looks_big_endian(&look))
         die(1, "%s has no header, and looks as if the high bytes of its tokens came first: write the low "
                "bytes first, as numpy's '<u2', or add --token-bits 16 if they do", path);
+    if (looks_of_8(&look))
+        die(1, "%s has no header, and looks like a text, or as if its tokens were of 8 bits: name a text .txt, "
+               "write tokens with 16 bits, or add --token-bits 16 if they have 16", path);
 }
 
 static void take_raw_tokens(shard *s, const config *c, const unsigned char *bytes, int64_t size) {

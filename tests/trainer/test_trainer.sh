@@ -340,6 +340,17 @@ refuses "and of f64" 1 "holds floating-point numbers of 64 bits" $small --data d
 awk 'BEGIN { for (i = 0; i < 2000; i++) { t = i * 7 % 500; print t % 256 * 256 + int(t / 256) } }' | numbers_of >big.bin
 refuses "tokens of the other order" 1 "looks as if the high bytes of its tokens came first" $small --data big.bin
 awk 'BEGIN { for (i = 0; i < 900; i++) print i % 2 ? 999 : i % 5 }' | wide_of >wide999.bin
+# A few numbers that are no tokens, such as -1 for padding, do not make another width of them.
+wide_of <ids >small32.bin; refuses "few tokens of 32 bits" 1 "tokens were of 32 bits" $small --data small32.bin
+padded() { awk 'NR % 200 == 9 { print 65535; print 65535; '"$1"' next } { print $1; print 0; '"$2"' }' ids40 | numbers_of; }
+padded '' '' >pad.bin;                                              refuses "32 bits with some -1" 1 "tokens were of 32 bits" $small --data pad.bin
+padded 'print 65535; print 65535;' 'print 0; print 0;' >pad.bin;    refuses "64 bits with some -1" 1 "tokens were of 64 bits" $small --data pad.bin
+refuses "64 bits with some -1, taken for 32" 1 "tokens were of 64 bits" $small --data pad.bin --token-bits 32
+refuses "where -1 is no token" 1 "holds a number that is no token: it is negative" $small --data pad.bin --token-bits 64
+awk 'BEGIN { for (i = 0; i < 900; i++) { print 0; print i % 200 == 9 ? 49024 : i % 3 ? 16256 : 16448 } }' | numbers_of >pad.bin
+refuses "f32 with some -1" 1 "holds floating-point numbers of 32 bits" $small --data pad.bin
+cp text pad.bin; refuses "a text named .bin" 1 "looks like a text, or as if its tokens were of 8 bits" $small --data pad.bin
+rm pad.bin small32.bin
 # Files of other programs, as texts and as tokens.
 foreign() { { printf "$2"; cat text; } >"$1"; refuses "$3" 1 "$1 is $4" $small --data "$1"; }
 foreign x.gz  '\037\213\010'              "gzip"    "compressed by gzip: decompress it first"
