@@ -776,7 +776,8 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
 
 /* Mean 0 and variance 1 of each channel over the batch, then gamma[channels] and beta[channels], which may be NULL:
  * torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance, and updates `keep`.
- * 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's.
+ * 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE: x has another rank, or
+ * one value in each channel where the batch's variance is used, as in PyTorch.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as
@@ -791,6 +792,11 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
         return NULL;
     }
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
+    if (x->shape[0] * x->shape[2] * x->shape[3] == 1) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: each channel of x has one value, so its variance is 0 and "
+                          "the result 0 for any x; take a larger batch, or leave out a last batch of one");
+        return NULL;
+    }
     turned[0] = x->shape[1];
     turned[1] = x->shape[0];
     turned[2] = x->shape[2];

@@ -375,6 +375,33 @@ static void conv_bad_statistics_are_told(void) {
     mixp_context_free(ctx);
 }
 
+/* A channel of one value has no variance, for training and without running statistics; with these it is evaluated. */
+static void conv_norm_of_one_value_is_told(void) {
+    mixp_context   *ctx = conv_context();
+    static const int64_t shape[3][4] = { { 1, 2, 1, 1 }, { 2, 2, 1, 1 }, { 1, 2, 1, 2 } };
+    static const float   x[4] = { 3, -1, 5, 4 };
+    norm_statistics keep = batch_norm_statistics(ctx, "bn", 2);
+    float           got[2];
+    int             i, kept, training;
+    for (i = 0; i < 3; i++)
+        for (kept = 0; kept < 2; kept++)
+            for (training = 0; training < 2; training++) {
+                int refused = i == 0 && (training || !kept);
+                mixp_tensor *in, *y;
+                mixp_step_begin(ctx);
+                in = mixp_input(ctx, MIXP_F32, 4, shape[i], x);
+                y = batch_norm(ctx, in, NULL, NULL, kept ? &keep : NULL, training, 1e-5f);
+                CHECK((y == NULL) == refused);
+                CHECK_INT(mixp_context_error(ctx, NULL), refused ? MIXP_ERR_SHAPE : MIXP_OK);
+                mixp_context_clear_error(ctx);
+                if (i > 0 || refused) continue;
+                CHECK_INT(mixp_read(y, got, MIXP_F32, 2), MIXP_OK);
+                CHECK_NEAR((double)got[0], 3 / sqrt(1 + 1e-5), 1e-6);
+                CHECK_NEAR((double)got[1], -1 / sqrt(1 + 1e-5), 1e-6);
+            }
+    mixp_context_free(ctx);
+}
+
 static void conv_bad_shapes_are_told(void) {
     static double unused[CONV_MOST];
     mixp_context *ctx = conv_context();
@@ -407,6 +434,7 @@ static void conv_run_cases(void) {
     RUN(conv_statistics_are_kept);
     RUN(conv_statistics_count_applied_steps);
     RUN(conv_bad_statistics_are_told);
+    RUN(conv_norm_of_one_value_is_told);
     RUN(conv_bad_shapes_are_told);
 }
 #endif
