@@ -45,7 +45,7 @@ static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &scaler->state->skipped);
     mixp_optimizer *opt = scaler->checked;
     for (; mixpi_is_checked(scaler, opt); opt = opt->next_checked)
-        if (r == MIXP_OK && mixpi_stage(opt) == MIXPI_STEPPED)
+        if (r == MIXP_OK && opt->stage == MIXPI_STEPPED)
             r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK && k.n_flags) r = mixpi_backups_restore(ctx, &k);
     mixpi_window_end(ctx);

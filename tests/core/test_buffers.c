@@ -312,8 +312,8 @@ static void test_two_scalers(void) {
         }
 }
 
-/* Without a scaler only a spike skips a step. */
-static void test_spikes(void) {
+/* A spike skips a step whose gradients are finite, with a scaler and without one. */
+static void spike(int scaled) {
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     rig r;
@@ -332,13 +332,19 @@ static void test_spikes(void) {
         x = mixp_input(r.ctx, MIXP_F32, 1, shape, step == 8 ? &grad : &one);
         x = mixp_scale(r.ctx, x, step == 8 ? 1.0f : grad);
         loss = mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0], x), MIXP_ALL, 0);
-        CHECK_INT(mixp_backward(r.ctx, loss), MIXP_OK);
+        CHECK_INT(mixp_backward(r.ctx, scaled ? mixp_scaler_scale(r.scaler, loss) : loss), MIXP_OK);
         set(&r, step == 8 ? second : first);
-        CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
+        if (scaled) end(&r);
+        else CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
     }
     CHECK_INT(mixp_optimizer_verdict(r.opt[0]).reason, MIXP_SKIP_SPIKE_NORM);
     is(r.buffer, first);
     rig_close(&r, 0);
+}
+
+static void test_spikes(void) {
+    spike(0);
+    spike(1);
 }
 
 /* A disabled scaler and a step without a scaler apply Inf, as PyTorch does: the write stays. */

@@ -296,7 +296,7 @@ static void first_write_in_a_capture(void) {
     CHECK(mixp_capture_end(a->ctx) == NULL);
     CHECK_INT(mixp_context_error(a->ctx, &why), MIXP_ERR_ORDER);
     CHECK_TEXT(why, "the first write of the buffer 'h' is in a capture");
-    CHECK_TEXT(why, "run an ordinary step before it");
+    CHECK_TEXT(why, "run an ordinary step before the capture");
     mixp_context_clear_error(a->ctx);
     CHECK(net_bytes(a) == before);
     net_step(a);

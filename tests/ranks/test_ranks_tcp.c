@@ -814,12 +814,12 @@ static void f32_gradients(void) {
 
 /* Counts that another rank sends as doubles: any bits have a defined result. */
 static void counts_of_others(void) {
-    static const double sent[8] = {0, -5, 3.7, 9007199254740992.0, 1e300, -1e300, HUGE_VAL, -HUGE_VAL};
-    static const int64_t want[8] = {0, -5, 3, INT64_C(9007199254740992), 0, 0, 0, 0};
+    static const double sent[8] = {0, -5, 3.7, 9007199254740991.0, 1e300, -1e300, HUGE_VAL, -HUGE_VAL};
+    static const int64_t want[8] = {0, -5, 3, INT64_C(9007199254740991), 0, 0, 0, 0};
     int i;
     for (i = 0; i < 8; i++) CHECK_INT(mixpi_whole_of(sent[i]), want[i]);
     CHECK_INT(mixpi_whole_of((double)NAN), 0);
-    CHECK_INT(mixpi_whole_of(ldexp(1.0, 61)), INT64_C(1) << 61);
+    CHECK_INT(mixpi_whole_of(ldexp(1.0, 53)), 0);
     CHECK_INT(mixpi_whole_of(-ldexp(1.0, 63)), 0);
 }
 
