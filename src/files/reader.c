@@ -8,6 +8,7 @@ struct mixp_safetensors {
     char          *header;      /* names and metadata, decoded in place                    */
     mixpi_st_item *items;       /* sorted by offset; in a checkpoint's load, by name */
     size_t         n_items;
+    const mixpi_st_item **names;    /* items sorted by name; NULL except in mixp_safetensors_read */
     mixpi_st_pair *pairs;       /* sorted by key                                           */
     size_t         n_pairs;
     char          *packed;      /* texts of the pairs: key NUL text NUL; NULL = no metadata */
@@ -19,6 +20,7 @@ static void mixpi_st_clear(mixp_safetensors *file) {
     mixp_context *ctx = file->ctx;
     mixpi_st_release(ctx, file->header);
     mixpi_st_release(ctx, file->items);
+    mixpi_st_release(ctx, file->names);
     mixpi_st_release(ctx, file->pairs);
     mixpi_st_release(ctx, file->data);
     memset(file, 0, sizeof *file);
@@ -169,6 +171,19 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
+static int mixpi_st_by_item_name(const void *a, const void *b)
+{ return mixpi_st_by_name(*(const mixpi_st_item *const *)a, *(const mixpi_st_item *const *)b); }
+
+/* Builds the index of names, for mixp_safetensors_find. */
+static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
+    if (r->result != MIXP_OK) return;
+    file->names = (const mixpi_st_item **)mixpi_st_allocate(r, file->ctx, file->n_items,
+                                                            sizeof file->names[0]);
+    if (!file->names) return;
+    for (size_t i = 0; i < file->n_items; i++) file->names[i] = &file->items[i];
+    qsort(file->names, file->n_items, sizeof file->names[0], mixpi_st_by_item_name);
+}
+
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size) {
@@ -184,6 +199,7 @@ MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors
     if (mixpi_file_open(&f, &r) == MIXP_OK && mixpi_st_read_header(file, &f) == MIXP_OK)
         mixpi_st_read_data(file, &f);
     mixpi_file_close(&f);
+    mixpi_st_index_names(&r, file);
     if (r.result == MIXP_OK) *out = file;
     else mixp_safetensors_free(file);
     return r.result;
@@ -204,8 +220,16 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *fil
 
 MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
                                                        const char *name) {
-    int64_t i, n = name ? mixp_safetensors_count(file) : 0;
-    for (i = 0; i < n; i++)
+    int64_t n = name ? mixp_safetensors_count(file) : 0;
+    if (n && file->names) {
+        mixpi_st_item wanted;
+        const mixpi_st_item *key = &wanted, **at;
+        wanted.e.name = name;
+        at = (const mixpi_st_item **)bsearch(&key, file->names, (size_t)n, sizeof key,
+                                             mixpi_st_by_item_name);
+        return at ? &(*at)->e : NULL;
+    }
+    for (int64_t i = 0; i < n; i++)
         if (strcmp(file->items[i].e.name, name) == 0) return &file->items[i].e;
     return NULL;
 }
