@@ -11,6 +11,8 @@
  * that memory, but add noise. All zero: f32. Otherwise MIXP_MOMENT_BF16 or MIXP_MOMENT_8BIT, and
  * MIXP_MASTER_16BIT or MIXP_MASTER_8BIT (ARITHMETIC has their layouts). 16-bit masters lose
  * nothing. bf16 moments cost almost no accuracy. 8-bit moments change an update by about a tenth.
+ * Where gradients in one block of MIXP_STATE_BLOCK elements differ by more than 10^4, the smallest
+ * move less: three quarters of Adam's update at 10^5, half at 10^6.
  * These parameters keep f32 states: parameters with one axis (norms, biases), with fewer than
  * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
 #define MIXP_STATE_SMALL 4096
