@@ -248,7 +248,7 @@ static void net_batch(Net *n, int step) {
 static void net_train(Net *n) {
     const int64_t in[2] = { 8, 16 }, out[2] = { 8, 4 };
     mixp_context *c = n->ctx;
-    mixp_tensor *h, *loss = NULL;
+    mixp_tensor *h = NULL, *loss = NULL;
     mixp_step_begin(c);
     mixp_zero_grad(n->opt);
     MIXP_AUTOCAST(c, MIXP_F16) {
