@@ -349,7 +349,7 @@ __device__ inline void add_count(int64_t *to, int64_t n)
 __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     if (!to) return;
     if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
-    if (s.nan) atomicOr(&to->nan, 1);
+    if (s.nan) atomicMax(&to->nan, 1);
     add_count(&to->count, n);
     add_count(&to->nonfinite, s.nonfinite);
     add_count(&to->zeros, s.zeros);

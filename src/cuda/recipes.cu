@@ -52,14 +52,15 @@ __device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t
     return most;
 }
 
-/* Element i, which is x, on the grid and back. */
+/* Element i, which is x, on the grid and back. An Inf or NaN of x stays: see mixpi_grid_keep. */
 __device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
                                 mixpi_scales s) {
-    uint32_t v = mixp_bits_of_f32(__fmul_rn(x, s.in)), a = v & 0x7FFFFFFFu;
+    const float scaled = __fmul_rn(x, s.in);
+    if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
+    uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
     uint32_t r = q.k.stochastic
                ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
                : mixpi_grid_round(&q.grid, a);
-    r = mixpi_grid_keep(mixp_bits_of_f32(x), a, r);
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 

@@ -653,6 +653,15 @@ static void optimizer() {
     agree.plan = &plan; agree.scaler = scaler; agree.step = step; agree.size = 1;
     agree.table = (double *)take(MIXP_AGREE_WORDS * sizeof(double));
     by_time("agree", [=] { return table->agree(&x, &agree); });
+    mixp_restore_args restore;      /* of an applied step: the kernel reads the flags only */
+    memset((void *)&restore, 0, sizeof restore);
+    restore.n_flags = 1;
+    restore.flags[0] = &step->skip;
+    restore.n_parts = 1;
+    restore.parts[0].to = take(4096);
+    restore.parts[0].from = take(4096);
+    restore.parts[0].bytes = 4096;
+    by_time("restore", [=] { return table->restore(&x, &restore); });
     by_bytes("clip", s.c_str(), 8 * e,
              [=] { return table->clip(&x, args_clip(rows, count, 1e-3, step)); });
     by_time("prepare", [=] { return table->prepare(&x, args_prepare(&plan, step, scaler)); });
