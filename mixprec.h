@@ -909,8 +909,8 @@ typedef struct mixp_scaler_state {
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
-    float   ahead;              /* under a guard: the scale that the newest overflow would have left
-                                   under the rule alone; 0 = settled by a clean step       */
+    float   ahead;              /* under a guard: the scale after the newest overflow by the rule
+                                   without a guard; 0 = a clean step has set the scale     */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
@@ -6209,8 +6209,8 @@ MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 /* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
  * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
  * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
- * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
- * ranks are told to stop. */
+ * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; all
+ * ranks then stop. */
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
 
 /* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between
@@ -36560,8 +36560,21 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     return mixpi_crew_stop(ctx, r);
 }
 
-/* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
- * all other ranks contribute zeros. */
+/* Sends n bytes of device memory at `data` of rank `from` to `piece` on all ranks: a sum of
+ * integers, to which all other ranks contribute zeros. piece: scratch memory for n bytes, rounded
+ * up. */
+static mixp_result mixpi_piece_from(mixp_context *ctx, const char *what, const char *data, size_t n,
+                                    int from, char *piece) {
+    const size_t bytes = mixpi_round_up(n);
+    mixp_result r = mixpi_device_zero(ctx, piece, bytes);
+    if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, piece, data, n);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0),
+                            (int64_t)(bytes / 4));
+    return r;
+}
+
+/* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */
 static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
     const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
@@ -36571,11 +36584,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
-        if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
-                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        r = mixpi_piece_from(ctx, "the broadcast of weights", data + at, n, from, part);
         if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
     }
     return r;
@@ -36669,13 +36678,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
-        if (r == MIXP_OK && from == ctx->ranks.rank)
-            r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                                "rank's own)", ctx->ranks.sum,
-                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        r = mixpi_piece_from(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                             "rank's own)", (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }

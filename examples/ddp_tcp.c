@@ -535,7 +535,7 @@ static int ddp_tcp_ask(ddp_tcp_guest *g) {
 }
 
 /* Accepts a connection and says hello. If there is no room, drops the guest that has been silent for the longest
- * time; a rank among them tries again. Returns the new count, or -1 if nobody waits. */
+ * time; a rank among them tries again. Returns the new count, or -1 if no connection is waiting. */
 static int ddp_tcp_let_in(int listener, ddp_tcp_guest *guests, int count) {
     struct sockaddr_in from;
     socklen_t length = sizeof from;
@@ -731,8 +731,8 @@ static const char *ddp_tcp_join(const struct sockaddr_in *at, ddp_tcp_card *list
     return why;
 }
 
-/* Where rank 0 listens: at MASTER_ADDR. The machine's own name is often 127.0.1.1 on the machine itself,
- * where the other machines would find nobody. */
+/* Where rank 0 listens: at MASTER_ADDR. A machine often resolves its own name to 127.0.1.1, which other
+ * machines cannot reach. */
 static struct in_addr ddp_tcp_own(const char *host, const struct addrinfo *found) {
     struct in_addr own;
     own.s_addr = htonl(INADDR_ANY);

@@ -120,8 +120,8 @@ typedef struct mixp_scaler_state {
     float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
     int32_t forgiven;           /* skips in a row that left the scale unchanged            */
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
-    float   ahead;              /* under a guard: the scale that the newest overflow would have left
-                                   under the rule alone; 0 = settled by a clean step       */
+    float   ahead;              /* under a guard: the scale after the newest overflow by the rule
+                                   without a guard; 0 = a clean step has set the scale     */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */

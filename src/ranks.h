@@ -156,8 +156,8 @@ MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
 /* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
  * parameters, of views that an optimizer has, and of buffers that ranks share (see BUFFERS). All
  * ranks call it, between two steps. Waits for the device. Steps already compare a part of the
- * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; the
- * ranks are told to stop. */
+ * weights: see check_every. MIXP_ERR_RANKS names the first tensor that differs, and the rank; all
+ * ranks then stop. */
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
 
 /* Copies the weights and the shared buffers of one rank to all ranks. All ranks call it, between

@@ -18,12 +18,12 @@ static char *read_json(const char *path, int64_t most, const char *hint, const c
     char       *text = read_file(path, most, &size);
     if (!text) die(1, "cannot read %s: %s%s", path, read_error(), hint);
     if (strlen(text) != (size_t)size)
-        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Take another, "
-               "or make it anew", path);
+        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Use a copy of the "
+               "file, or write the file again", path);
     *root = json_check(text, size, &wrong);
     if (!*root)
-        die(1, "%s is not whole: its JSON is malformed in line %lld, at \"%.30s\". Take another, or make "
-               "it anew", path, (long long)json_line(text, wrong), wrong);
+        die(1, "%s is not whole: its JSON is malformed in line %lld, at \"%.30s\". Use a copy of the "
+               "file, or write the file again", path, (long long)json_line(text, wrong), wrong);
     return text;
 }
 
@@ -261,8 +261,8 @@ static void describe_model(const config *c, int64_t rows, char *text) {
     }
 }
 
-/* Reads the header of a safetensors file. Returns NULL if there is none; other errors are found when
- * the file is loaded. */
+/* Reads the header of a safetensors file. Returns NULL if the file has no header. Loading the
+ * file finds all other errors. */
 static char *read_header(const char *path, int64_t *size) {
     unsigned char front[8];
     char         *header = NULL;

@@ -1,9 +1,9 @@
 /* disk.h - reads and writes whole files, in folders that may come from elsewhere: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A foreign folder may hold links and pipes in place of files. Files are read through links, but only
- * regular ones, so that a pipe or a device stops nobody. Files are written beside their name and renamed,
- * so that a link of that name is replaced, and what it names stays as it is.
+ * A foreign folder may hold links and pipes in place of files. Links are followed, but only
+ * regular files are read: a pipe or a device would block the program. A file is written under another name
+ * and renamed: the rename replaces a link of that name, and leaves the link's target unchanged.
  */
 #ifndef TRAINER_DISK_H
 #define TRAINER_DISK_H

@@ -184,7 +184,7 @@ static const char *gpt4_word_end(const char *p, const char *end, int digits) {
     return stop > p ? stop : spaces_end(p, end);
 }
 
-/* Digits alone, or in runs; anything else up to the next digit. */
+/* The end of the piece at p: one digit (`alone`), a run of digits, or the text up to the next digit. */
 static const char *digits_end(const char *p, const char *end, int alone) {
     int bytes, is_digit = kind_at(p, end, &bytes) == DIGIT;
     if (is_digit && alone) return p + bytes;

@@ -70,13 +70,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
-        if (r == MIXP_OK && from == ctx->ranks.rank)
-            r = mixpi_copy_bytes(ctx, part, (const char *)t->data + at, n);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                                "rank's own)", ctx->ranks.sum,
-                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        r = mixpi_piece_from(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                             "rank's own)", (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }

@@ -81,8 +81,21 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     return mixpi_crew_stop(ctx, r);
 }
 
-/* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
- * all other ranks contribute zeros. */
+/* Sends n bytes of device memory at `data` of rank `from` to `piece` on all ranks: a sum of
+ * integers, to which all other ranks contribute zeros. piece: scratch memory for n bytes, rounded
+ * up. */
+static mixp_result mixpi_piece_from(mixp_context *ctx, const char *what, const char *data, size_t n,
+                                    int from, char *piece) {
+    const size_t bytes = mixpi_round_up(n);
+    mixp_result r = mixpi_device_zero(ctx, piece, bytes);
+    if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, piece, data, n);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0),
+                            (int64_t)(bytes / 4));
+    return r;
+}
+
+/* Sends bytes of device memory at `data` from rank `from` to all ranks, in pieces. */
 static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
     const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
     const size_t room = most < bytes ? most : mixpi_round_up(bytes);
@@ -92,11 +105,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
-        if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
-                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        r = mixpi_piece_from(ctx, "the broadcast of weights", data + at, n, from, part);
         if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
     }
     return r;
