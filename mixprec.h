@@ -6339,9 +6339,9 @@ MIXPI_SMALL_BEGIN
 
 #if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API const char *mixp_result_text(mixp_result result) {
-#define MIXPI_RESULT_TEXT(name, text) text,
+#  define MIXPI_RESULT_TEXT(name, text) text,
     static const char *const texts[] = { MIXP_RESULTS(MIXPI_RESULT_TEXT) };
-#undef MIXPI_RESULT_TEXT
+#  undef MIXPI_RESULT_TEXT
     return (unsigned)result < MIXP_RESULT_COUNT ? texts[result] : "unknown result";
 }
 
@@ -6352,44 +6352,36 @@ MIXPREC_API const char *mixp_version(void) { return MIXPREC_VERSION; }
 
 #if MIXPI_IN_PART(MIXPREC_HOST)
 MIXPREC_API size_t mixp_dtype_size(mixp_dtype dtype) {
-#define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
+#  define MIXPI_DTYPE_BYTES(constant, name, bytes, e, m, bias, special) bytes,
     static const unsigned char size[] = { MIXP_DTYPES(MIXPI_DTYPE_BYTES) };
-#undef MIXPI_DTYPE_BYTES
+#  undef MIXPI_DTYPE_BYTES
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? size[dtype] : 0;
 }
 
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
-#define MIXPI_DTYPE_NAME(constant, name, bytes, e, m, bias, special) name,
+#  define MIXPI_DTYPE_NAME(constant, name, bytes, e, m, bias, special) name,
     static const char *const names[] = { MIXP_DTYPES(MIXPI_DTYPE_NAME) };
-#undef MIXPI_DTYPE_NAME
+#  undef MIXPI_DTYPE_NAME
     return (unsigned)dtype < MIXP_DTYPE_COUNT ? names[dtype] : "?";
 }
 #endif
 
-static int mixpi_real(mixp_dtype d) {
-    return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;
-}
+static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
 /* Is d converted by vector code? */
-static int mixpi_has_vectors(mixp_dtype d)
-{ return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
+static int mixpi_has_vectors(mixp_dtype d) {
+    return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+}
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
     uint16_t h;
     uint32_t u;
     uint64_t d;
     switch (size) {
-    case 1:
-        return *(const uint8_t *)p;
-    case 2:
-        memcpy(&h, p, 2);
-        return h;
-    case 4:
-        memcpy(&u, p, 4);
-        return u;
-    default:
-        memcpy(&d, p, 8);
-        return d;
+    case 1: return *(const uint8_t *)p;
+    case 2: memcpy(&h, p, 2); return h;
+    case 4: memcpy(&u, p, 4); return u;
+    default: memcpy(&d, p, 8); return d;
     }
 }
 
@@ -6397,20 +6389,12 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
     uint16_t h = (uint16_t)code;
     uint32_t u = (uint32_t)code;
     switch (size) {
-    case 1:
-        *(uint8_t *)p = (uint8_t)code;
-        break;
-    case 2:
-        memcpy(p, &h, 2);
-        break;
-    case 4:
-        memcpy(p, &u, 4);
-        break;
-    default:
-        memcpy(p, &code, 8);
+    case 1: *(uint8_t *)p = (uint8_t)code; break;
+    case 2: memcpy(p, &h, 2); break;
+    case 4: memcpy(p, &u, 4); break;
+    default: memcpy(p, &code, 8);
     }
 }
-
 /* --- the floating-point mode of a thread ------------------------------------------------- *
  *
  * One register says how a thread rounds, whether it flushes subnormals, and which exceptions trap.
@@ -6441,8 +6425,9 @@ static mixpi_float_mode mixpi_float_get(void) {
     return m;
 }
 static void mixpi_float_set(mixpi_float_mode m) { __asm__ __volatile__("msr fpcr, %0" : : "r"(m)); }
-static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m)
-{ return m & ~(mixpi_float_mode)MIXPI_FLOAT_TRAPS; }
+static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) {
+    return m & ~(mixpi_float_mode)MIXPI_FLOAT_TRAPS;
+}
 #else
 typedef unsigned mixpi_float_mode;
 #  define MIXPI_FLOAT_FLAGS 0u
@@ -7521,16 +7506,16 @@ static unsigned mixpi_cpu_ask(void) {
     uint32_t id[4], wide[4], saved;
     unsigned has = mixpi_cpu_asked;
     mixpi_cpuid(0, 0, id);
-    if (id[1] == 0x68747541u) has |= mixpi_cpu_amd;     /* "Auth" of "AuthenticAMD" */
+    if (id[1] == 0x68747541u) has |= mixpi_cpu_amd; /* "Auth" of "AuthenticAMD" */
     if (id[0] < 7) return has;
     mixpi_cpuid(1, 0, id);
-    if (!(id[2] >> 27 & 1u)) return has;                /* OSXSAVE: XGETBV exists */
+    if (!(id[2] >> 27 & 1u)) return has; /* OSXSAVE: XGETBV exists */
     saved = mixpi_xcr0();
-    if ((saved & 6u) != 6u) return has;                 /* xmm and ymm */
+    if ((saved & 6u) != 6u) return has; /* xmm and ymm */
     mixpi_cpuid(7, 0, wide);
     if (id[2] >> 12 & 1u) has |= mixpi_cpu_fma;
     if (wide[1] >> 5 & 1u) has |= mixpi_cpu_avx2;
-    if ((saved & 0xE0u) == 0xE0u) has |= mixpi_cpu_ask_avx512(wide);    /* masks and zmm */
+    if ((saved & 0xE0u) == 0xE0u) has |= mixpi_cpu_ask_avx512(wide); /* masks and zmm */
     return has;
 }
 
@@ -7571,14 +7556,14 @@ static unsigned mixpi_cpu_answers(void) {
  * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
 static int mixpi_amx_machine(int f16) {
     uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
-    long     answer = 158;                              /* arch_prctl */
+    long answer = 158; /* arch_prctl */
     mixpi_cpuid(7, 0, id);
-    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0; /* AMX-TILE, AMX-BF16 */
     if (id[0] >= 1) mixpi_cpuid(7, 1, more);
-    if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
+    if (f16 && !(more[0] & 1u << 21)) return 0; /* AMX-FP16 */
     low = mixpi_xcr0();
-    if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
-    __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
+    if ((low & 0x60000u) != 0x60000u) return 0; /* tiles and their configuration */
+    __asm__ volatile("syscall"                  /* ARCH_REQ_XCOMP_PERM, of tiles */
                      : "+a"(answer)
                      : "D"(0x1023L), "S"(18L)
                      : "rcx", "r11", "memory");
@@ -7660,8 +7645,7 @@ static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_m
         if (!s->partial) return MIXP_ERR_MEMORY;
     }
     mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), units->sum, s);
-    if (s->runs > 1)
-        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
+    if (s->runs > 1) mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
     return MIXP_OK;
 }
 
@@ -7791,8 +7775,7 @@ static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *
 static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mixpi_unit unit) {
     int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
     if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
 }
 
@@ -7847,10 +7830,8 @@ static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args
 }
 
 static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k,
-                                             mixpi_unit row) {
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
-        return MIXP_ERR_DTYPE;
+                                              const mixp_softmax_backward_args *k, mixpi_unit row) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
@@ -7860,8 +7841,7 @@ static mixp_result mixpi_cpu_norm(const mixp_exec *x, const mixp_norm_args *k, m
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k,
-                                      mixpi_unit row) {
+static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k, mixpi_unit row) {
     mixp_result r = mixpi_norm_check(k);
     if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
     if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
@@ -7874,8 +7854,8 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     mixpi_units units = { row, NULL, k->rows, 1 };
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
-        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) || !mixpi_may_write(k->dbeta) ||
+        !mixpi_may_write(k->db))
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
@@ -7896,19 +7876,17 @@ static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_
                                        mixpi_unit row) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
 static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
                                                 const mixp_embedding_backward_args *k,
-                                               mixpi_unit row) {
+                                                mixpi_unit row) {
     mixpi_embedding_back_job job = { k, NULL, NULL };
     void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
@@ -7922,8 +7900,7 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
                                            mixpi_unit row) {
     mixpi_entropy_job job = { k, NULL };
     if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
     job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixpi_each_unit(x, k->rows, k->cols, row, &job);
@@ -7933,19 +7910,18 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
 
 static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
                                                     const mixp_cross_entropy_backward_args *k,
-                                                   mixpi_unit row) {
+                                                    mixpi_unit row) {
     mixpi_entropy_back_job job = { k, 0.0f };
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
     job.factor = mixp_get(k->dloss, 0) / k->counted[0];
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
 static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
                                                 const mixp_cross_entropy_both_args *k,
-                                               mixpi_unit row) {
+                                                mixpi_unit row) {
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
@@ -7964,8 +7940,7 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
                                   const mixpi_map_units *units) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
-                   mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
@@ -8017,8 +7992,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->saturated += p->past;
 }
 
-static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
-                                     mixp_task task) {
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k, mixp_task task) {
     int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
     mixpi_look_job job;
     if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
@@ -8102,8 +8076,7 @@ static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_ar
 /* Is g large, entirely in f32, and small enough for the int sizes of BLAS? */
 static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
     const int64_t most = 0x7FFFFFFF;
-    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
-        return 0;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32) return 0;
     if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
     if (g->m > most || g->n > most || g->k > most) return 0;
     if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
@@ -8127,8 +8100,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         float *c = (float *)g->c.data + z * g->stride_c;
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
-                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+                    mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
                     g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
@@ -8218,14 +8191,15 @@ static const mixpi_pairs_known mixpi_known_f16 = {
 };
 
 /* The pair in the order of this machine: swapped halves on Arm. */
-static float mixpi_known_pair(uint32_t pair)
-{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+static float mixpi_known_pair(uint32_t pair) {
+    return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair);
+}
 
 /* Does a tile of one row return the known answer? */
 MIXPI_SELDOM
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
-    float      rows[2], columns[2 * 16], sums[16];
+    float rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
     if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
     for (int i = 0; i < 2; i++) {
@@ -8281,8 +8255,7 @@ static float mixpi_amx_known(int f16, int k, int column) {
 static float mixpi_amx_wanted(int f16, int column) {
     if (column == 0) return 2016.0f;
     if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f
-               : 1.1754943508222875e-38f;
+    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
 }
 
 /* Puts element k into its pair. x is exact in bf16 and in f16. */
@@ -8297,7 +8270,7 @@ static void mixpi_amx_put(float *pair, int k, int f16, float x) {
  * times the known row. */
 MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float      a[32][32], b[32][32], c[32][32];
+    float a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
     for (int i = 0; i < 32; i++)
         for (int k = 0; k < 64; k++) {
@@ -8334,8 +8307,9 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
 /* Scratch memory: a slice of `floats` floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
 
-static float *mixpi_slice(const mixpi_slices *s, int worker)
-{ return s->first + worker * s->floats; }
+static float *mixpi_slice(const mixpi_slices *s, int worker) {
+    return s->first + worker * s->floats;
+}
 
 /* Cuts a slice into pieces, one after another, in whole cache lines. With `from` NULL it only
  * counts. The same function counts and cuts, so the size always agrees with the pointers. */
@@ -8349,8 +8323,8 @@ static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
 
 /* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
  * slices->floats floats, which the job finds through `slices`. */
-static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work,
-                                    mixp_task task, void *job, mixpi_slices *slices) {
+static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
+                                    void *job, mixpi_slices *slices) {
     int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
     slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
     if (!slices->first) return MIXP_ERR_MEMORY;
@@ -8419,15 +8393,14 @@ typedef struct mixpi_gemm_block {
 static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     const mixpi_gemm_job *job = s->job;
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
-    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
-    int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
+    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
     int64_t packed = job->panels * job->tall, turned = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
     if (job->pairs >= MIXPI_AMX_BF16) {
         turned = 16 * (packed + 15);
-        packed += job->tall;            /* tiles read rows beyond the last */
+        packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
     s->a_pack = mixpi_carve(&c, packed * ld);
@@ -8463,15 +8436,15 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
 }
 
 /* The number of elements packed: a once per column of blocks, b once per row of blocks. */
-static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
-{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across) {
+    return (double)across * (double)g->m + (double)down * (double)g->n;
+}
 
 /* The cost of a cut: elements packed more than once and, above all, threads idle in the last
  * round. */
-static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
-                              int64_t idle) {
+static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across, int64_t idle) {
     int64_t blocks = g->batch * down * across;
-    double  waste = (double)(blocks + idle) / (double)blocks;
+    double waste = (double)(blocks + idle) / (double)blocks;
     return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
 }
 
@@ -8480,8 +8453,7 @@ static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t acr
  * candidate cuts. */
 static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
-            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
@@ -8494,7 +8466,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     for (int64_t m = least_m; m <= most_m; m++)
         for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
-            double  cost = mixpi_gemm_cost(g, m, n, idle);
+            double cost = mixpi_gemm_cost(g, m, n, idle);
             if (cost < best) {
                 best = cost;
                 job->down = m;
@@ -8507,10 +8479,10 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
 /* Runs a gemm. have: the pairs that the device multiplies. */
 static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
                                   const mixpi_gemm_shape *set) {
-    mixpi_gemm_job   job;
+    mixpi_gemm_job job;
     mixpi_gemm_block block;
-    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
-    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
+    int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
     if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
 #if defined(MIXPREC_CBLAS)
@@ -8566,8 +8538,7 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
 
 /* A head's rows in q or in a mask. `head` counts through all sequences, here and below. */
-static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
-                                int64_t head) {
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h, int64_t head) {
     mixpi_head to;
     to.first = head / h->heads * at->sequence + head % h->heads * at->head;
     to.ld = at->row;
@@ -8575,8 +8546,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 }
 
 /* A head's rows in k or v: those of the head of k and v that head `head` of q uses. */
-static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
-                                 int64_t head) {
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h, int64_t head) {
     mixpi_head to;
     int64_t met = head % h->heads / h->group;
     to.first = head / h->heads * at->sequence + met * at->head;
@@ -8598,8 +8568,9 @@ static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
 }
 
 /* The number of keys before the first query's own key: past, at most all keys. */
-static int64_t mixpi_keys_before(const mixp_attention_args *k)
-{ return mixpi_min(k->past, k->keys); }
+static int64_t mixpi_keys_before(const mixp_attention_args *k) {
+    return mixpi_min(k->past, k->keys);
+}
 
 /* The number of keys that the queries before `end` may see. */
 static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
@@ -8617,15 +8588,17 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
-static int mixpi_attention_bends(const mixp_attention_args *k)
-{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+static int mixpi_attention_bends(const mixp_attention_args *k) {
+    return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
+}
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
-        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
-        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y))
+        return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 || !(k->softcap >= 0.0f) ||
+        !(k->dropout >= 0.0f && k->dropout < 1.0f))
         return MIXP_ERR_ARGUMENT;
     for (int64_t i = 0; k->lengths && i < k->b; i++)
         if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
@@ -8692,8 +8665,8 @@ typedef struct mixpi_attention_grad_room {
     float *p, *g;               /* probabilities and their gradients, shaped as scores     */
 } mixpi_attention_grad_room;
 
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
-                                          const mixpi_heads *h, float *from) {
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
+                                          float *from) {
     int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
@@ -8723,7 +8696,7 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
                                        mixpi_pairs have, int64_t lanes, mixp_task task) {
     int64_t many = k->b * k->heads, workers;
     const int64_t work = mixpi_attention_work(k, lanes);
-    mixpi_attention_job  job;
+    mixpi_attention_job job;
     mixpi_attention_room room;
     mixp_result r;
     if (mixpi_attention_empty(k)) return MIXP_OK;
@@ -8734,9 +8707,9 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     workers = mixpi_workers(x, work);
-    if (many < 2 * workers)     /* too few heads: cut them by queries */
-        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
-                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    if (many < 2 * workers) /* too few heads: cut them by queries */
+        job.chunks =
+            mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
     job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
     return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
 }
@@ -8745,7 +8718,7 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k,
                                                 mixpi_pairs have, int64_t lanes, mixp_task task) {
     const mixp_attention_args *forward = &k->forward;
-    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_job job;
     mixpi_attention_grad_room room;
     mixp_result r;
     int pairs;
@@ -8753,7 +8726,8 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     r = mixpi_attention_check(forward);
     if (r != MIXP_OK) return r;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
-        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+        !mixpi_may_write(k->dv))
+        return MIXP_ERR_DTYPE;
     job.k = k;
     pairs = mixpi_pairs_for(have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
@@ -8860,10 +8834,8 @@ static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int 
 }
 
 /* After the codes are written: copies the codes of a block cut short back to the row. */
-static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
-                                 const char *codes) {
-    if (codes)
-        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
+static void mixpi_small_put_back(const mixpi_small *b, void *state, int size, const char *codes) {
+    if (codes) memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
 }
 static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
     if (b->n == MIXP_STATE_BLOCK) return;
@@ -8874,11 +8846,13 @@ static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
 }
 
 /* How many of the stretch's elements lie in the block that begins at i. */
-static int mixpi_stretch_block(const mixpi_stretch *s, int i)
-{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+static int mixpi_stretch_block(const mixpi_stretch *s, int i) {
+    return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i);
+}
 
-static int mixpi_row_is_split(const mixp_param_row *row)
-{ return row->master && row->master_dtype != MIXP_F32; }
+static int mixpi_row_is_split(const mixp_param_row *row) {
+    return row->master && row->master_dtype != MIXP_F32;
+}
 
 /* Does the row have states that are not f32? */
 static int mixpi_row_is_coded(const mixp_param_row *row) {
@@ -8895,8 +8869,7 @@ static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count,
-                                    mixp_task task) {
+                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0, work = 0;
     for (i = 0; i < count; i++) {
         if (!rows[i].active) continue;
@@ -8908,8 +8881,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
-        for (first = 0; rows[i].active && first < rows[i].count;
-             first += MIXPI_CHUNK, n++) {
+        for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
             const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
@@ -8919,13 +8891,11 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 
 /* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
  * holds the squares of 3e38 and 1e-38. */
-static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
-                               int64_t first) {
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
     int i;
     for (i = 0; i < n; i++) {
         float v = x[i] * factor;
-        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
-                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
         if (raw < 0x7F800000u && a < 0x7F800000u) {
             if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
@@ -8939,8 +8909,7 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
 /* Clears a piece of a gradient after its last read. */
 static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
     size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2)
-        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -9031,8 +9000,7 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
-                                    mixp_task task) {
+static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
     mixp_result r;
     int64_t i;
@@ -9887,18 +9855,24 @@ typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_p
  * differences of layout: weights and bf16 codes lie in the upper halves, and the codes that the
  * functions read are sign-extended. */
 #if MIXPI_PASS == 0
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
-{ return mixp_state_random(key, first); }
-MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random)
-{ return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16; }
-MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random)
-{ return mixp_state_m(mixp_f32_of_bits(x), scale, random); }
-MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale)
-{ return mixp_state_m_value(code & 0xFFu, scale); }
-MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random)
-{ return mixp_state_v(mixp_f32_of_bits(root), scale, random); }
-MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale)
-{ return mixp_state_v_value(code & 0xFFu, scale); }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+    return mixp_state_random(key, first);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
+    return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16;
+}
+MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
+    return mixp_state_m(mixp_f32_of_bits(x), scale, random);
+}
+MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
+    return mixp_state_m_value(code & 0xFFu, scale);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
+    return mixp_state_v(mixp_f32_of_bits(root), scale, random);
+}
+MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
+    return mixp_state_v_value(code & 0xFFu, scale);
+}
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
     mixp_master_parts parts = mixp_master_to_16(mixp_f32_of_bits(u));
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
@@ -9926,8 +9900,9 @@ MIXPI_V mixpi_vbits mixpi_vstate_word(uint64_t key, mixpi_vbits x) {
     x *= 0x846CA68Bu;
     return x ^ x >> 16;
 }
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
-{ return mixpi_vstate_word(key, mixpi_vstate_place(key, first)); }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+    return mixpi_vstate_word(key, mixpi_vstate_place(key, first));
+}
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);
@@ -9944,7 +9919,7 @@ MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits ra
     return (y >> 24 & 0x80u) | code;
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
-    mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code);     /* keeps the sign */
+    mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code); /* keeps the sign */
     return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
@@ -14581,9 +14556,8 @@ static int mixpi_has_avx2(void) {
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) &&
-           MIXPI_CPU_HAS(avx512bw) && MIXPI_CPU_HAS(avx512dq) &&
-           MIXPI_CPU_HAS(avx512vl);
+    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) && MIXPI_CPU_HAS(avx512bw) &&
+           MIXPI_CPU_HAS(avx512dq) && MIXPI_CPU_HAS(avx512vl);
 }
 #endif
 
@@ -14592,83 +14566,82 @@ static int mixpi_has_avx512(void) {
 /* Also checks a known answer. The check takes about 20 ns and runs at each call, because the
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
-#  if MIXPI_BF16
-    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
-           mixpi_bf16_answers_avx512();
-#  else
+#    if MIXPI_BF16
+    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) && mixpi_bf16_answers_avx512();
+#    else
     return 0;
-#  endif
+#    endif
 }
-#  if MIXPI_AMX
+#    if MIXPI_AMX
 /* Asks CPUID, because compilers differ in which AMX features they can test. mixp_cpu never calls
  * this, as AMX is not selected by default. */
 static int mixpi_has_amx(int f16) {
-    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
-           mixpi_amx_answers_avx512(0) && (!f16 || mixpi_amx_answers_avx512(1));
+    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) && mixpi_amx_answers_avx512(0) &&
+           (!f16 || mixpi_amx_answers_avx512(1));
 }
+#    endif
 #  endif
-#endif
 
-#if MIXPI_ARM_PAIRS
+#  if MIXPI_ARM_PAIRS
 /* Asks Linux about the processor, then checks known answers. */
 static int mixpi_has_neon_f16(void) {
-    const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
+    const unsigned long fhm = 1ul << 23; /* HWCAP_ASIMDFHM */
     if (!(getauxval(AT_HWCAP) & fhm)) return 0;
     return mixpi_f16_answers_neon();
 }
 static int mixpi_has_neon_bf16(void) {
-    const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
+    const unsigned long bf16 = 1ul << 14; /* HWCAP2_BF16 */
     if (!mixpi_has_neon_f16()) return 0;
     if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
     return mixpi_bf16_answers_neon();
 }
-#endif
+#  endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-#if MIXPI_WITH_SCALAR
+#  if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
-#endif
-#if MIXPI_WITH_AVX2
+#  endif
+#  if MIXPI_WITH_AVX2
     MIXPI_CPU(avx2, mixpi_kernels_avx2, "cpu avx2");
     if (isa == MIXP_ISA_AVX2) return mixpi_has_avx2() ? &avx2 : NULL;
-#endif
-#if MIXPI_X86
+#  endif
+#  if MIXPI_X86
     MIXPI_CPU(avx512, mixpi_kernels_avx512, "cpu avx512");
     if (isa == MIXP_ISA_AVX512) return mixpi_has_avx512() ? &avx512 : NULL;
-#  if MIXPI_BF16
+#    if MIXPI_BF16
     MIXPI_CPU(avx512_bf16, mixpi_kernels_bf16_avx512, "cpu avx512 bf16");
     if (isa == MIXP_ISA_AVX512_BF16) return mixpi_has_avx512_bf16() ? &avx512_bf16 : NULL;
-#  endif
-#  if MIXPI_AMX
+#    endif
+#    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
     if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
     if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+#    endif
 #  endif
-#endif
-#if MIXPI_ARM
+#  if MIXPI_ARM
     MIXPI_CPU(neon, mixpi_kernels_neon, "cpu neon");
     if (isa == MIXP_ISA_NEON) return &neon;
-#  if MIXPI_ARM_PAIRS
+#    if MIXPI_ARM_PAIRS
     MIXPI_CPU(neon_f16, mixpi_kernels_f16_neon, "cpu neon f16");
     MIXPI_CPU(neon_bf16, mixpi_kernels_bf16_neon, "cpu neon f16 bf16");
     if (isa == MIXP_ISA_NEON_F16) return mixpi_has_neon_f16() ? &neon_f16 : NULL;
     if (isa == MIXP_ISA_NEON_BF16) return mixpi_has_neon_bf16() ? &neon_bf16 : NULL;
+#    endif
 #  endif
-#endif
     return NULL;
 }
 
-#undef MIXPI_CPU
+#  undef MIXPI_CPU
 
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
  * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. AMX is never
  * selected by default, because its bits differ from those of machines without AMX. */
 static int mixpi_isa_pays(mixp_isa isa) {
-#if MIXPI_X86
+#  if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
-#endif
+#  endif
     if (isa == MIXP_ISA_AMX) return 0;
     return isa != MIXP_ISA_AMX_F16;
 }
@@ -14736,9 +14709,9 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
     return convert(&x, &k);
 }
 
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
-                                          mixp_dtype to, const void *src, mixp_dtype from,
-                                          int64_t n, const mixp_rounding *rounding) {
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+                                          const void *src, mixp_dtype from, int64_t n,
+                                          const mixp_rounding *rounding) {
     return mixpi_convert_by(cpu ? cpu->kernels->convert : mixpi_convert_best(),
                             mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
@@ -14746,14 +14719,14 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
                                              mixp_dtype from, int64_t n,
                                              const mixp_rounding *rounding) {
-    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from),
-                            n, rounding);
+    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n,
+                            rounding);
 }
 
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
-                                     mixp_dtype from, int64_t n)
-{ return mixp_convert_rounded(dst, to, src, from, n, NULL); }
-
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n) {
+    return mixp_convert_rounded(dst, to, src, from, n, NULL);
+}
 #ifndef MIXPREC_ONLY_FORMATS
 MIXPI_SELDOM_BEGIN
 /* --- the environment -------------------------------------------------------------------- */
@@ -14793,11 +14766,11 @@ enum { MIXPI_KNOWN_CODES = sizeof mixpi_known_codes / sizeof mixpi_known_codes[0
 
 static uint32_t mixpi_known_code_as(const mixpi_known_code *k, mixp_dtype to) {
     switch (to) {
-    case MIXP_F16:     return k->f16;
-    case MIXP_BF16:    return k->bf16;
+    case MIXP_F16: return k->f16;
+    case MIXP_BF16: return k->bf16;
     case MIXP_F8_E4M3: return k->e4m3;
     case MIXP_F8_E5M2: return k->e5m2;
-    default:           return k->f32;
+    default: return k->f32;
     }
 }
 
@@ -14807,12 +14780,12 @@ static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
     unsigned char codes[MIXPI_KNOWN_CODES * 2];
     size_t size = mixp_dtype_size(to);
     for (int i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
-    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) !=
-        MIXP_OK)
+    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) != MIXP_OK)
         return 0;
     for (int i = 0; i < MIXPI_KNOWN_CODES; i++)
         if (mixpi_load_code(codes + (size_t)i * size, size) !=
-            mixpi_known_code_as(&mixpi_known_codes[i], to)) return 0;
+            mixpi_known_code_as(&mixpi_known_codes[i], to))
+            return 0;
     return 1;
 }
 
@@ -14890,7 +14863,7 @@ static int mixpi_check_float(void) {
 }
 
 static int mixpi_check_nearest(void) {
-    const float least = 1.4901161193847656e-08f;        /* 2^-26 */
+    const float least = 1.4901161193847656e-08f; /* 2^-26 */
     return mixpi_check_sum(1.0f, least) == 0x3F800000u &&
            mixpi_check_sum(-1.0f, -least) == 0xBF800000u &&
            mixpi_check_sum(1.0f, -least) == 0x3F800000u;
@@ -14973,7 +14946,6 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
 }
-
 MIXPI_SELDOM_END
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
@@ -15336,8 +15308,9 @@ static void mixpi_tell_warning(mixp_context *ctx) {
     if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
 }
 
-MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
-{ return ctx ? ctx->errors.warning : ""; }
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx) {
+    return ctx ? ctx->errors.warning : "";
+}
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
  * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
@@ -15357,8 +15330,8 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
-                                          const char *format, ...) {
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format,
+                                          ...) {
     va_list args;
     if (!ctx) return code;
     ctx->errors.failures++;
@@ -15374,8 +15347,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     return code;
 }
 
-MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
-                                           const char **message) {
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message) {
     if (message) *message = ctx ? ctx->errors.message : "the context is NULL";
     return ctx ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
@@ -15387,23 +15359,27 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 }
 
 /* The code that a failed call returns. Never MIXP_OK, even if on_error cleared the error. */
-static mixp_result mixpi_failed(const mixp_context *ctx)
-{ return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT; }
+static mixp_result mixpi_failed(const mixp_context *ctx) {
+    return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT;
+}
 
 /* Is t a live tensor record? A gradient that was given back has no data. */
-static int mixpi_is_tensor(const mixp_tensor *t)
-{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }
+static int mixpi_is_tensor(const mixp_tensor *t) {
+    return t && t->own.self == t && t->own.of == t->ctx && t->data;
+}
 
 /* Is t, a tensor, an activation of an earlier step? */
-static int mixpi_is_stale(const mixp_tensor *t)
-{ return t->own.generation && t->own.generation != t->ctx->generation; }
+static int mixpi_is_stale(const mixp_tensor *t) {
+    return t->own.generation && t->own.generation != t->ctx->generation;
+}
 
 /* Is t a tensor, and not a stale activation? */
 static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !mixpi_is_stale(t); }
 
 /* The call that began the current step. */
-static const char *mixpi_beginner(const mixp_context *ctx)
-{ return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin"; }
+static const char *mixpi_beginner(const mixp_context *ctx) {
+    return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin";
+}
 
 /* What is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
@@ -15483,9 +15459,9 @@ static void mixpi_inside_end(mixp_context *ctx, int before) {
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
-static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame)
-{ return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused); }
-
+static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame) {
+    return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused);
+}
 /* --- memory ---------------------------------------------------------------------------- */
 
 static void *mixpi_default_allocate(size_t bytes, void *user) {
@@ -15520,8 +15496,9 @@ static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r
 /* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
  * on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r); }
+                                     mixp_result r) {
+    return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r);
+}
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
 static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
@@ -15574,8 +15551,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->from_device = from_device;
     p->on_device = on_device;
     p->owner = NULL;
-    p->data =
-        from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
@@ -15593,8 +15569,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     mixpi_piece *next;
     for (; p; p = next) {
         next = p->next;
-        if (p->from_device && ctx->device->release)
-            ctx->device->release(&ctx->exec, p->data);
+        if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
         mixpi_host_put(ctx, p);
     }
 }
@@ -15605,8 +15580,7 @@ static void mixpi_note_peak(mixp_context *ctx) {
 }
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
-static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
-                                   double value) {
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
     mixp_fill_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -15614,8 +15588,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.dst = dst;
     return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
-static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
-                                    int64_t n) {
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
     mixp_convert_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -15625,24 +15598,23 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
 }
 
 /* Bytes of t's data. */
-static size_t mixpi_bytes(const mixp_tensor *t)
-{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
-
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
+static size_t mixpi_bytes(const mixp_tensor *t) {
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
 }
 
-static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from, size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                                     (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
+}
+
+static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes) {
+    return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0);
+}
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
@@ -15656,17 +15628,13 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_note_peak(ctx);
     r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
-    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
-                      (double)bytes, mixp_result_text(r));
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s", (double)bytes,
+                      mixp_result_text(r));
     return NULL;
 }
 
-static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
-    return mixpi_permanent(ctx, n, 1);
-}
-static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
-    return mixpi_permanent(ctx, n, 0);
-}
+static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
+static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
 
 /* Like mixpi_permanent, for memory that may be freed before the context: the piece knows its
  * owner. */
@@ -15772,10 +15740,9 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 }
 
 /* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
-                             size_t bytes) {
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
-    if (!f) return;             /* no harm: the buffer is not reused */
+    if (!f) return; /* no harm: the buffer is not reused */
     f->data = data;
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
@@ -15806,11 +15773,10 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     if (p && p->size >= bytes) return p->data;
     p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
     if (!p) return NULL;
-    p->next = ctx->memory.scratch;     /* a queued kernel may still use the old piece */
+    p->next = ctx->memory.scratch; /* a queued kernel may still use the old piece */
     ctx->memory.scratch = p;
     return p->data;
 }
-
 /* --- threads ----------------------------------------------------------------------------- */
 
 #if defined(MIXPREC_THREADS) && !defined(__GNUC__)
@@ -15838,7 +15804,7 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
 static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_task task,
                                   void *arg) {
     int64_t i;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
+#  pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
 
@@ -15895,11 +15861,11 @@ struct mixpi_pool {
 };
 
 static void mixpi_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#  if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
-#elif defined(__aarch64__)
+#  elif defined(__aarch64__)
     __asm__ __volatile__("yield");
-#endif
+#  endif
 }
 
 /* Waits for a moment, the i-th time in a row. Returns 0 when the caller should sleep instead. */
@@ -15909,9 +15875,7 @@ static int mixpi_wait_awake(int i) {
     return i < MIXPI_SPINS + MIXPI_YIELDS;
 }
 
-static uint64_t mixpi_gate(mixpi_pool *p) {
-    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
-}
+static uint64_t mixpi_gate(mixpi_pool *p) { return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST); }
 
 static void mixpi_take_tasks(mixpi_pool *p, int worker) {
     int64_t i;
@@ -15926,7 +15890,7 @@ static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
     while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
         if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
                                          __ATOMIC_SEQ_CST))
-            continue;           /* gate now has the current value */
+            continue; /* gate now has the current value */
         *seen = gate / MIXPI_GATE_ROUND;
         return 1;
     }
@@ -15951,8 +15915,7 @@ static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
         if (mixpi_gate_pass(p, seen)) return 1;
     pthread_mutex_lock(&p->lock);
     __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
-    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
-        pthread_cond_wait(&p->wake, &p->lock);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit) pthread_cond_wait(&p->wake, &p->lock);
     __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&p->lock);
     return entered;
@@ -16021,8 +15984,7 @@ static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
     mixpi_pool *p = ctx->pool;
     if (p && p->owner == getpid()) return p;
     if (!p)
-        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
-                                                   (size_t)workers * sizeof p->worker[0]);
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p + (size_t)workers * sizeof p->worker[0]);
     if (p) mixpi_pool_start(p, workers);
     ctx->pool = p;
     return p;
@@ -16053,11 +16015,13 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
     mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
     int64_t i;
     if (p) mixpi_pool_run(p, tasks, task, arg);
-    else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    else
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
 }
 #elif MIXPI_OPENMP
-static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{ mixpi_openmp_parallel((const mixp_context *)user, tasks, task, arg); }
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_openmp_parallel((const mixp_context *)user, tasks, task, arg);
+}
 #endif
 
 #if MIXPI_OPENMP
@@ -16074,37 +16038,32 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
                                       size_t bytes);
 
 /* Copies with a function of the device; NULL: device memory is host memory. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to,
-                                 const void *from, size_t bytes) {
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
+                                 size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
 
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host,
-                                size_t bytes) {
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
 }
 
 /* Uploads from the program's own memory, which each replay of a captured step reads again. */
-static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host,
-                              size_t bytes) {
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
 }
 
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
-                                  size_t bytes) {
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
 }
 
 /* Downloads what recent kernels of the step wrote, without waiting. */
-static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
-                              size_t bytes) {
+static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
-
 /* --- the door of the ranks --------------------------------------------------------------- *
  *
  * The rooms of the loop call the ranks through this table only, and only in a context that has
@@ -16175,52 +16134,66 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
  *
  * Each handle has the name of its member, so that a search for the name finds both.
  */
-static mixp_result mixpi_crew_walk_begin(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_end(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_replayed(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_share_buffers(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK; }
-static void mixpi_crew_end(mixp_context *ctx, const char *why)
-{ if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why); }
-static void mixpi_crew_lose(mixp_context *ctx, const void *scaler)
-{ if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler); }
+static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_replayed(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_share_buffers(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK;
+}
+static void mixpi_crew_end(mixp_context *ctx, const char *why) {
+    if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why);
+}
+static void mixpi_crew_lose(mixp_context *ctx, const void *scaler) {
+    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler);
+}
 /* Drops the gradients that ranks hold back for a later walk. */
-static void mixpi_crew_forget(mixp_context *ctx)
-{ if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx); }
+static void mixpi_crew_forget(mixp_context *ctx) {
+    if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx);
+}
 #ifndef MIXPREC_NO_CHECKPOINT
 /* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on)
-{ return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0; }
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0;
+}
 #endif
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
-static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words)
-{ return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK; }
-static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who)
-{ return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK; }
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
+    return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK;
+}
+static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
+    return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK;
+}
 
 /* Parts of a batch that one step processes, one for each rank. */
-static uint64_t mixpi_world(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
+static uint64_t mixpi_world(const mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u;
+}
 
 /* This context's place among these parts, from 0. */
-static int mixpi_place(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
+static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
 
 /* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
-static uint64_t mixpi_random_step(const mixp_context *ctx)
-{ return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx); }
+static uint64_t mixpi_random_step(const mixp_context *ctx) {
+    return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx);
+}
 
 /* Are the optimizers' states sharded over the ranks? */
-static int mixpi_is_sharded(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1; }
+static int mixpi_is_sharded(const mixp_context *ctx) {
+    return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1;
+}
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
@@ -16250,7 +16223,6 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
     const mixp_result r = mixpi_tensor_there(t, who);
     return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
-
 /* --- the door of the guard --------------------------------------------------------------- *
  *
  * The rooms of the loop call the guard through this table only, and only after a guard was started
@@ -16284,8 +16256,9 @@ typedef struct mixpi_lossy {
 } mixpi_lossy;
 
 /* A loss as a share of its bound; 0 if bound is 0, which means never. */
-static double mixpi_loss_excess(double loss, double bound)
-{ return bound > 0.0 ? loss / bound : 0.0; }
+static double mixpi_loss_excess(double loss, double bound) {
+    return bound > 0.0 ? loss / bound : 0.0;
+}
 
 /* Joins what one quantisation lost to the operand's sample. */
 static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
@@ -16349,42 +16322,57 @@ static int mixpi_watched(const mixp_context *ctx) {
 }
 
 /* Must operators run one by one, because a guard or an observer sees each? */
-static int mixpi_is_seen(const mixp_context *ctx)
-{ return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }
+static int mixpi_is_seen(const mixp_context *ctx) {
+    return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0;
+}
 
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
  * a site, number 0, is not the guard's.
  */
-static void mixpi_watcher_captured(mixp_context *ctx)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx); }
-static mixp_result mixpi_watcher_replayed(mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK; }
-static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0; }
-static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls)
-{ if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls); }
-static int mixpi_watcher_is_wide(const mixp_call *c)
-{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c); }
-static int mixpi_watcher_is_pinned(const mixp_call *c)
-{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c); }
-static mixp_result mixpi_watcher_begin(mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK; }
-static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g)
-{ return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK; }
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site)
-{ return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK; }
-static void mixpi_watcher_walked(const mixp_context *ctx)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx); }
-static uint64_t mixpi_watcher_mark(const mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0; }
-static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK; }
-static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK; }
-static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler); }
+static void mixpi_watcher_captured(mixp_context *ctx) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
+}
+static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
+}
+static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
+}
+static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
+    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
+}
+static int mixpi_watcher_is_wide(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c);
+}
+static int mixpi_watcher_is_pinned(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
+}
+static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
+    return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
+    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
+}
+static void mixpi_watcher_walked(const mixp_context *ctx) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
+}
+static uint64_t mixpi_watcher_mark(const mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
+}
+static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK;
+}
+static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
+}
 /* --- backups of buffers -------------------------------------------------------------------- *
  *
  * A buffer's first write in a window of steps keeps the bytes from before the window. The update
@@ -16405,12 +16393,14 @@ enum {
 };
 
 /* The backup of t, or of the tensor whose memory t shares; NULL: no buffer. */
-static mixpi_backup *mixpi_backup_of(const mixp_tensor *t)
-{ return t->own.origin ? t->own.origin->own.backup : t->own.backup; }
+static mixpi_backup *mixpi_backup_of(const mixp_tensor *t) {
+    return t->own.origin ? t->own.origin->own.backup : t->own.backup;
+}
 
 /* The backup of buffer number i. */
-static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i)
-{ return ctx->buffers.all.made[i]->own.backup; }
+static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i) {
+    return ctx->buffers.all.made[i]->own.backup;
+}
 
 /* No backup made so far will be used again. */
 static void mixpi_window_new(mixp_context *ctx, int state) {
@@ -16433,8 +16423,9 @@ static void mixpi_window_end(mixp_context *ctx) {
 }
 
 /* Was this backup filled since the step began? */
-static int mixpi_backup_is_valid(const mixpi_backup *b)
-{ return b->window >= b->buffer->ctx->buffers.first; }
+static int mixpi_backup_is_valid(const mixpi_backup *b) {
+    return b->window >= b->buffer->ctx->buffers.first;
+}
 
 /* Memory for the bytes of a buffer. A captured step must not allocate. */
 static mixp_result mixpi_backup_room(mixpi_backup *b) {
@@ -16553,7 +16544,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->gemm_measure = d->gemm_measure;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without threads, no loop could use more */
+    x->threads = 1; /* without threads, no loop could use more */
     x->least_work = MIXPI_LEAST_WORK;
 #if MIXPI_POOL || MIXPI_OPENMP
     x->threads = d->threads ? d->threads : mixpi_threads_there();
@@ -16588,13 +16579,13 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
-           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
-           : r == MIXP_ERR_FORMAT
-               ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
-           : r == MIXP_ERR_SHAPE
-               ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
-                 "gemm_choices, and save it again after a step"
-           : "the device cannot be used; check whether another program holds it";
+             : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+             : r == MIXP_ERR_FORMAT
+                 ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
+             : r == MIXP_ERR_SHAPE
+                 ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                   "gemm_choices, and save it again after a step"
+                 : "the device cannot be used; check whether another program holds it";
     return NULL;
 }
 
@@ -16746,9 +16737,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_noted(
-        ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+    r = mixpi_noted(ctx, "mixp_replay",
+                    ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
     return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
@@ -16771,8 +16761,9 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
-{ return graph && graph->sites_moved != graph->ctx->capture.sites_moved; }
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph) {
+    return graph && graph->sites_moved != graph->ctx->capture.sites_moved;
+}
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0, 0 };
@@ -16785,9 +16776,7 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     return m;
 }
 
-MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
-    return ctx ? ctx->step : 0;
-}
+MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     mixp_gemm_count none = { 0, 0, 0, 0 };
@@ -16806,41 +16795,38 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
-
 /* --- tensors --------------------------------------------------------------------------- */
 
 /* A tensor as an argument of kernels. NULL gives an argument without data. */
-static mixp_in mixpi_tensor_in(const mixp_tensor *t)
-{ return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
+static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
+    return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32);
+}
 static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
-    return t ? mixpi_out_to(t->data, t->dtype, accumulate)
-             : mixpi_out_to(NULL, MIXP_F32, 0);
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
 }
 
 /* "[2, 3, 4]" for messages. */
-static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
-                                    size_t room) {
+static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
     size_t at = 0;
     int i;
     for (i = 0; i < rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
-                               (double)shape[i]);
+        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
     return text;
 }
 
 /* Checks that every dimension is at least 1 and that the size in bytes fits ptrdiff_t. */
-static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype,
-                                     int rank, const int64_t *shape) {
+static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
+                                     const int64_t *shape) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "%s: %d is not a mixp_dtype", who, (int)dtype);
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who,
+                                 (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "%s: rank %d with shape %s; the rank must be 0 to %d",
-                                 who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+                                 "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
+                                 shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -16893,14 +16879,14 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
 }
 
 /* The dtype of t's gradient. */
-static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t)
-{ return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype; }
+static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t) {
+    return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype;
+}
 
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
-static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
-                                     mixp_dtype dtype, int rank, const int64_t *shape,
-                                     int permanent, int with_data) {
+static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape, int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
@@ -16946,8 +16932,7 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
         who, name ? name : "");
 }
 
-static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                    const void *data) {
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
@@ -16956,14 +16941,13 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
     return NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                   int rank, const int64_t *shape, void *data) {
+MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
+                                   const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
     if (wrong)
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "",
-                          wrong);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
@@ -17003,8 +16987,7 @@ static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (k->batch == 0) return "batch is 0; set it to 1 for one product";
     if (k->alpha == 0.0f && !k->alpha_at) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
-    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
-        return "a, b or c has no data";
+    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data))) return "a, b or c has no data";
     if (k->c.data == k->a.data || k->c.data == k->b.data) return "c's memory is a's or b's";
     return NULL;
 }
@@ -17038,11 +17021,10 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
                                  "use mixp_param for a tensor that trains",
                                  t->name);
     if (on && !mixpi_real(t->dtype))
-        return mixp_context_fail(
-            t->ctx, MIXP_ERR_DTYPE,
-            "mixp_tensor_set_requires_grad '%s': gradients need f32, "
-            "f16 or bf16, not %s",
-            t->name, mixp_dtype_name(t->dtype));
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_tensor_set_requires_grad '%s': gradients need f32, "
+                                 "f16 or bf16, not %s",
+                                 t->name, mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad: the result of an operator keeps "
@@ -17075,20 +17057,18 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
     mixpi_written(t, "mixp_tensor_touch");
 }
 
-static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
-                                        mixp_dtype dtype, int64_t count,
-                                        const char *who) {
+static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                        int64_t count, const char *who) {
     char shape[224];
     mixp_result r = mixpi_tensor_whole(t, who);
     if (r != MIXP_OK) return r;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s '%s': the host memory is NULL", who, t->name);
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who,
+                                 t->name);
     if (!mixp_dtype_size(dtype))
-        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "%s '%s': %d is not a mixp_dtype", who, t->name,
-                                 (int)dtype);
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who,
+                                 t->name, (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
@@ -17106,8 +17086,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t),
-                         count);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -17133,8 +17112,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_tensor_there(to, "mixp_copy");
     if (r != MIXP_OK) return r;
-    if (!from)
-        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
+    if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
     r = mixpi_tensor_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
@@ -17143,13 +17121,12 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
                                  "mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     char here[224], there[224];
-    return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
-                             "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
-                             "%.0f; pass tensors with as many elements",
-                             to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here),
-                             (double)to->count,
-                             mixpi_shape_text(from->rank, from->shape, there, sizeof there),
-                             (double)from->count);
+    return mixp_context_fail(
+        to->ctx, MIXP_ERR_SHAPE,
+        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
+        "%.0f; pass tensors with as many elements",
+        to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here), (double)to->count,
+        mixpi_shape_text(from->rank, from->shape, there, sizeof there), (double)from->count);
 }
 
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
@@ -17179,12 +17156,12 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
-    return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
+    return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
 }
 
 /* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */
 static int mixpi_overflows(mixp_dtype dtype, double value) {
-    double low = 0.0;           /* memory for any dtype */
+    double low = 0.0; /* memory for any dtype */
     if (!mixpi_f64_is_finite(value)) return 0;
     if (dtype == MIXP_U8) return value <= -1.0 || value >= 256.0;
     if (dtype == MIXP_I32) return value <= -2147483649.0 || value >= 2147483648.0;
@@ -17231,7 +17208,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 
 /* Writes a + b * (uniform or standard normal) to every element. */
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
-    double  value[256], narrow[256];    /* narrow: aligned memory for any dtype */
+    double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
     mixp_result r = mixpi_tensor_there(t, "mixp_init");
     if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
@@ -17242,8 +17219,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
             double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
             value[j] = a + b * x;
         }
-        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
-            return MIXP_ERR_DTYPE;
+        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
@@ -17276,15 +17252,18 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     return normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound);
 }
 
-MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 1, 1, gain); }
-MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 0, 1, gain); }
-MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 1, 0, gain); }
-MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 0, 0, gain); }
-
+MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 1, 1, gain);
+}
+MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 0, 1, gain);
+}
+MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 1, 0, gain);
+}
+MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 0, 0, gain);
+}
 /* --- parameters ------------------------------------------------------------------------ */
 
 /* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
@@ -17298,7 +17277,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
         } else if (*pattern == '?' || *pattern == text[at]) {
             pattern++;
             at++;
-        } else if (star) {      /* the newest star takes one more character */
+        } else if (star) { /* the newest star takes one more character */
             pattern = star + 1;
             at = ++retry;
         } else return 0;
@@ -17339,8 +17318,9 @@ static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
     return MIXP_OK;
 }
 
-static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name)
-{ return name && *name && p->room ? *mixpi_name_place(p, name) : NULL; }
+static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name) {
+    return name && *name && p->room ? *mixpi_name_place(p, name) : NULL;
+}
 
 /* Finds no parameter or buffer without a name. */
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
@@ -17348,8 +17328,9 @@ MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *
     return t || !ctx ? t : mixpi_params_find(&ctx->buffers.all, name);
 }
 
-MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
-{ return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL; }
+MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i) {
+    return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL;
+}
 
 /* The oldest parameter, from number *i on, whose name matches the pattern. Sets *i to the next
  * number. Returns NULL if no further parameter matches. */
@@ -17375,8 +17356,7 @@ static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const cha
 }
 
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
-                                      mixp_result (*init)(mixp_tensor *, double),
-                                      double value) {
+                                      mixp_result (*init)(mixp_tensor *, double), double value) {
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
     int64_t i = 0;
@@ -17413,8 +17393,8 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
     return 1;
 }
 
-MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                    int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
+                                    const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
@@ -17443,9 +17423,8 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
         va_end(args);
     }
     if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
-    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_param_named: %s", format ? "the name has more than 255 bytes"
-                                                     : "the format is NULL");
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param_named: %s",
+                      format ? "the name has more than 255 bytes" : "the format is NULL");
     return NULL;
 }
 /* --- buffers ------------------------------------------------------------------------------- */
@@ -17513,14 +17492,15 @@ MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
     return b ? mixpi_backup_keep(b) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i)
-{ return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL; }
+MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i) {
+    return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL;
+}
 MIXPI_SELDOM_BEGIN
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block",
-                                         "mxfp8", "nvfp4" };
+    static const char *const names[] = { "none",      "fp8_current", "fp8_delayed",
+                                         "fp8_block", "mxfp8",       "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
@@ -17673,8 +17653,9 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
-static int mixpi_region_is_pushed(mixpi_region_kind kind)
-{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+static int mixpi_region_is_pushed(mixpi_region_kind kind) {
+    return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
+}
 
 /* Counts a region of f16 or bf16 that differs from the region around it. */
 static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
@@ -17688,9 +17669,10 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
-                          r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
-                          r->most_recent, r->codes };
+    const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
+                          r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
+                          r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
+                          r->codes };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -17799,8 +17781,8 @@ static void mixpi_regions_trained(const mixp_context *ctx) {
 
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
-                                     mixpi_region_kind kind, int no_grad) {
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
+                                     int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
@@ -17825,14 +17807,12 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
     return !wrong ? MIXP_OK
-                  : mixp_context_fail(ctx, r,
-                                      "autocast to %s at level %d: %s",
+                  : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
-static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
-                                 mixpi_region_kind kind) {
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
@@ -17841,11 +17821,9 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
-                                           const mixp_autocast *region) {
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
     if (!ctx || !region)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_push: region is NULL");
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
     return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
@@ -17875,15 +17853,13 @@ static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
 }
 
 /* Closes the innermost region, which must be of this kind. */
-static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
-                                    const char *who, const char *what,
-                                    const char *push) {
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
+                                    const char *what, const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first",
-                                 who, what, push);
-    if (mixpi_region_now(ctx)->kind != kind)
-        return mixpi_region_crossed(ctx, who);
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
+                                 push);
+    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
@@ -17955,8 +17931,7 @@ static int mixpi_regions_open(const mixp_context *ctx) {
 }
 
 /* Opens a region that only adds a name to the operators applied in it. */
-static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
-                                    mixpi_region_kind kind) {
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_region_kind kind) {
     mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
     mixpi_casting *c = ctx->casting;
     mixpi_region *region;
@@ -17985,8 +17960,7 @@ MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
-                            "mixp_scope_push");
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope", "mixp_scope_push");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -18002,12 +17976,11 @@ MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
-    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx))
-        ctx->casting->n_regions = opened;
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
 }
 
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixpi_tensor_fn fn, void *user) {
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
+                                            void *user) {
     mixp_tensor *t;
     int opened;
     if (!ctx || !fn) return NULL;
@@ -18041,9 +18014,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep",    "low",     "f32",
-                                         "f32_out", "promote", "banned", "low_out",
-                                         "all_f32" };
+    static const char *const names[] = { "keep",    "low",    "f32",     "f32_out",
+                                         "promote", "banned", "low_out", "all_f32" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -18066,7 +18038,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                         !op ? "op is NULL" : "cls is not a mixp_op_class");
+                                 !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -18080,8 +18052,8 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
-                                     mixp_dtype natural, int rank) {
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
+                                     int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
@@ -18089,8 +18061,9 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
 }
 
 /* The dtype that t would have without a guard. */
-static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
-{ return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype; }
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t) {
+    return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype;
+}
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
@@ -18104,8 +18077,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
 }
 
-static int mixpi_is_low(mixp_dtype dtype)
-{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype == MIXP_BF16; }
 
 /* --- counts ---------------------------------------------------------------------------- */
 
@@ -18124,7 +18096,7 @@ static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dt
     mixpi_casting *c = ctx->casting;
     int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
     while (i < c->n_tallies && c->tallies[i].op != op) i++;
-    if (i == most) return;      /* table full: operators beyond it are not counted */
+    if (i == most) return; /* table full: operators beyond it are not counted */
     if (i == c->n_tallies) {
         c->n_tallies++;
         c->tallies[i].op = op;
@@ -18143,8 +18115,7 @@ static void mixpi_count_weight(mixp_context *ctx, int fresh) {
     else c->casts.weight_casts++;
 }
 
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row,
-                                    mixp_op_count *out) {
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
     out->op = c->tallies[row].op->name;
@@ -18191,8 +18162,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
     /* The weight was written since: convert it again. */
     ctx->capture.cast_recorded |= ctx->capture.active;
-    const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
-                                           t->count);
+    const mixp_result r =
+        mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     if (r != MIXP_OK) return NULL;
     t->own.low_version[which] = t->version;
     return low;
@@ -18212,7 +18183,6 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }
-
 /* ==== 7. TAPE (implementation) ======================================================== */
 
 enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
@@ -18244,14 +18214,14 @@ enum {
     MIXPI_INPUT_PROBED = 4      /* that gradient holds a probe, which backward must overwrite */
 };
 
-static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
-    return (mixpi_tape_entry *)(void *)c;
+static mixpi_tape_entry *mixpi_entry(mixp_call *c) { return (mixpi_tape_entry *)(void *)c; }
+static const mixpi_tape_entry *mixpi_entry_of(const mixp_call *c) {
+    return (const mixpi_tape_entry *)(const void *)c;
 }
-static const mixpi_tape_entry *mixpi_entry_of(const mixp_call *c)
-{ return (const mixpi_tape_entry *)(const void *)c; }
 /* The entry recorded before c, or NULL. */
-static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
-{ return ((const mixpi_tape_entry *)(const void *)c)->older; }
+static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c) {
+    return ((const mixpi_tape_entry *)(const void *)c)->older;
+}
 
 /* Fails inside an operator's own functions, for calls that would recycle its memory. */
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
@@ -18266,21 +18236,21 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
 /* --- applying one operator ------------------------------------------------------------- */
 
 /* Does a gradient flow to t? */
-static int mixpi_wants_grad(const mixp_tensor *t)
-{ return t && (t->requires_grad || t->own.from_tape); }
+static int mixpi_wants_grad(const mixp_tensor *t) {
+    return t && (t->requires_grad || t->own.from_tape);
+}
 
 enum { MIXPI_QUOTED = 96 };     /* characters for a quoted name in a message */
 
 /* " 'h.3.w'" for messages; "" if t has no name, or if its record may have been recycled. */
 static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
     *text = '\0';
-    if (t && !t->own.generation && *t->name)
-        snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
+    if (t && !t->own.generation && *t->name) snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
     return text;
 }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
-                                     int required, const mixp_tensor *t) {
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
+                                     const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
@@ -18303,14 +18273,12 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(
-        ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
-        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
+    return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
+                             "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required,
-                                     const void *attrs) {
+                                     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
@@ -18330,8 +18298,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                  "%s: %d inputs, of which %d required; at least 1 must be "
                                  "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
-    for (i = 0; i < n_in && r == MIXP_OK; i++)
-        r = mixpi_check_input(ctx, op, i, required, in[i]);
+    for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }
 
@@ -18433,13 +18400,12 @@ static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast re
     mixpi_watcher_choose(c, cls);
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
-                                         mixp_autocast region) {
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: infer declared no result", c->op->name);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result",
+                                 c->op->name);
     if (e->alias) {
         out->data = c->in[0]->data;
         out->own.origin = mixpi_origin(c->in[0]);
@@ -18461,8 +18427,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
                                  "%s is unsafe in low precision: use %s, or run "
                                  "it in a region of MIXP_F32",
-                                 c->op->name,
-                                 c->op->instead ? c->op->instead : "another operator");
+                                 c->op->name, c->op->instead ? c->op->instead : "another operator");
 
     /* Autocast: the inputs get the dtype of the operator's class. */
     mixp_result r = MIXP_OK;
@@ -18509,8 +18474,9 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
 }
 
 /* Input i of a call; for i = n_in the result. */
-static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i)
-{ return i < c->n_in ? c->in[i] : c->out; }
+static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i) {
+    return i < c->n_in ? c->in[i] : c->out;
+}
 
 /* Puts a call on the tape, with the versions of the tensors that it read. */
 static void mixpi_record_call(mixpi_tape_entry *e) {
@@ -18567,7 +18533,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!e) return NULL;
     ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->errors.reported != told) return NULL;     /* no memory for the site */
+    if (ctx->errors.reported != told) return NULL; /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
@@ -18589,8 +18555,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required,
-                                    const void *attrs) {
+                                    mixp_tensor *const *in, int required, const void *attrs) {
     const int before = mixpi_enter(ctx);
     mixp_tensor *y = mixpi_apply(ctx, op, n_in, in, required, attrs);
     mixpi_leave(ctx, before, MIXP_OK);
@@ -18614,33 +18579,34 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
-        return mixp_context_fail(
-            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements do not fit a shape of %.0f elements",
-            c->op->name, (double)c->in[0]->count, (double)c->out->count);
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "%s: %.0f elements do not fit a shape of %.0f elements",
+                                 c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
 
-MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
-{ if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what; }
+MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what) {
+    if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what;
+}
 
 /* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
-                                        int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
+                                        const int64_t *shape) {
     const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
     if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
-        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
+        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape)))
+        return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "%s: mixp_call_save: slot is %d; the last slot is %d",
-                      c->op->name, slot, MIXP_MAX_SAVED - 1);
+                      "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
+                      MIXP_MAX_SAVED - 1);
     return NULL;
 }
-
 /* --- marks of gradients ---------------------------------------------------------------- *
  *
  * A mark says by which factor a gradient is multiplied. A walk begins with a true gradient, a
@@ -18692,7 +18658,6 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     }
     mixpi_crew_lose(ctx, by);
 }
-
 /* --- is a gradient that was asked for written? ------------------------------------------ *
  *
  * Where the host can look, its first and last element are made a signalling NaN, which no
@@ -18719,7 +18684,6 @@ static int mixpi_probe_is_there(const mixp_tensor *g) {
     return memcmp(g->data, probe, size) == 0 &&
            memcmp((char *)g->data + mixpi_bytes(g) - size, probe, size) == 0;
 }
-
 /* --- buffers of gradients --------------------------------------------------------------- *
  *
  * own.grad is a tensor's gradient buffer. The gradient of a leaf is permanent, and in use while
@@ -18786,7 +18750,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     if (!mixp_call_wants(c, i)) return NULL;
 
     /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
-    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data;  /* set by backward */
+    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
     if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
@@ -18834,11 +18798,13 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
     return g;
 }
 
-MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
-{ return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
+MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i) {
+    return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL);
+}
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
-{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
+MIXPREC_API mixp_in mixp_call_dy(const mixp_call *c) {
+    return mixpi_tensor_in(c->out ? c->out->grad : NULL);
+}
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -18874,8 +18840,7 @@ static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
 }
 
 /* grad (+)= src: any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
-                                  int64_t count) {
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
     mixp_copy_args k;
     if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
     memset(&k, 0, sizeof k);
@@ -18892,9 +18857,9 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
     if (kept)
-        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g),
-                              g->count);
-    t->own.kept = g; t->own.grad = NULL;
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    t->own.kept = g;
+    t->own.grad = NULL;
     return MIXP_OK;
 }
 
@@ -18913,12 +18878,10 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
     mixp_result r = MIXP_OK;
     for (int i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (t && t->own.grad && t->own.grad->own.lent == g)
-            r = mixpi_grad_settle(t->own.grad);
+        if (t && t->own.grad && t->own.grad->own.lent == g) r = mixpi_grad_settle(t->own.grad);
     }
     return r;
 }
-
 /* --- what a walk checks ----------------------------------------------------------------- *
  *
  * Before an operator is walked back: nothing that its gradients are made from was overwritten.
@@ -18998,7 +18961,6 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
     return MIXP_OK;
 }
-
 /* --- unscaled gradients in f16 ---------------------------------------------------------- *
  *
  * Without a loss scale, small f16 gradients become 0, and no error reports it. A few early walks
@@ -19066,7 +19028,6 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
                "loss) and step with mixp_scaler_step, or use bf16",
                100.0 * u->flushed / all, (double)ctx->step);
 }
-
 /* --- walking back one operator ---------------------------------------------------------- */
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
@@ -19119,7 +19080,6 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
         }
     }
 }
-
 /* --- blocks that are computed again --------------------------------------------------------- *
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
@@ -19232,8 +19192,9 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
 }
 
 /* Before a walk reads the inputs and the result of e. */
-static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e)
-{ return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK; }
+static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e) {
+    return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK;
+}
 
 /* After a walk has passed e. */
 static void mixpi_rerun_leave(mixpi_tape_entry *e) {
@@ -19317,7 +19278,6 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");
     return NULL;
 }
-
 /* --- walking back a loss -------------------------------------------------------------------- */
 
 /* Can loss be walked back? Reports the reason if not. */
@@ -19414,7 +19374,6 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_backward(ctx, loss));
 }
-
 /* --- a step begins ------------------------------------------------------------------------ */
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
@@ -19468,13 +19427,12 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     volatile char here = 0;
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
-
 MIXPI_SELDOM_BEGIN
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with t's element i set to x. */
-static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                            mixp_tensor *t, float *value, int64_t i, float x) {
+static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
+                            float *value, int64_t i, float x) {
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
@@ -19483,25 +19441,23 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
 
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
  * the gradient and the values. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn,
-                                              void *user, mixp_tensor *t, double eps,
-                                              float *memory, double *worst) {
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
+                                              mixp_tensor *t, double eps, float *memory,
+                                              double *worst) {
     float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     int64_t i;
     memset(analytic, 0, (size_t)t->count * sizeof(float));
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
-        float old = value[i], up = (float)((double)old + eps),
-              down = (float)((double)old - eps);
+        float old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
         double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
         double below = mixpi_loss_at(ctx, fn, user, t, value, i, down);
         value[i] = old;
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
-        off = fabs((double)analytic[i] - numeric) /
-              (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off;  /* a NaN stays */
+        off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
+        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off; /* a NaN stays */
     }
     t->grad = NULL;
     return r;
@@ -19573,13 +19529,12 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                             int n_inputs, mixp_tensor *const *inputs,
-                                             double eps, double *worst) {
+                                             int n_inputs, mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before,
                        mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
-
 MIXPI_SELDOM_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
@@ -19606,7 +19561,7 @@ static mixp_result mixpi_rounding_infer(mixp_call *c) {
 
 /* Converts to the other dtype. Also the forward of reshape. */
 static mixp_result mixpi_cast_forward(mixp_call *c) {
-    if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */
+    if (c->out->data == c->in[0]->data) return MIXP_OK; /* an alias */
     return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
                           c->out->count);
 }
@@ -19615,9 +19570,9 @@ static mixp_result mixpi_cast_backward(mixp_call *c) {
     mixp_tensor *grad;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
     grad = mixp_call_grad(c, 0, &accumulate);
-    if (!grad) return MIXP_OK;                              /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate),
-                          mixpi_tensor_in(c->out->grad), c->out->count);
+    if (!grad) return MIXP_OK; /* not wanted */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
+                          c->out->count);
 }
 
 static const mixp_op mixpi_cast_op = {
@@ -19627,9 +19582,9 @@ static const mixp_op mixpi_cast_op = {
 
 static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 
-static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
-
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype) {
+    return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype);
+}
 /* ==== 8. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */
@@ -19641,31 +19596,25 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
-static int64_t mixpi_last_dim(const mixp_tensor *t) {
-    return t->rank ? t->shape[t->rank - 1] : 1;
-}
-static int64_t mixpi_rows_of(const mixp_tensor *t) {
-    return t->count / mixpi_last_dim(t);
-}
+static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
 
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
-static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required,
-                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c,
-                                   const void *attrs) {
+static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
+                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
 
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                    const void *attrs)
-{ return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
+                                    const void *attrs) {
+    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs);
+}
 
 /* Arguments of an operator's kernels: input i, the result and, in backward, the result's gradient
  * and the gradient of input i. data NULL: the tensor is missing, or the gradient is not wanted. */
-static mixp_in mixpi_call_x(const mixp_call *c, int i) {
-    return mixpi_tensor_in(c->in[i]);
-}
+static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
 static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
 static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
 static mixp_out mixpi_call_dx(mixp_call *c, int i) {
@@ -19676,15 +19625,15 @@ static mixp_out mixpi_call_dx(mixp_call *c, int i) {
 
 /* For operators whose single function passes values forward and gradients back: from the input to
  * the result, or, once the result has a gradient, from that gradient to the input's gradient. */
-static mixp_in mixpi_call_from(const mixp_call *c)
-{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
-static mixp_out mixpi_call_to(mixp_call *c)
-{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
+static mixp_in mixpi_call_from(const mixp_call *c) {
+    return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0);
+}
+static mixp_out mixpi_call_to(mixp_call *c) {
+    return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c);
+}
 
 /* An f32 array that forward saved for backward. */
-static float *mixpi_saved(const mixp_call *c, int slot) {
-    return (float *)c->saved[slot]->data;
-}
+static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
 
 /* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
@@ -19698,8 +19647,8 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
-                                     c->op->name, i);
+            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
+                                     i);
         if (t && !mixpi_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
@@ -19718,22 +19667,19 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                              "%s: input %d%s is %s; indices must be i32, one for each row (not "
-                             "one-hot); convert them with mixp_convert", c->op->name, which,
-                             ids ? mixpi_quoted(ids, quoted) : "",
+                             "one-hot); convert them with mixp_convert",
+                             c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
-static mixp_result mixpi_need_indices(mixp_call *c) {
-    return mixpi_need_indices_after(c, 1);
-}
+static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_after(c, 1); }
 
 /* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
  * one without a guard's fallback: whether a program is right must not depend on the guard's state.
  * A site that the user pinned stores the dtype of the pin. */
 static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
                                        const char *instead) {
-    const mixp_dtype dtype =
-        mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    const mixp_dtype dtype = mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
@@ -19745,7 +19691,7 @@ static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, flo
 /* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
  * for an overflow nor its size for the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
-    double low = 0.0;           /* memory for any dtype */
+    double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
     mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
     if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
@@ -19789,8 +19735,10 @@ static void mixpi_warn_of_maker(mixp_call *c) {
     static const mixpi_mistaken rows[] = {
         { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs }, { "nll", "linear", logs },
-        { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
+        { "nll", "softmax", logs },
+        { "nll", "linear", logs },
+        { "kl_div", "softmax", logs },
+        { "kl_div", "linear", logs }
     };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
@@ -19801,15 +19749,14 @@ static void mixpi_warn_of_maker(mixp_call *c) {
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
-static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text,
-                             size_t room) {
+static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text, size_t room) {
     const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
     const char *of = maker ? mixpi_call_named(maker) : "";
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)
-        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s",
-                 maker->op->name, of);
+        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name,
+                 of);
     if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
     else snprintf(text, room, "%.24s %s%s", letter, shape, made);
 }
@@ -19870,13 +19817,16 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
     }
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
                              c->op->name, text[0], n > 1 ? " and " : "", text[1],
-                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "",
-                             text[3], n > 1 ? "do" : "does", rule);
+                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "", text[3],
+                             n > 1 ? "do" : "does", rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
-    for (int i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+    for (int i = rank - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i];
+    }
 }
 
 /* Converts dim to an index from the front; -1 if it is out of range. */
@@ -19920,7 +19870,6 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
         if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }
-
 MIXPI_SELDOM_BEGIN
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
@@ -19940,8 +19889,9 @@ static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->dow
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
  * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
-static int mixpi_scaled_on(const mixp_context *ctx)
-{ return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
+static int mixpi_scaled_on(const mixp_context *ctx) {
+    return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
+}
 
 /* The state of the linears with `weight`; NULL: it has none. */
 static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
@@ -19953,7 +19903,7 @@ static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tenso
 /* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
  * set. */
 static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
-    const size_t ahead = 16;    /* room of the scales: the history behind them is aligned */
+    const size_t ahead = 16; /* room of the scales: the history behind them is aligned */
     const size_t count = ahead + MIXPI_ROLES * (size_t)length;
     mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
     *r = MIXP_ERR_MEMORY;
@@ -19995,8 +19945,9 @@ static void mixpi_scaled_enter(mixpi_scaled *s, mixpi_role role, float amax) {
 }
 
 /* The largest value of the element in which an operand is quantised. */
-static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role)
-{ return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX; }
+static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
+    return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
+}
 
 /* Moves a history by one place; the newest amax becomes the last. Returns the largest. */
 static float mixpi_history_turn(float *history, int length) {
@@ -20032,8 +19983,8 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     k.history = s->history;
     k.scales = s->scales;
     for (int i = 0; i < MIXPI_ROLES; i++)
-        k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
-                                   -s->recipe.margin);
+        k.limits[i] =
+            (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
     if (ctx->device->kernels->turn)
         return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
     for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
@@ -20044,8 +19995,9 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
  * Each rank shares the newest amax of every parameter's linears, in the order in which the
  * parameters were made, which is the same on all ranks. */
 
-static int mixpi_is_scaled_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+static int mixpi_is_scaled_weight(const mixp_tensor *t) {
+    return t->own.is_param || t->own.optimizers > 0;
+}
 
 static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     const mixp_tensor *t;
@@ -20124,7 +20076,7 @@ static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float
     if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
     if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
     if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
-    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the exchange has used the scratch */
+    there = (float *)mixpi_context_scratch(ctx, bytes); /* the exchange has used the scratch */
     if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
     return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
@@ -20170,8 +20122,9 @@ typedef struct mixpi_losing {
 
 /* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
  * it rounds to the element's largest number at most. */
-static double mixpi_lossy_beyond(mixp_dtype element)
-{ return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
+static double mixpi_lossy_beyond(mixp_dtype element) {
+    return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+}
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
@@ -20204,11 +20157,13 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
 }
 
 /* The bound that a field of mixp_recipe sets; 0 = never. */
-static double mixpi_lossy_bound(float given, double usual)
-{ return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
+static double mixpi_lossy_bound(float given, double usual) {
+    return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual;
+}
 
-static double mixpi_lossy_error_bound(mixp_dtype element)
-{ return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6; }
+static double mixpi_lossy_error_bound(mixp_dtype element) {
+    return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6;
+}
 
 /* The operands of a linear, one for each mixpi_role, as a guard knows them; NULL: no guard is on,
  * or it has no room for the site. */
@@ -20251,8 +20206,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
 /* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
  * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
-                                       mixpi_role role, const mixp_quantise_args *k,
-                                       float decode) {
+                                       mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
     mixp_result result;
@@ -20294,8 +20248,7 @@ typedef struct mixpi_quantised {
 } mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
-static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
-                                          mixpi_role b) {
+static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
     mixpi_quantised q;
     memset(&q, 0, sizeof q);
     q.decode = 1.0f;
@@ -20303,8 +20256,9 @@ static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_rol
     return q;
 }
 
-static const float *mixpi_recipe_factor(const mixpi_quantised *q)
-{ return q->factor && !q->high ? (const float *)q->factor->data : NULL; }
+static const float *mixpi_recipe_factor(const mixpi_quantised *q) {
+    return q->factor && !q->high ? (const float *)q->factor->data : NULL;
+}
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -20345,8 +20299,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 
 /* Does a linear train, rather than evaluate or compare? */
 static int mixpi_recipe_trains(const mixp_context *ctx) {
-    return !mixpi_no_grad_now(ctx) && !ctx->evaluates &&
-           !(mixpi_watched(ctx) & MIXPI_TRIAL);
+    return !mixpi_no_grad_now(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
 /* Takes the recipe r for a linear. */
@@ -20430,8 +20383,9 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
 }
 
-static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
-{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t)); }
+static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
+    if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+}
 
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
@@ -20449,8 +20403,7 @@ static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_t
 }
 
 /* Quantises k->x into q->y. Where memory is the host's, the factor is in q->decode. */
-static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
-                                         mixpi_quantised *q) {
+static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     const mixp_device *device = c->ctx->device;
     const int64_t two = 2;
     k->y = (mixp_bf16 *)q->y->data;
@@ -20508,11 +20461,10 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
 static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
                               const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
-    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
-           p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
-           p->e8m0 == k->e8m0 && p->power == k->power &&
-           p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
-           p->given == k->given;
+    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
+           p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
+           p->power == k->power && p->block_rows == k->block_rows &&
+           p->block_cols == k->block_cols && p->given == k->given;
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
@@ -20610,8 +20562,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
-    if (k->amax == &amax && rc->enters && r == MIXP_OK)
-        mixpi_scaled_enter(rc->scaled, role, amax);
+    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -20635,8 +20586,7 @@ static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
 
 /* Are the values of an operand the same along its rows and its columns? */
 static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
-    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT ||
-           rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT || rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
 /* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
@@ -20740,7 +20690,7 @@ static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     mixpi_casting *casting = c->ctx->casting;
     const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
-    if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
+    if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
     if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
     why = mixpi_coded_hindrance(c);
     if (!why) return 1;
@@ -20769,8 +20719,7 @@ static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_
     k.scale = plan.scale;
     k.block_rows = plan.block_rows;
     k.codes = (uint8_t *)c->saved[MIXPI_CODES]->data;
-    if (c->saved[MIXPI_CODE_SCALES])
-        k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (c->saved[MIXPI_CODE_SCALES]) k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     return k;
 }
 
@@ -20793,8 +20742,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
     k = mixpi_coded_args(c, rc, x);
-    if (c->saved[MIXPI_CODE_SCALES])
-        x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;
     k.y = (mixp_bf16 *)q->y->data;
@@ -20881,8 +20829,7 @@ static int64_t mixpi_batch_axis(const mixp_tensor *t, int rank, int i, int64_t *
 }
 
 /* Broadcasts the batch axes of a and b. Returns 0 if they do not fit. */
-static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a,
-                                 const mixp_tensor *b) {
+static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a, const mixp_tensor *b) {
     mixpi_axes *x = &p->batches;
     int64_t step[3];
     int i, most = a->rank > b->rank ? a->rank : b->rank;
@@ -20928,7 +20875,7 @@ static void mixpi_product_plan(mixpi_product *p) {
     g->stride_b = g->batch > 1 ? x->s[2][last] : 0;
     g->stride_c = g->m * g->n;
     if (g->stride_b || g->trans_a) return;
-    g->m *= g->batch;                       /* one tall product instead of many small ones */
+    g->m *= g->batch; /* one tall product instead of many small ones */
     g->stride_a = g->m * g->k;
     g->batch = 1;
 }
@@ -20938,12 +20885,12 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
     int rank;
-    const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
-                     : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
-                       "absent";
+    const char *rule =
+        p->linear ? "x[..., in], w[out, in], b[out]"
+                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
+                    "absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) ||
-        !mixpi_product_sizes(p, c->in))
+    if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
     rank = p->batches.rank;
     memcpy(shape, p->batches.n, sizeof shape);
@@ -21073,29 +21020,25 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
 
 /* The gradient of a in a's stored shape: m x k, or k x m if trans_a. */
 static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
-                  dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand b = mixpi_stored(g->b, g->stride_b),
-                  b_turned = mixpi_turned(g->b, g->stride_b);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);          /* c = a b   */
-    case 1:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                 /* c = a b'  */
-    case 2:  return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);          /* c = a' b  */
-    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned);   /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);         /* c = a b   */
+    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);         /* c = a' b  */
+    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned); /* c = a' b' */
     }
 }
 
 /* The gradient of b in b's stored shape: k x n, or n x k if trans_b. */
 static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
-                  dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand a = mixpi_stored(g->a, g->stride_a),
-                  a_turned = mixpi_turned(g->a, g->stride_a);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0:  return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);          /* c = a b   */
-    case 1:  return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);          /* c = a b'  */
-    case 2:  return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                 /* c = a' b  */
-    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned);   /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);         /* c = a b   */
+    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);         /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                /* c = a' b  */
+    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned); /* c = a' b' */
     }
 }
 
@@ -21190,8 +21133,8 @@ static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mi
 /* Are the gradients of weight and bias both wanted, and can the device make them in one pass? */
 static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
     return (c->ctx->products.epilogues & MIXP_EPILOGUES_BIAS) &&
-           c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
-           mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
+           c->ctx->device->kernels->gemm_epilogue && c->in[bias] && mixp_call_wants(c, weight) &&
+           mixp_call_wants(c, bias);
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
@@ -21212,8 +21155,7 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
     const int over_rows = other == MIXPI_ROLE_X;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
-    if (!both->y)
-        return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
+    if (!both->y) return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
     q->y = both->y;
     q->factor = both->factor;
     q->decode = both->decode;
@@ -21254,8 +21196,7 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
     r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
-    else if (r == MIXP_OK)
-        r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    else if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         if (!qx.high) g.a = mixpi_tensor_in(qx.y);
         g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
@@ -21321,8 +21262,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                     int trans_a, int trans_b) {
+MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a,
+                                     int trans_b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     p.g.trans_a = trans_a != 0;
@@ -21347,8 +21288,7 @@ static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w,
                          mixpi_turned(mixpi_tensor_in(w), 0));
 }
 
-static int64_t mixpi_mlp_rows(const mixp_call *c)
-{ return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
 
 /* Declares what the gradients are made from, as for three operators. */
 static void mixpi_mlp_reads(mixp_call *c) {
@@ -21387,7 +21327,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    c->ctx->tape.calls += 2;    /* count like three operators, for dropout keys */
+    c->ctx->tape.calls += 2; /* count like three operators, for dropout keys */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
@@ -21400,12 +21340,11 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
 }
 
 /* The gradients of a layer's weight and bias. */
-static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                     int weight, int bias) {
+static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
+                                     int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
-    if (mixpi_product_joins(c, weight, bias))
-        return mixpi_product_joined(c, g, dy, weight, bias);
+    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_joined(c, g, dy, weight, bias);
     k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
@@ -21424,23 +21363,24 @@ static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_t
 }
 
 static mixp_result mixpi_mlp_walk(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
-    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP],
-                                       mixpi_mlp_rows(c)), dx;
+    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c)),
+                   dx;
     mixp_result r = mixpi_mlp_dz(c, down, dz);
     if (r != MIXP_OK) return r;
     dx = mixpi_product_da(&up, mixpi_tensor_in(dz));
     dx.c = mixpi_call_dx(c, MIXPI_MLP_X);
     if (dx.c.data) r = MIXPI_RUN(c, gemm, &dx);
-    return r == MIXP_OK ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP,
-                                            MIXPI_MLP_UP_BIAS) : r;
+    return r == MIXP_OK
+               ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP, MIXPI_MLP_UP_BIAS)
+               : r;
 }
 
 static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
-    mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
-                                         mixpi_mlp_rows(c));
-    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
-                                      MIXPI_MLP_DOWN_BIAS);
+    mixp_gemm_args down =
+        mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN], mixpi_mlp_rows(c));
+    mixp_result r =
+        mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
     if (r != MIXP_OK) return r;
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
@@ -21467,7 +21407,8 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
-        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
+        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
+        return 0;
     if (!mixpi_is_live(x)) return 0;
     return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
@@ -21475,8 +21416,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
-                                  mixp_tensor *up_bias, mixp_tensor *down,
-                                  mixp_tensor *down_bias) {
+                                  mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;
@@ -21490,7 +21430,6 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     if (x) x->own.disposable = 1;
     return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
-
 /* --- attention ------------------------------------------------------------------------- */
 
 enum {
@@ -21498,54 +21437,52 @@ enum {
     MIXPI_ATTENTION_LENGTHS, MIXPI_ATTENTION_INPUTS
 };
 
-static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i)
-{ return i < c->n_in ? c->in[i] : NULL; }
+static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i) {
+    return i < c->n_in ? c->in[i] : NULL;
+}
 
 /* Reports q and one more input, and the rule that they break. */
 static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule) {
     static const char *const names[] = { "q", "k", "v", "mask", "lengths" };
     const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *t = mixpi_attention_input(c, i);
     char first[352], second[352] = "";
-    int  two = t != NULL && i > 0;
+    int two = t != NULL && i > 0;
     mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
     if (two) mixpi_input_text(t, names[i], second, sizeof second);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s",
-                             first, two ? " and " : "", second, two ? "do" : "does",
-                             rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s", first,
+                             two ? " and " : "", second, two ? "do" : "does", rule);
 }
 
 /* Reports a number of the description that is out of range. */
 static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
                                           const char *rule) {
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s",
-                             name, value, rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name,
+                             value, rule);
 }
 
-static int mixpi_positive(float x)      /* tests the bits: above 0, and finite */
-{ return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+static int mixpi_positive(float x) /* tests the bits: above 0, and finite */
+{
+    return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu;
+}
 
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
-    if (mixp_bits_of_f32(k->scale) << 1 == 0)
-        k->scale = (float)(1.0 / sqrt((double)k->d));
+    if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
     if (!mixpi_positive(k->scale))
         return mixpi_attention_number(c, "scale", (double)k->scale,
                                       "above 0, or 0 for 1/sqrt(c/heads)");
     if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
-        return mixpi_attention_number(c, "softcap", (double)k->softcap,
-                                      "above 0, or 0 for none");
+        return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
-    if (k->past < 0)
-        return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
-    k->past = mixpi_min(k->past, k->keys);      /* a larger past means all keys */
+    if (k->past < 0) return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    k->past = mixpi_min(k->past, k->keys); /* a larger past means all keys */
     return MIXP_OK;
 }
 
 /* Strides of rows with `heads` heads of d elements, followed by `other` elements of other
  * inputs. */
-static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other,
-                                            int64_t d) {
+static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other, int64_t d) {
     mixp_head_strides at;
     at.head = d;
     at.row = heads * d + other;
@@ -21589,16 +21526,17 @@ static int64_t mixpi_row_of(const mixp_tensor *t) {
 
 /* Does k, or v, fit the problem? */
 static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args *k) {
-    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b &&
-           t->shape[1] == k->keys && mixpi_row_of(t) == k->kv_heads * k->d;
+    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b && t->shape[1] == k->keys &&
+           mixpi_row_of(t) == k->kv_heads * k->d;
 }
 
 static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
-        return mixpi_attention_misfit(c, 0, "q[b, t, heads*d], or q[b, t, heads, d]; "
-                                         "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
+        return mixpi_attention_misfit(c, 0,
+                                      "q[b, t, heads*d], or q[b, t, heads, d]; "
+                                      "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 0 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -21609,8 +21547,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
-        return mixpi_attention_misfit(
-            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
+        return mixpi_attention_misfit(c, 2,
+                                      "v must have k's shape [b, keys, kv_heads*d], and q's d");
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
     return MIXP_OK;
@@ -21626,11 +21564,11 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     full[2] = k->t;
     full[3] = k->keys;
     for (int i = 3; i >= 0; i--) {
-        int     own = i - (4 - mask->rank);
+        int own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
-            return mixpi_attention_misfit(
-                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
+            return mixpi_attention_misfit(c, MIXPI_ATTENTION_MASK,
+                                          "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -21638,8 +21576,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_at.head = stride[1];
     k->mask_at.row = stride[2];
     k->mask_key = stride[3];
-    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
-        return MIXP_OK;
+    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "attention: the mask '%.60s' requires a gradient, but attention gives "
                              "a mask none; for a learned bias, compute the scores with mixp_matmul "
@@ -21722,8 +21659,7 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
 }
 
 /* If a tensor is used as two of q, k and v, adds its gradients one after the other. */
-static mixp_result mixpi_attention_in_turn(mixp_call *c,
-                                           const mixp_attention_backward_args *all) {
+static mixp_result mixpi_attention_in_turn(mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
     int i;
@@ -21734,8 +21670,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
         if (i != 0) one.dq.data = NULL;
         if (i != 1) one.dk.data = NULL;
         if (i != 2) one.dv.data = NULL;
-        if (one.dq.data || one.dk.data || one.dv.data)
-            r = MIXPI_RUN(c, attention_backward, &one);
+        if (one.dq.data || one.dk.data || one.dv.data) r = MIXPI_RUN(c, attention_backward, &one);
     }
     return r;
 }
@@ -21760,8 +21695,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
-                                        int causal, float scale) {
+MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads, int causal,
+                                        float scale) {
     mixp_attention_args k;
     memset(&k, 0, sizeof k);
     k.heads = heads;
@@ -21772,19 +21707,21 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* Are the required arguments given? Reports a missing one. */
 static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
-                                         const mixp_tensor *v,
-                                         const mixp_attention_desc *desc) {
+                                         const mixp_tensor *v, const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: heads is %d and kv_heads is %d; both must be at least "
-                                 "0", desc->heads, desc->kv_heads);
+                                 "0",
+                                 desc->heads, desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: layout is %d; it must be one of mixp_attention_layout",
                                  (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
-                             !desc ? "the description" : k ? "v" : "k",
+                             !desc ? "the description"
+                             : k   ? "v"
+                                   : "k",
                              desc ? "; pass both k and v, or neither" : "");
 }
 
@@ -21807,9 +21744,8 @@ static mixp_tensor *mixpi_attention_turned(mixp_context *ctx, mixp_tensor *q, mi
     return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
-                                              mixp_tensor *k, mixp_tensor *v,
-                                              const mixp_attention_desc *desc) {
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
+                                              mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
@@ -21824,17 +21760,15 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
-    a.tensor = (uint64_t)ctx->tape.calls;   /* a key like mixp_dropout's */
+    a.tensor = (uint64_t)ctx->tape.calls; /* a key like mixp_dropout's */
     if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
     in[MIXPI_ATTENTION_MASK] = desc->mask;
     in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
-    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1,
-                      &a);
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1, &a);
 }
-
 /* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
 
 /* Size in t of axis i of a result of this rank. *stride: elements from one index to the next; 0 if
@@ -21849,8 +21783,8 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
 }
 
 /* The shape of a result of two operands, and the strides of both in it. */
-static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
-                                       int64_t *a_strides, int64_t *b_strides) {
+static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides,
+                                       int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
@@ -21859,16 +21793,16 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
         int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
-            return mixpi_bad_shapes(
-                c, "aligned at the right, dimensions must be equal or 1");
+            return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
         shape[i] = na > nb ? na : nb;
     }
     return MIXP_OK;
 }
 
 /* Are a and b a column [n, 1] and a vector [n]? */
-static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b)
-{ return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count; }
+static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count;
+}
 
 /* Warns of predictions [n, 1] less targets [n], whose result is [n, n], as in NumPy and PyTorch. */
 static void mixpi_warn_of_column(mixp_call *c) {
@@ -22004,8 +21938,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
-    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
-                            : mixpi_unary_by_factor(k->op) ? 0u : 1u);
+    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op)   ? MIXP_READS_RESULT
+                            : mixpi_unary_by_factor(k->op) ? 0u
+                                                           : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -22038,8 +21973,9 @@ static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p)
-{ return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f); }
+                                      mixp_tensor *x, float p) {
+    return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f);
+}
 
 #define MIXPI_UNARY(name, id, kind)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
@@ -22062,24 +21998,33 @@ MIXPI_UNARY(expm1, EXPM1, EXPM1)
 MIXPI_UNARY(erf, ERF, ERF)
 #undef MIXPI_UNARY
 
-MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
-MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
-{ return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
-MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
-MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f); }
-MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f); }
-MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope)
-{ return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope); }
-MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha)
-{ return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha); }
-MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value); }
-MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value); }
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor);
+}
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent) {
+    return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent);
+}
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f);
+}
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f);
+}
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f);
+}
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope) {
+    return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope);
+}
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha) {
+    return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha);
+}
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value);
+}
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value);
+}
 
 /* Tests the bits: above 0 and finite. */
 static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
@@ -22087,8 +22032,8 @@ static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7F
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "soft_cap: cap is %g; it must be above 0", (double)k->p);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
+                             (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
@@ -22098,16 +22043,17 @@ static mixp_result mixpi_softplus_infer(mixp_call *c) {
                              "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }
 
-MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta); }
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta);
+}
 
-MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap);
+}
 
 static mixp_result mixpi_clamp_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
-        return mixpi_same_infer(c);
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "clamp: low is %g and high is %g; pass numbers with low at most high",
                              (double)k->p, (double)k->q);
@@ -22120,9 +22066,9 @@ static mixp_result mixpi_clamp_forward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_unary_forward(c) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
-                                    float high)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low, float high) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high);
+}
 /* --- sum, mean ------------------------------------------------------------------------ */
 
 typedef struct mixpi_reduction {
@@ -22175,8 +22121,8 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id,
-                                          mixp_tensor *x, int dim, int keep) {
+static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                          int keep) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -22185,10 +22131,12 @@ static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id,
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep); }
-MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep);
+}
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep);
+}
 
 /* --- max, argmax ----------------------------------------------------------------------- */
 
@@ -22223,8 +22171,8 @@ static mixp_result mixpi_max_forward(mixp_call *c) {
         k->index = (int32_t *)c->out->data;
         return MIXPI_RUN(c, max, k);
     }
-    if (!mixp_call_save(c, 0, MIXP_I32, 1, &count) ||
-        !mixp_call_save(c, 1, MIXP_I32, 1, &count)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 0, MIXP_I32, 1, &count) || !mixp_call_save(c, 1, MIXP_I32, 1, &count))
+        return MIXP_ERR_MEMORY;
     k->index = (int32_t *)c->saved[0]->data;
     k->ties = (int32_t *)c->saved[1]->data;
     k->y = mixpi_call_y(c);
@@ -22257,21 +22205,21 @@ static mixp_tensor *mixpi_apply_max(mixp_context *ctx, mixp_op_id id, mixp_tenso
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_max(ctx, MIXP_OP_MAX, x, dim, keep); }
-MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_max(ctx, MIXP_OP_ARGMAX, x, dim, keep); }
-
+MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_max(ctx, MIXP_OP_MAX, x, dim, keep);
+}
+MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_max(ctx, MIXP_OP_ARGMAX, x, dim, keep);
+}
 /* --- softmax, norms -------------------------------------------------------------------- */
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
-    if (c->in[0]->rank < 1)
-        return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
+    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     return mixpi_same_infer(c);
 }
 
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
-    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs;       /* log_of is set already */
+    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs; /* log_of is set already */
     k->rows = mixpi_rows_of(c->out);
     k->cols = mixpi_last_dim(c->out);
     k->a = mixpi_call_x(c, 0);
@@ -22301,23 +22249,22 @@ static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_t
     return mixpi_apply_one(ctx, id, x, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0); }
-MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1); }
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0);
+}
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1);
+}
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* bits: not positive, or not finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: eps is %g; it must be above 0", c->op->name,
-                                 (double)k->eps);
+    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
+                                 c->op->name, (double)k->eps);
     for (int i = 1; i < 3; i++)
-        if (c->in[i] &&
-            (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
-            return mixpi_bad_shapes(c,
-                                    "gamma and beta must have the size of the last dimension");
+        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
+            return mixpi_bad_shapes(c, "gamma and beta must have the size of the last dimension");
     return mixpi_softmax_infer(c);
 }
 
@@ -22331,12 +22278,13 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 }
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
-    mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are set already */
+    mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
     k->rows = mixpi_rows_of(c->out);
     k->cols = mixpi_last_dim(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
-    mixp_call_reads(c, 0, 3u);      /* x and gamma */
+        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
+        return MIXP_ERR_MEMORY;
+    mixp_call_reads(c, 0, 3u); /* x and gamma */
     mixp_call_reads(c, 1, 1u);
     mixp_call_reads(c, 2, 0);
     k->gamma = mixpi_call_x(c, 1);
@@ -22398,15 +22346,14 @@ static mixp_norm_args mixpi_norm_of(int rms, float eps) {
     return k;
 }
 
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
-                                         mixp_tensor *gamma, mixp_tensor *beta,
-                                         float eps) {
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                         mixp_tensor *beta, float eps) {
     mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
-                                       mixp_tensor *gamma, float eps) {
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                       float eps) {
     mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
@@ -22423,7 +22370,8 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
     if (!ctx->device->kernels->add_norm) return 0;
     if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
-        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
+        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW)
+        return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;
     if (a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
@@ -22455,8 +22403,8 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
     for (e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
-            made = e->call.op == makers[0] || e->call.op == makers[1] ||
-                   e->call.op == &mixpi_mlp_op;
+            made =
+                e->call.op == makers[0] || e->call.op == makers[1] || e->call.op == &mixpi_mlp_op;
         for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
     }
     return made ? readers : -1;
@@ -22490,41 +22438,36 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
-                                             mixp_tensor *b, mixp_tensor *gamma,
-                                             mixp_tensor *beta, float eps,
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                             mixp_tensor *gamma, mixp_tensor *beta, float eps,
                                              mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, beta };
     return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
 }
 
-MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
-                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
-                                           mixp_tensor **sum) {
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                           mixp_tensor *gamma, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, NULL };
     return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
-
 MIXPI_SELDOM_BEGIN
 /* --- embedding ------------------------------------------------------------------------- */
 
 /* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
-                                   int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
+static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit, int64_t ignore) {
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0]; /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
-    int64_t i =
-        c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
+    int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
-    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted))
-        snprintf(of, sizeof of, " of%s", quoted);
+    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted)) snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name,
-                             what, (int)ids[i], (double)i, (double)limit, of,
+                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what,
+                             (int)ids[i], (double)i, (double)limit, of,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
                                  ? "; to leave out a row, set its target to the value of `ignore`, "
-                                   "usually MIXP_IGNORE (-100)" : "");
+                                   "usually MIXP_IGNORE (-100)"
+                                 : "");
 }
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
@@ -22549,8 +22492,7 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, embedding, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX)
-                                  : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
@@ -22566,8 +22508,7 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
     return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
-                                        mixp_tensor *ids) {
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
     mixp_embedding_args k;
     memset(&k, 0, sizeof k);
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
@@ -22640,8 +22581,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
-                                     mixp_tensor *ids) {
+MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
     mixpi_gathering p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -22670,18 +22610,18 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     strides[0] = k->mask_strides;
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
-    mixpi_call_reads_all(c, 0);     /* forward keeps a copy of the mask */
+    mixpi_call_reads_all(c, 0); /* forward keeps a copy of the mask */
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
     for (int axis = k->rank - 1; axis >= 0; axis--) {
         k->shape[axis] = 1;
         for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
-            int64_t n = own < 0 ? 1 : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
-                                                           &strides[i][axis]);
+            int64_t n = own < 0 ? 1
+                                : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
+                                                       &strides[i][axis]);
             if (n != 1 && k->shape[axis] != 1 && n != k->shape[axis])
-                return mixpi_bad_shapes(
-                    c, "aligned at the right, dimensions must be equal or 1");
+                return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
             if (n != 1) k->shape[axis] = n;
         }
     }
@@ -22699,10 +22639,9 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "%s: input %d%s is %s; it must be f32, f16 or bf16",
-                                 c->op->name, own, mixpi_quoted(c->in[own], quoted),
-                                 mixp_dtype_name(c->in[own]->dtype));
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
+            c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
     }
     return mixpi_where_infer(c);
 }
@@ -22719,8 +22658,7 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixpi_note_written(c->out, (double)k->value);
     saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask),
-                         mask->count);
+    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
     k->mask = mixpi_tensor_in(saved);
     if (a >= 0) k->a = mixpi_call_x(c, a);
     k->b = mixpi_call_x(c, mixpi_choice_input(p, 2));
@@ -22749,8 +22687,8 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
-                                          mixp_tensor *mask, float value) {
+MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask,
+                                          float value) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     p.filled = 1;
@@ -22791,8 +22729,7 @@ static mixp_result mixpi_rope_both(mixp_call *c) {
     return k->y.data ? MIXPI_RUN(c, rope, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
-                                   const mixp_rope_desc *desc) {
+MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp_rope_desc *desc) {
     mixp_rope_args k;
     memset(&k, 0, sizeof k);
     if (desc) {
@@ -22808,7 +22745,7 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
-    if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* bits: NaN, negative, 1 or more */
+    if (mixp_bits_of_f32(k->p) >= 0x3F800000u) /* bits: NaN, negative, 1 or more */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "dropout: p is %g; it must be in [0, 1)", (double)k->p);
     mixpi_call_reads_all(c, 0);
@@ -22823,8 +22760,7 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
     return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
-                                      int training) {
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
     mixp_dropout_args k;
     if (ctx && mixpi_is_live(x) && x->ctx == ctx && (!training || p == 0.0f)) return x;
     memset(&k, 0, sizeof k);
@@ -22832,12 +22768,11 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->tape.calls;   /* the call's position in the step is its key */
+        k.tensor = (uint64_t)ctx->tape.calls; /* the call's position in the step is its key */
         mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
-
 MIXPI_SELDOM_END
 /* --- losses ---------------------------------------------------------------------------- */
 
@@ -22845,7 +22780,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     mixp_tensor *logits = c->in[0], *targets = c->in[1];
     const mixp_cross_entropy_args *k = (const mixp_cross_entropy_args *)c->attrs;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u)   /* bits: NaN, below 0 or above 1 */
+    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u) /* bits: NaN, below 0 or above 1 */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "cross_entropy: smoothing is %g; it must be in [0, 1]",
                                  (double)k->smoothing);
@@ -22886,8 +22821,10 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
 }
 
 static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
-    mixpi_warn(ctx, "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
-                    "and its gradients are 0; leave such batches out", loss);
+    mixpi_warn(ctx,
+               "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
+               "and its gradients are 0; leave such batches out",
+               loss);
 }
 
 /* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
@@ -22897,7 +22834,7 @@ static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs; /* with `ignore` */
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
@@ -22945,8 +22882,9 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore)
-{ return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f); }
+                                            mixp_tensor *targets, int32_t ignore) {
+    return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f);
+}
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
@@ -22954,7 +22892,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
     mixp_cross_entropy_args k;
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
-    k.smoothing = smoothing + 0.0f;     /* -0 becomes 0 */
+    k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
 }
 
@@ -22997,10 +22935,10 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 
 /* Computes the logits of the chunk that begins at row `first`. */
 static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                     mixp_tensor *logits) {
+                                        mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols,
-                                     h->width, mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols, h->width,
+                                     mixpi_stored(x, 0), mixpi_turned(h->w, 0));
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
 }
@@ -23012,7 +22950,7 @@ static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                   mixp_tensor *logits) {
+                                      mixp_tensor *logits) {
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
@@ -23052,7 +22990,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
 
 /* Computes the gradient of a chunk's logits in place of the logits. */
 static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                      mixp_tensor *logits) {
+                                         mixp_tensor *logits) {
     mixp_cross_entropy_backward_args k;
     memset(&k, 0, sizeof k);
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
@@ -23069,11 +23007,11 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
 
 /* Computes dx of the chunk's rows, and adds the chunk's part of dw. */
 static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                       mixp_in dlogits, mixp_out dx, mixp_out dw) {
+                                          mixp_in dlogits, mixp_out dx, mixp_out dw) {
     int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0),
-                                     mixpi_stored(h->w, 0));
+    mixp_gemm_args g =
+        mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0), mixpi_stored(h->w, 0));
     mixp_result r = MIXP_OK;
     g.c = dx;
     if (dx.data) {
@@ -23081,8 +23019,7 @@ static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, 
         r = MIXPI_RUN(c, gemm, &g);
     }
     if (!dw.data || r != MIXP_OK) return r;
-    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0),
-                      mixpi_stored(x, 0));
+    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0), mixpi_stored(x, 0));
     g.c = dw;
     return MIXPI_RUN(c, gemm, &g);
 }
@@ -23095,8 +23032,7 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
-        if (r == MIXP_OK)
-            r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
+        if (r == MIXP_OK) r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
         dw.accumulate = 1;
     }
     return r;
@@ -23110,7 +23046,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
     int64_t count = h->k.cols * h->width;
     mixp_result r;
-    if (dx.data == dw.data) at_once = 0;    /* x is w: dx must be complete before dw is added */
+    if (dx.data == dw.data) at_once = 0; /* x is w: dx must be complete before dw is added */
     if (!logits) return MIXP_ERR_MEMORY;
     if (!dw.data || at_once) {
         r = mixpi_chunked_walk(c, h, logits, dx, dw);
@@ -23148,8 +23084,10 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
     const int logs = kind == MIXP_LOSS_KL_LOG;
     if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
     if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
-    mixpi_warn(c->ctx, "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
-                       "log_target %d", made, logs, !logs);
+    mixpi_warn(c->ctx,
+               "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
+               "log_target %d",
+               made, logs, !logs);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
@@ -23175,7 +23113,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind and delta are set already */
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs; /* kind and delta are set already */
     int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
     k->n = c->in[0]->count;
     k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
@@ -23223,26 +23161,27 @@ MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
 
 MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                    float delta)
-{ return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target); }
+                                    float delta) {
+    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target);
+}
 
-MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
-                                        mixp_tensor *target, float beta) {
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                        float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
-    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1,
-                            plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1, beta, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
+                            beta, x, target);
 }
 
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target) {
-    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV,
-                            log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
+                            x, target);
 }
-
 /* --- cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice ----------- */
 
-MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixpi_cast(ctx, x, dtype); }
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype) {
+    return mixpi_cast(ctx, x, dtype);
+}
 
 /* Attributes of reshape. shape: the caller's array, not copied. */
 typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;
@@ -23276,11 +23215,13 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
     return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
 }
 
-static mixp_result mixpi_detach_infer(mixp_call *c)
-{ return mixp_call_alias(c, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result mixpi_detach_infer(mixp_call *c) {
+    return mixp_call_alias(c, c->in[0]->rank, c->in[0]->shape);
+}
 
-MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL); }
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL);
+}
 
 /* Begins a copy over t's shape. The caller sets arrays and strides. */
 static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
@@ -23341,8 +23282,7 @@ static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_t
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
-                                        int dim1) {
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1) {
     int dims[2];
     dims[0] = dim0;
     dims[1] = dim1;
@@ -23354,8 +23294,7 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
-    if (p->n != x->rank)
-        return mixpi_bad_shapes(c, "dims must name each dimension of x once");
+    if (p->n != x->rank) return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (int i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
@@ -23370,8 +23309,9 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims)
-{ return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims); }
+                                      const int *dims) {
+    return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims);
+}
 
 static mixp_result mixpi_flip_infer(mixp_call *c) {
     mixpi_reorder *p = (mixpi_reorder *)c->attrs;
@@ -23385,8 +23325,9 @@ static mixp_result mixpi_flip_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, x->shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim)
-{ return mixpi_apply_reorder(ctx, MIXP_OP_FLIP, x, 1, &dim); }
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim) {
+    return mixpi_apply_reorder(ctx, MIXP_OP_FLIP, x, 1, &dim);
+}
 
 /* Fails with the shape of x. */
 static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char *what,
@@ -23541,8 +23482,8 @@ static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s",
-                             c->op->name, first, other, rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name,
+                             first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -23592,8 +23533,7 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
-                                     int dim) {
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim) {
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
 }
 
@@ -23633,8 +23573,9 @@ static mixp_result mixpi_stack_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
-{ return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_STACK), n, x, n, &dim); }
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim) {
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_STACK), n, x, n, &dim);
+}
 
 typedef struct mixpi_range {
     int     dim;
@@ -23647,13 +23588,12 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     char text[336];
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %d is not a dimension of %s", p->dim, text);
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s",
+                                 p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                              "slice: count %.0f from index %.0f along dim %d of %s is out of "
                              "range; count must be at least 1, and the slice must end within %.0f",
-                             (double)p->count, (double)p->first, p->dim, text,
-                             (double)size);
+                             (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
 static mixp_result mixpi_slice_infer(mixp_call *c) {
@@ -23664,8 +23604,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     if (axis < 0) return mixpi_bad_slice(c, -1);
     size = x->shape[axis];
     if (first < 0) first += size;
-    if (first < 0 || p->count < 1 || first > size - p->count)
-        return mixpi_bad_slice(c, size);
+    if (first < 0 || p->count < 1 || first > size - p->count) return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
     memcpy(shape, x->shape, sizeof shape);
@@ -23692,8 +23631,7 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     mixp_out dx = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!dx.data) return MIXP_OK;
-    if (!dx.accumulate)
-        r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);
+    if (!dx.accumulate) r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);
     mixpi_dense_strides(k.rank, k.shape, k.src_strides);
     mixpi_dense_strides(k.rank, c->in[0]->shape, k.dst_strides);
     k.src = mixpi_call_dy(c);
@@ -23701,8 +23639,8 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
-                                    int64_t first, int64_t count) {
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, int64_t first,
+                                    int64_t count) {
     mixpi_range p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -23753,10 +23691,8 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     if (axis >= 0 && x->shape[axis] % n == 0)
         return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
-    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
-                             text, dim,
-                             axis < 0 ? " to split; parts:" : " that is a multiple of",
-                             n);
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d", text, dim,
+                             axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
 /* Do the sizes fill a dimension of this size, each at least 1? */
@@ -23805,8 +23741,8 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 
 /* A tensor of this step with the numbers of k, whose dtype is k's. Its key is that of a call, so
  * that the next operator with random numbers gets another one. */
-static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k,
-                                 int rank, const int64_t *shape) {
+static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
+                                 const int64_t *shape) {
     mixp_tensor *t;
     if (ctx && !mixpi_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
@@ -23844,8 +23780,8 @@ MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int r
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "
-                      "finite and in the range of %s, and low must not be above high", (double)low,
-                      (double)high, mixp_dtype_name(dtype));
+                      "finite and in the range of %s, and low must not be above high",
+                      (double)low, (double)high, mixp_dtype_name(dtype));
     return NULL;
 }
 
@@ -23856,7 +23792,8 @@ MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int ra
         return mixpi_random(ctx, "mixp_normal", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_normal: mean is %g and std is %g; both must be finite, and std at "
-                      "least 0", (double)mean, (double)std);
+                      "least 0",
+                      (double)mean, (double)std);
     return NULL;
 }
 
@@ -23865,21 +23802,21 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
     mixp_tensor *t, *mask;
     if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_bernoulli: p is %g; it must be in [0, 1]", (double)p);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]",
+                          (double)p);
         return NULL;
     }
     if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
     k.y.dtype = MIXP_BF16;
     t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
     mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
-    if (!mask || mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) !=
-                     MIXP_OK) return NULL;
+    if (!mask ||
+        mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
+        return NULL;
     mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }
-
 /* --- prod, cumsum -------------------------------------------------------------------------- *
  *
  * Both work in f32 on columns: x[outer, n, inner] as [n, outer * inner], where all that lies s
@@ -23931,7 +23868,7 @@ static mixp_result mixpi_prod_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
     mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &p->x);
     if (r != MIXP_OK) return r;
-    mixpi_call_reads_all(c, 0);     /* forward keeps the tree */
+    mixpi_call_reads_all(c, 0); /* forward keeps the tree */
     return mixp_call_output(c, c->in[0]->dtype, p->x.rank, p->x.shape);
 }
 
@@ -24009,8 +23946,9 @@ static mixp_tensor *mixpi_apply_scan(mixp_context *ctx, mixp_op_id id, mixp_tens
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_scan(ctx, MIXP_OP_PROD, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_scan(ctx, MIXP_OP_PROD, x, dim, keep);
+}
 
 static mixp_result mixpi_cumsum_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
@@ -24056,13 +23994,14 @@ static mixp_result mixpi_cumsum_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
-{ return mixpi_apply_scan(ctx, MIXP_OP_CUMSUM, x, dim, 1); }
-
+MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim) {
+    return mixpi_apply_scan(ctx, MIXP_OP_CUMSUM, x, dim, 1);
+}
 /* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
 
-static int mixpi_compared_dtype(mixp_dtype d)
-{ return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32; }
+static int mixpi_compared_dtype(mixp_dtype d) {
+    return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32;
+}
 
 static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
@@ -24114,7 +24053,8 @@ static mixp_result mixpi_one_hot_infer(mixp_call *c) {
     if (!mixpi_compared_dtype(p->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
-                                 "or i32", mixp_dtype_name(p->dtype));
+                                 "or i32",
+                                 mixp_dtype_name(p->dtype));
     if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
         return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
     memcpy(shape, ids->shape, sizeof shape);
@@ -24348,7 +24288,6 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descen
     a.smallest = !descending;
     return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
 }
-
 /* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
 
 /* Can `name` reduce x along dim? */
@@ -24381,8 +24320,9 @@ typedef struct mixpi_form {
 
 /* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
  * nothing inside a form is low. */
-static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x)
-{ return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x; }
+static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
+    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
+}
 
 /* They round the results of forms, under names that a guard reports. */
 enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
@@ -24397,8 +24337,8 @@ static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
 #undef MIXPI_ROUNDING
 
 /* The dtype that a single operator of the form's class would give y, a result of x. */
-static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x,
-                                   const mixp_tensor *y, const mixpi_form *p) {
+static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y,
+                                   const mixpi_form *p) {
     if (!p->op) return MIXP_F32;
     if (region.dtype == MIXP_F32) return mixpi_plain_dtype(x);
     if (region.level >= 2) return y->rank ? region.dtype : MIXP_F32;
@@ -24427,8 +24367,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 }
 
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
-static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x,
-                                         const mixpi_form *p) {
+static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
@@ -24506,9 +24445,13 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
-    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
-                                       mixpi_binary_infer, mixpi_deviation_forward,
-                                       mixpi_binary_backward, NULL };
+    static const mixp_op deviation = { "deviation",
+                                       MIXP_CLASS_PROMOTE,
+                                       sizeof(mixpi_deviation),
+                                       mixpi_binary_infer,
+                                       mixpi_deviation_forward,
+                                       mixpi_binary_backward,
+                                       NULL };
     mixp_tensor *in[2];
     mixpi_deviation p;
     memset(&p, 0, sizeof p);
@@ -24543,8 +24486,12 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
-    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
-                                  mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward,
+    static const mixp_op root = { "root",
+                                  MIXP_CLASS_KEEP,
+                                  sizeof(mixp_unary_args),
+                                  mixpi_same_infer,
+                                  mixpi_unary_forward,
+                                  mixpi_unary_backward,
                                   NULL };
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
@@ -24552,8 +24499,9 @@ static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
     return mixp_apply(ctx, &root, 1, &t, 1, &k);
 }
 
-static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
-{ return mixpi_root(ctx, mixpi_form_var(ctx, x, p)); }
+static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    return mixpi_root(ctx, mixpi_form_var(ctx, x, p));
+}
 
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep) {
@@ -24567,11 +24515,11 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
     return mixpi_apply_form(ctx, x, &p);
 }
 
-static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
-{ return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep)); }
+static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep));
+}
 
-MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
-                                          int keep) {
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -24585,12 +24533,14 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
 /* --- losses --- */
 
 /* Rounds to i32: the numbers of x are integers. */
-static mixp_result mixpi_integers_infer(mixp_call *c)
-{ return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result mixpi_integers_infer(mixp_call *c) {
+    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
+}
 
 static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
-                                      mixpi_cast_forward, NULL, NULL };
+    static const mixp_op integers = {
+        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
+    };
     return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
 }
 
@@ -24648,13 +24598,14 @@ static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *
 }
 
 static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *d = mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]),
-                              mixpi_apart(ctx, x, p->more[1]));
+    mixp_tensor *d =
+        mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]), mixpi_apart(ctx, x, p->more[1]));
     return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
 }
 
-static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b)
-{ return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0; }
+static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+}
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
@@ -24663,8 +24614,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
-        !mixpi_alike(anchor, negative)) {
+    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) || !mixpi_alike(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
         return NULL;
     }
@@ -24680,7 +24630,6 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     p.of = mixpi_form_triplet;
     return mixpi_apply_form(ctx, anchor, &p);
 }
-
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -24699,6 +24648,7 @@ MIXPI_SELDOM_END
 #define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
+/* clang-format off */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
         MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
@@ -24771,6 +24721,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
+/* clang-format on */
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
 #undef MIXPI_COMPARISON
@@ -24795,19 +24746,23 @@ static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
 }
 
 /* a + b, one of which may be missing. */
-static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b)
-{ return !a ? b : !b ? a : mixp_add(ctx, a, b); }
+static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) {
+    return !a ? b : !b ? a : mixp_add(ctx, a, b);
+}
 
-static mixp_tensor *mixpi_constant(mixp_context *ctx, double value)
-{ return mixp_full(ctx, MIXP_F32, 0, NULL, value); }
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
+    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
+}
 
 /* p x + q */
-static mixp_tensor *mixpi_affine(mixp_context *ctx, mixp_tensor *x, float p, float q)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, p, q); }
+static mixp_tensor *mixpi_affine(mixp_context *ctx, mixp_tensor *x, float p, float q) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, p, q);
+}
 
 /* a (1 - a) */
-static mixp_tensor *mixpi_times_rest(mixp_context *ctx, mixp_tensor *a)
-{ return mixp_mul(ctx, a, mixp_rsub(ctx, a, 1.0f)); }
+static mixp_tensor *mixpi_times_rest(mixp_context *ctx, mixp_tensor *a) {
+    return mixp_mul(ctx, a, mixp_rsub(ctx, a, 1.0f));
+}
 
 /* The slope of x sigmoid(x). Beyond the bounds these three slopes are flat. */
 static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
@@ -24842,6 +24797,7 @@ static mixp_tensor *mixpi_pow_slope(mixp_context *ctx, mixp_tensor *x, float p) 
 }
 
 /* The slope of y at x. */
+/* clang-format off */
 static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
                                 mixp_tensor *y) {
     switch (k->op) {
@@ -24871,6 +24827,7 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
         return mixp_rsub(ctx, mixp_mul(ctx, y, y), 1.0f);
     }
 }
+/* clang-format on */
 
 /* Functions made of pieces choose between tangents; the others multiply by a slope. */
 static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
@@ -24886,12 +24843,11 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
         d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
         below = mixp_neg(ctx, d);
         break;
-    case MIXP_UNARY_ELU:        /* p e^x is y + p */
+    case MIXP_UNARY_ELU: /* p e^x is y + p */
         below = mixp_mul(ctx, d, mixp_add_scalar(ctx, c->out, k->p));
         break;
-    case MIXP_UNARY_RELU: case MIXP_UNARY_LEAKY_RELU:       /* relu: p is 0 */
-        below = mixp_scale(ctx, d, k->p);
-        break;
+    case MIXP_UNARY_RELU:
+    case MIXP_UNARY_LEAKY_RELU: /* relu: p is 0 */ below = mixp_scale(ctx, d, k->p); break;
     default: return mixp_mul(ctx, d, mixpi_slope(ctx, k, x, c->out));
     }
     return mixp_where(ctx, mixp_gt(ctx, x, mixpi_constant(ctx, 0.0)), d, below);
@@ -24916,7 +24872,7 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_SUB) return mixpi_plus(ctx, da, db ? mixp_neg(ctx, db) : NULL);
     if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
         return mixpi_chosen_tangent(c, op == MIXP_BINARY_MAXIMUM);
-    if (op == MIXP_BINARY_DIV) {        /* (da - y db) / b */
+    if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
     }
@@ -24956,6 +24912,7 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
 }
 
 /* Of operators that are neither elementwise nor products. */
+/* clang-format off */
 static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     const mixpi_padding *pad = (const mixpi_padding *)c->attrs;
     mixp_tensor *d = mixpi_tangent(c, 0), *y = c->out;
@@ -24980,6 +24937,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
                       "products and sums", c->op->name, c->op->name);
     return NULL;
 }
+/* clang-format on */
 
 #define MIXPI_ASK_X "; call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x"
 
@@ -25063,15 +25021,16 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
-                                 MIXPI_ASK_X);
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or nothing that it was made from required a "
                                  "gradient" MIXPI_ASK_X);
     if (!mixpi_real(d->dtype))
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or "
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                                 "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
@@ -25098,7 +25057,8 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
                                   mixp_tensor *tangent) {
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
-        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL)) return NULL;
+        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))
+        return NULL;
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
@@ -25130,8 +25090,9 @@ struct mixp_scaler {
 static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
 
 /* Is x in [2^-126, 2^126], where both x and its reciprocal are normal? */
-static int mixpi_scale_is_usable(float x)
-{ return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
+static int mixpi_scale_is_usable(float x) {
+    return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
+}
 
 /* The values of other systems, taken from their sources. Keras and jmp let the user choose the
  * first scale; the value here is the one in their guides. Floor and ceiling 0: no limit. */
@@ -25174,8 +25135,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
            mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) &&
-           mixpi_finite((double)d->recovery_scale) &&
+           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale) &&
            mixpi_finite((double)d->low_largest);
 }
 
@@ -25185,8 +25145,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
         return "backoff_factor must lie between 0 and 1";
     if (r->growth_interval < 1) return "growth_interval must be at least 1";
-    if (r->growth_interval > INT32_MAX - 1)
-        return "growth_interval must be below 2^31 - 1";
+    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
     if (r->hysteresis < 1) return "hysteresis must be at least 1";
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
@@ -25197,8 +25156,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
 /* Returns what is wrong with the settings of a predicting rule, or NULL. */
 static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
     if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
-    if (r->max_move < 1 || r->max_move > 252)
-        return "max_move must lie in [1, 252] binades";
+    if (r->max_move < 1 || r->max_move > 252) return "max_move must lie in [1, 252] binades";
     if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
@@ -25208,27 +25166,24 @@ static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
                                            const mixp_scaler_desc *from) {
     /* Compares bits: if the CPU flushes subnormals, a subnormal scale must not pass for the
      * default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 &&
-        !mixpi_scale_is_usable(from->init_scale))
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
         return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r->min_scale))
-        return "min_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
     if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
         return "max_scale must lie in [2^-126, 2^126]";
     return NULL;
 }
 
 /* Resolves a description into *rule. Returns what is wrong with the description, or NULL. */
-static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
-                                      mixp_scaler_rule *rule) {
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
-    if ((unsigned)from->rule >= MIXP_RULE_COUNT)
-        return "rule is not a mixp_scaler_preset";
+    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
-    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
         r.growth_factor = (double)(float)r.growth_factor;
@@ -25260,27 +25215,29 @@ MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
     static const mixp_scaler_desc none = {
         MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     };
-    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
-                                                                  : MIXP_ERR_ARGUMENT;
+    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
 /* Adopts d and its rule. If something is wrong, reports it and changes nothing. */
-static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
-                                      const char *wrong, const char *who) {
+static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
+                                      const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
-    if (!wrong) { s->desc = *d; return MIXP_OK; }
+    if (!wrong) {
+        s->desc = *d;
+        return MIXP_OK;
+    }
     return mixp_context_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 }
 
 /* Reads the current state. Waits for the device. */
-static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
-{ return mixpi_download(s->ctx, state, s->state, sizeof *state); }
+static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state) {
+    return mixpi_download(s->ctx, state, s->state, sizeof *state);
+}
 
 MIXPI_SELDOM
-MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
-                                         const mixp_scaler_desc *desc) {
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     mixp_scaler *s;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
@@ -25295,8 +25252,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
-    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
-        return NULL;
+    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
     s->next = (mixp_scaler *)ctx->training.scalers;
     ctx->training.scalers = s;
     return s;
@@ -25361,22 +25317,22 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
-                                           const mixp_scaler_desc *from) {
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
     const char *wrong = NULL;
     if (!scaler || !from) return MIXP_ERR_ARGUMENT;
     d = scaler->desc;
-    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(rule) MIXPI_TAKE(max_floor_skips)
-    d.init_scale = 0.0f;        /* used up: it must not conflict with new limits */
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(rule)
+    MIXPI_TAKE(max_floor_skips)
+    d.init_scale = 0.0f; /* used up: it must not conflict with new limits */
     if (from->init_scale != 0.0f) wrong = "init_scale has no effect now; use mixp_scaler_update_to";
     if (from->disabled) wrong = "disabled is for mixp_scaler_new only";
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
-                                         mixp_scaler_saved *out) {
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
     mixp_scaler_state state;
     mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
@@ -25385,13 +25341,15 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     scaler->ctx->training.scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
+    out->growth_factor = scaler->rule.growth_factor;
+    out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
     out->growth_tracker = state.growth_tracker;
     out->hysteresis_left = state.hysteresis_left;
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
-    out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
+    out->forgiven = state.forgiven;
+    out->forgiven_at = state.forgiven_at;
     out->ahead = state.ahead;
     out->largest = scaler->rule.predicts ? state.largest : 0.0f;
     out->peak = scaler->rule.predicts ? state.peak : 0.0f;
@@ -25417,8 +25375,7 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
-                                         const mixp_scaler_saved *in) {
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
     mixp_result r;
@@ -25433,8 +25390,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
     r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK)
-        r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
+    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
     if (r != MIXP_OK) return r;
     mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
@@ -25474,15 +25430,15 @@ static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
 }
 
 /* Where a loss that is Inf or NaN is noted; NULL in a trial, which belongs to no update. */
-static int32_t *mixpi_loss_bad(const mixp_scaler *s)
-{ return mixpi_watched(s->ctx) & MIXPI_TRIAL ? NULL : &s->state->loss_bad; }
+static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
+    return mixpi_watched(s->ctx) & MIXPI_TRIAL ? NULL : &s->state->loss_bad;
+}
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_scaler_gone(c->ctx);
-    if (c->out->grad)
-        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
+    if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -25503,9 +25459,8 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
     if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
-    if (!s->began)
-        r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
-    s->began = 1;               /* a loss of this update is known */
+    if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
+    s->began = 1; /* a loss of this update is known */
     memset(&k, 0, sizeof k);
     k.n = loss->count;
     k.factor = &s->state->scale;
@@ -25521,8 +25476,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     if (!scaler || !loss) return NULL;
-    if (scaler->desc.disabled)
-        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
+    if (scaler->desc.disabled) return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
@@ -25541,7 +25495,7 @@ typedef struct mixpi_scaled_entropy {
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_infer(c);
-    mixpi_call_reads_all(c, 0);     /* the gradient exists already */
+    mixpi_call_reads_all(c, 0); /* the gradient exists already */
     return r;
 }
 
@@ -25551,7 +25505,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     mixp_unary_args u;
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->tape.calls += 1 + parts;    /* count like separate operators, for dropout keys */
+    c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -25627,11 +25581,12 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
     mixp_call reader;
-    if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
+    if (mixpi_class_of(ctx, plain) != plain->cls) return 0; /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
-        !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
+        !logits->own.from_tape || mixpi_no_grad_now(ctx))
+        return 0;
     memset(&reader, 0, sizeof reader);
     reader.ctx = scaler->ctx;
     reader.in = &logits;
@@ -25661,7 +25616,6 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     if (loss && scaled) *loss = plain;
     return scaled;
 }
-
 MIXPI_SELDOM_BEGIN
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
 
@@ -25764,10 +25718,12 @@ struct mixp_optimizer {
 };
 
 /* Allocates zeroed memory that is freed with the optimizer. Returns NULL with the error set. */
-static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes)
-{ return mixpi_owned(opt->ctx, opt, bytes, 0); }
-static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
-{ return mixpi_owned(opt->ctx, opt, bytes, 1); }
+static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes) {
+    return mixpi_owned(opt->ctx, opt, bytes, 0);
+}
+static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes) {
+    return mixpi_owned(opt->ctx, opt, bytes, 1);
+}
 
 /* Fails while the averages are in the weights. */
 static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
@@ -25779,30 +25735,41 @@ static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who
 }
 
 /* Handles: without ranks, or without sharded states, they do nothing. */
-static mixp_result mixpi_crew_enter(mixp_optimizer *opt)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK; }
+static mixp_result mixpi_crew_enter(mixp_optimizer *opt) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK;
+}
 static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                        const mixp_tensor *g)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL; }
-static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes)
-{ return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK; }
-static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r)
-{ if (opt->shards) opt->ctx->crew->placed(opt, p, r); }
-static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p)
-{ if (opt->shards) opt->ctx->crew->left(p); }
-static mixp_result mixpi_crew_send(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK; }
-static mixp_result mixpi_crew_gather(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK; }
-static mixp_result mixpi_crew_average(mixp_optimizer *opt)
-{ return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK; }
-static void mixpi_crew_in_pieces(mixp_optimizer *opt)
-{ if (opt->shards) opt->ctx->crew->in_pieces(opt); }
-static mixp_result mixpi_crew_plan(mixp_optimizer *opt)
-{ return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK; }
+                                        const mixp_tensor *g) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL;
+}
+static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes) {
+    return opt->shards ? opt->ctx->crew->grow(opt, bytes) : MIXP_OK;
+}
+static void mixpi_crew_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
+    if (opt->shards) opt->ctx->crew->placed(opt, p, r);
+}
+static void mixpi_crew_left(const mixp_optimizer *opt, mixp_tensor *p) {
+    if (opt->shards) opt->ctx->crew->left(p);
+}
+static mixp_result mixpi_crew_send(mixp_optimizer *opt) {
+    return opt->shards ? opt->ctx->crew->send(opt) : MIXP_OK;
+}
+static mixp_result mixpi_crew_gather(mixp_optimizer *opt) {
+    return opt->shards ? opt->ctx->crew->gather(opt) : MIXP_OK;
+}
+static mixp_result mixpi_crew_average(mixp_optimizer *opt) {
+    return opt->shards ? opt->ctx->crew->average(opt) : MIXP_OK;
+}
+static void mixpi_crew_in_pieces(mixp_optimizer *opt) {
+    if (opt->shards) opt->ctx->crew->in_pieces(opt);
+}
+static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
+}
 static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                               mixp_verdict *v)
-{ if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v); }
+                               mixp_verdict *v) {
+    if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
+}
 /* --- making, groups -------------------------------------------------------------------- */
 
 /* Fields that not all kinds have. */
@@ -25823,21 +25790,20 @@ typedef struct mixpi_kind {
 
 /* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
 static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
-    static const mixpi_kind rows[] = {      /* in the order of mixp_optimizer_kind */
+    static const mixpi_kind rows[] = {
+        /* in the order of mixp_optimizer_kind */
         /* name, fields; lr, betas, eps, weight_decay */
-        { "Adam",    MIXPI_HAS_ADAMS,
-          1e-3, 0.9, 0.999, 1e-8, 0.0 },
-        { "AdamW",   MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS,
-          1e-3, 0.9, 0.999, 1e-8, 0.01 },
-        { "SGD",     MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV,
-          1e-3, 0.0, 0.0,   0.0,  0.0 },
-        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM,
-          1e-2, 0.0, 0.99,  1e-8, 0.0 },
-        { "Lion",    MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS,
-          1e-4, 0.9, 0.99,  0.0,  0.0 },
-        { "Muon",    MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
-                     MIXPI_HAS_MUON,
-          1e-3, 0.0, 0.0,   1e-7, 0.1 }
+        { "Adam", MIXPI_HAS_ADAMS, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
+        { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
+          0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM, 1e-2, 0.0, 0.99, 1e-8,
+          0.0 },
+        { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
+        { "Muon",
+          MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+              MIXPI_HAS_MUON,
+          1e-3, 0.0, 0.0, 1e-7, 0.1 }
     };
     return &rows[kind];
 }
@@ -25855,16 +25821,21 @@ static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
     return d;
 }
 
-MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_ADAMW); }
-MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_ADAM); }
-MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_SGD); }
-MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP); }
-MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_LION); }
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAMW);
+}
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAM);
+}
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_SGD);
+}
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP);
+}
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_LION);
+}
 
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
@@ -25881,14 +25852,17 @@ static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* Do steps divide by a second moment? True for Adam's kinds and RMSprop. */
-static int mixpi_has_v(mixp_optimizer_kind kind)
-{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_v(mixp_optimizer_kind kind) {
+    return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+}
 
 /* Is m kept? SGD and RMSprop keep m only with momentum, which is then above 0 in all groups. */
-static int mixpi_momentum_counts(mixp_optimizer_kind kind)
-{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
-static int mixpi_has_m(const mixp_step_plan *plan)
-{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+static int mixpi_momentum_counts(mixp_optimizer_kind kind) {
+    return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+}
+static int mixpi_has_m(const mixp_step_plan *plan) {
+    return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0;
+}
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
@@ -25896,8 +25870,7 @@ static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
-static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
-                                     const mixp_param_group *g) {
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
     const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
                                                         : "beta2 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
@@ -25909,11 +25882,9 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
 }
 
 /* Returns what is wrong with a group, or NULL. */
-static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
-                                     const mixp_param_group *g) {
+static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
-    if (!mixpi_at_least_0(g->weight_decay))
-        return "weight_decay must be finite and at least 0";
+    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
@@ -25924,8 +25895,7 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
 
 /* The group as it is stored. Fields that mixpi_group_wrong does not check for this kind are set to
  * 0, so that a load accepts every saved checkpoint. */
-static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
-                                         const mixp_param_group *group) {
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind, const mixp_param_group *group) {
     const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
     mixp_param_group g = *group;
     g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;
@@ -25937,8 +25907,7 @@ static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
     if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is not a mixp_moment_kind";
     if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is not a mixp_moment_kind";
-    if ((unsigned)s->master > MIXP_MASTER_8BIT)
-        return "states.master is not a mixp_master_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT) return "states.master is not a mixp_master_kind";
     if (no_master && s->master != MIXP_MASTER_F32)
         return "no_master and states.master contradict each other; set only one";
     return NULL;
@@ -26038,8 +26007,7 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
 static int mixpi_spike_start(mixp_optimizer *opt) {
     size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     if (!opt->plan.spike.of) return 1;
-    opt->plan.spike_window =
-        (double *)mixpi_opt_device(opt, values * sizeof(double));
+    opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
     return opt->plan.spike_window != NULL;
 }
 
@@ -26111,8 +26079,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
-                                               const mixp_optimizer_desc *desc) {
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     mixp_optimizer *opt;
@@ -26145,24 +26112,21 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
     if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
-                             wrong);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
-                                         const mixp_param_group *group) {
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group) {
     int index = opt ? opt->plan.n_groups : 0;
     if (opt && !group)
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                           "mixp_optimizer_add_group: the group is NULL; start from "
                           "mixp_optimizer_group(opt, 0, &g)");
-    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK)
-        return -1;
+    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
-                                                 mixp_param_group *out) {
+                                             mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
         return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
                                  "optimizer group %d: no group has this index, or the result "
@@ -26194,13 +26158,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
 /* --- rows and states of parameters ------------------------------------------------------- */
 
 static int mixpi_row_is_small(const mixp_param_row *row) {
-    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
-           row->master_dtype != MIXP_F32;
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 || row->master_dtype != MIXP_F32;
 }
 
 /* Does this rank update all of parameter i? */
-static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
-{ return opt->slots[i].kept == MIXPI_HERE; }
+static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
+    return opt->slots[i].kept == MIXPI_HERE;
+}
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
     if (s->count) memcpy(to, s->at, (size_t)s->count * sizeof *to);
@@ -26210,8 +26174,7 @@ static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
-    mixpi_slot *slots =
-        (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixpi_slot *slots = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
@@ -26221,16 +26184,20 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
     mixpi_sorted_move(&opt->grads, sorted + n);
-    opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->slots = slots;
+    opt->rows = rows;
+    opt->device_rows = device;
+    opt->capacity = n;
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
-    opt->rows_changed = 1;      /* the new table was not sent yet */
+    opt->rows_changed = 1; /* the new table was not sent yet */
     return MIXP_OK;
 }
 
 /* The current stage. A scaler's update resets it. */
-static int mixpi_stage(const mixp_optimizer *opt)
-{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
+static int mixpi_stage(const mixp_optimizer *opt) {
+    return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY;
+}
 
 /* Does a parameter that is added now keep f32 states regardless of the description? */
 static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
@@ -26304,8 +26271,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
-    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
-        wrong = "is of another context";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
@@ -26321,13 +26287,11 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                 "MIXP_MASTER_F32";
     }
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
-                             wrong);
+    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
 
 /* Sets the dtypes of a parameter's states, by which kernels distinguish their kinds. */
-static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
-                            mixp_param_row *row) {
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p, mixp_param_row *row) {
     const mixp_optimizer_states *s = &opt->states;
     row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
     if (mixpi_keeps_f32(opt, p)) return;
@@ -26341,10 +26305,10 @@ static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
     row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
 }
 
-static int mixpi_is_8bit(mixp_dtype dtype)
-{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
-static int64_t mixpi_state_blocks(const mixp_param_row *row)
-{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+static int mixpi_is_8bit(mixp_dtype dtype) { return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row) {
+    return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK);
+}
 
 /* Takes n elements from a block of memory; without an address, only measures the block. A gap after
  * each array keeps streams whose size is a power of two from falling into the same cache sets. */
@@ -26353,8 +26317,7 @@ typedef struct mixpi_layout {
     size_t used;
 } mixpi_layout;
 
-static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
-                              mixp_dtype dtype) {
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
     char *at = lay->memory ? lay->memory + lay->used : NULL;
     if (!wanted) return NULL;
     lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
@@ -26362,8 +26325,7 @@ static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
 }
 
 /* Lays out the states of a row. */
-static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
-                             mixpi_layout *lay) {
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mixpi_layout *lay) {
     const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
     const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
     const int64_t blocks = mixpi_state_blocks(row);
@@ -26372,15 +26334,14 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
     row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
     row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
     row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
-    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
-                                               MIXP_F8_E8M0);
-    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
-                                               MIXP_F8_E8M0);
+    row->m_scale =
+        (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks, MIXP_F8_E8M0);
+    row->v_scale =
+        (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks, MIXP_F8_E8M0);
 }
 
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
-static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
-                                    int64_t joined_at) {
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     const size_t part = (size_t)row->count * sizeof(float);
     mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
@@ -26388,8 +26349,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
     lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
-    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
-                     : MIXP_OK;
+    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
 /* What is averaged: the f32 master weight if there is one, otherwise the weight. */
@@ -26428,8 +26388,9 @@ static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */
-static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i)
-{ return i >= opt->ema_begun && i < opt->ema_count; }
+static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
+    return i >= opt->ema_begun && i < opt->ema_count;
+}
 
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
@@ -26437,7 +26398,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
     if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    if (row.master && row.count && mixpi_row_is_split(&row))    /* no extra bits yet */
+    if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));
     else if (row.master && row.count)
@@ -26449,8 +26410,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
 }
 /* --- Muon's memory ----------------------------------------------------------------------- */
 
-static int64_t mixpi_muon_side(const mixp_tensor *p)
-{ return mixpi_min(p->shape[0], p->shape[1]); }
+static int64_t mixpi_muon_side(const mixp_tensor *p) { return mixpi_min(p->shape[0], p->shape[1]); }
 
 /* Allocates n elements of the iteration's dtype. data NULL: out of memory. */
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
@@ -26458,8 +26418,9 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
     return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
-static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
-{ return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float)); }
+static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n) {
+    return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float));
+}
 
 /* Makes room for matrix p. If out of memory, the old arrays stay in use. The optimizer keeps arrays
  * that became too small until it is freed. */
@@ -26479,7 +26440,7 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.side = side;
         if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
-    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point to x */
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1; /* passes point to x */
     *opt->muon = more;
     return MIXP_OK;
 }
@@ -26500,8 +26461,7 @@ static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
-                                  mixp_param_row *row) {
+static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p, mixp_param_row *row) {
     double rows = (double)p->shape[0], cols = (double)p->shape[1];
     double larger = rows > cols ? rows : cols;
     mixp_result r = mixpi_muon_room(opt, p);
@@ -26534,29 +26494,27 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
 }
 
 /* Decodes the code of a state, whose size is its dtype's. weight: bits beside a split master. */
-static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code,
-                              uint32_t scale, uint32_t weight) {
+static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
+                              uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
         return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
                                   : mixp_master_from_8(weight, code);
     if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
-    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale)
-                                : mixp_state_v_value(code, scale);
+    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale) : mixp_state_v_value(code, scale);
 }
 
 /* Reads one block: n elements from `first` on. */
-static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
-                                     mixp_state_kind what, int64_t first, int64_t n,
-                                     float *out) {
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp_state_kind what,
+                                    int64_t first, int64_t n, float *out) {
     const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
     uint32_t words[MIXP_STATE_BLOCK];
     uint16_t half, weights[MIXP_STATE_BLOCK];
     uint8_t scale = 0, *bytes = (uint8_t *)words;
-    mixp_result r = mixpi_download(opt->ctx, words, (const char *)at.data + offset,
-                                   (size_t)n * size);
+    mixp_result r =
+        mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
     int64_t i;
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
@@ -26574,9 +26532,8 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
-                                            const mixp_tensor *param, mixp_state_kind what,
-                                            float *host, int64_t count) {
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+                                            mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
@@ -26601,14 +26558,12 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
-              (what == MIXP_STATE_MASTER ||
-               (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
+              (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
-        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i),
-                              host + i);
+        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);
     return r;
 }
 
@@ -26624,7 +26579,6 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
                             mixp_optimizer_applied(opt));
 }
 
-
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
         return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
@@ -26636,15 +26590,13 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
     return NULL;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
-                                                const mixp_tensor *loss) {
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
     const char *wrong;
     mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_set_loss: %s", wrong);
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
                                  "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
@@ -26726,7 +26678,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_add_all: no trainable parameter without an optimizer "
-                             "has a name that matches '%s'", pattern ? pattern : "NULL");
+                             "has a name that matches '%s'",
+                             pattern ? pattern : "NULL");
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -26753,8 +26706,9 @@ MIXPI_SELDOM_END
 
 /* --- the table of parameters -------------------------------------------------------------- */
 
-static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot)
-{ return slot->grad ? slot->grad : slot->param->grad; }
+static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
+    return slot->grad ? slot->grad : slot->param->grad;
+}
 
 /* A parameter's row in its current state. */
 static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
@@ -26780,8 +26734,7 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
     *first = *last = *row;
     memset(unit, 0, sizeof *unit);
     unit->weight = unit->grad = first->weight = last->grad = x->data;
-    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype =
-        x->dtype;
+    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype = x->dtype;
     unit->count = row->count;
     unit->active = last->active = 1;
     first->missed = last->missed = NULL;
@@ -26860,10 +26813,11 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
         opt->ctx, MIXP_ERR_ORDER,
         "%s: no parameter of this optimizer has a "
         "gradient; %s",
-        who, opt->cleared_in == opt->ctx->generation
-                 ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-                   "before mixp_backward"
-                 : "call mixp_backward first, on a loss that depends on a parameter");
+        who,
+        opt->cleared_in == opt->ctx->generation
+            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+              "before mixp_backward"
+            : "call mixp_backward first, on a loss that depends on a parameter");
 }
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
@@ -26915,7 +26869,7 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
         if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
-        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER);    /* its low copies are stale */
+        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
@@ -26934,8 +26888,9 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 }
 
 /* The table, as kernels see it, of the gradients to look at. */
-static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
-{ return o->looks_own ? o->device_own_rows : o->device_rows; }
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o) {
+    return o->looks_own ? o->device_own_rows : o->device_rows;
+}
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
@@ -26959,7 +26914,6 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.scaler = s;
     return MIXPI_STEP_RUN(o, prepare, &k);
 }
-
 /* --- Muon: the products between its passes ------------------------------------------------ */
 
 /* The product c (+)= alpha op(a) op(b) of dense matrices: m by n results, each a sum of k terms. */
@@ -26977,8 +26931,8 @@ static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double al
 }
 
 /* sum = factor * a, n elements. A product is then added to sum. */
-static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out a,
-                                        int64_t n, double factor) {
+static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out a, int64_t n,
+                                        double factor) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_UNARY_SCALE;
@@ -26990,8 +26944,7 @@ static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out 
 }
 
 /* to = sum, rounded once. */
-static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const float *sum,
-                                      int64_t n) {
+static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const float *sum, int64_t n) {
     mixp_convert_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -27063,8 +27016,7 @@ static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
 
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
-                                   const mixp_step_plan *plan,
-                                   const mixp_step_state *step) {
+                                   const mixp_step_plan *plan, const mixp_step_state *step) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = plan;
@@ -27137,12 +27089,10 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     k.step = o->state;
     return MIXPI_STEP_RUN(o, clip, &k);
 }
-
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
 static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
-    return (size_t)opt->tallies * sizeof *opt->lost +
-           (size_t)opt->tally_count * sizeof *opt->tally;
+    return (size_t)opt->tallies * sizeof *opt->lost + (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
 /* Starts the copy of `bytes` of counts to the host. */
@@ -27281,16 +27231,14 @@ static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
 
 /* Turns counts into shares. Estimated flushes of gradients stored low are among the zeros. */
 static void mixpi_underflow_shares(mixp_underflow *out) {
-    double values =
-        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
     if (out->flushed > (double)out->look.flushed)
         values += out->flushed - (double)out->look.flushed;
     out->flushed = values > 0.0 ? out->flushed / values : 0.0;
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
-                                         mixp_underflow *out) {
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_underflow *out) {
     if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
     const int64_t first = i < 0 ? 0 : i;
     int64_t last = i < 0 ? opt->count : i + 1;
@@ -27317,8 +27265,9 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
 /* State of all gradients of an optimizer: true, or multiplied by scale number `at`. */
 typedef struct mixpi_scaling { int is_true; uint64_t at; } mixpi_scaling;
 
-static int mixpi_seen_before_update(const mixpi_mark *m)
-{ return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch; }
+static int mixpi_seen_before_update(const mixpi_mark *m) {
+    return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch;
+}
 
 /* A gradient's mark. An update ends the mark of a view, because its owner then refills the view. */
 static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
@@ -27344,8 +27293,9 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
     if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
-             ? "was unscaled before the last mixp_scaler_update; start again from the loss"
-             : "was used by the step before; call mixp_zero_grad, and start again from the loss";
+                   ? "was unscaled before the last mixp_scaler_update; start again from the loss"
+                   : "was used by the step before; call mixp_zero_grad, and start again from "
+                     "the loss";
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
                "scale changed too often; start again from the loss";
@@ -27368,11 +27318,11 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 }
 
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
-static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
-                                    const char *who, mixpi_scaling *out) {
+static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt, const char *who,
+                                    mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
-    const int known = scaler->ctx->training.scale_asked || scaler->rule.fixed ||
-                      scaler->scale_given;
+    const int known =
+        scaler->ctx->training.scale_asked || scaler->rule.fixed || scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     out->at = now;
@@ -27400,8 +27350,8 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
-                             who, name, wrong);
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name,
+                             wrong);
 }
 
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
@@ -27431,13 +27381,11 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
 }
 
 /* Address of the scale by which the gradients are multiplied; NULL: they are true. */
-static const float *mixpi_scale_address(const mixp_scaler *scaler,
-                                        const mixpi_scaling *is) {
+static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_scaling *is) {
     const uint64_t age = scaler->scales - is->at;
     if (is->is_true) return NULL;
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
-
 /* --- averages of weights --------------------------------------------------------------------- *
  *
  * The kernel `update` averages too, in a table of its own: a row's weight is the average, its
@@ -27589,9 +27537,9 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
         r = mixpi_convert_to(opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p),
                              p->count);
     if (r == MIXP_OK)
-        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p, 0),
-                             opt->swapped ? mixpi_in(slot->shelf, dtype)
-                                          : mixpi_in(slot->ema, MIXP_F32), p->count);
+        r = mixpi_convert_to(
+            opt->ctx, mixpi_tensor_out(p, 0),
+            opt->swapped ? mixpi_in(slot->shelf, dtype) : mixpi_in(slot->ema, MIXP_F32), p->count);
     mixpi_written(p, "mixp_optimizer_swap_ema");
     slot->version = p->version;
     return r == MIXP_OK ? mixpi_swap_lows(opt, p) : r;
@@ -27643,8 +27591,9 @@ static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
 }
 
 /* Was opt unscaled or stepped before the scaler's last update, or since? */
-static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
-{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt) {
+    return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch;
+}
 
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
@@ -27758,7 +27707,8 @@ static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
-               ? MIXP_OK : MIXP_ERR_MEMORY;
+               ? MIXP_OK
+               : MIXP_ERR_MEMORY;
 }
 
 /* Enters in the plan what this step does with its gradients. */
@@ -27771,13 +27721,12 @@ static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
     plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
     plan->look_only = 0;
-    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
-                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
+    plan->gathered =
+        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
 }
 
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
-                              const mixpi_scaling *is) {
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
     mixp_result r = mixpi_opt_room(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
@@ -27802,7 +27751,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     opt->clipped = 0;
     opt->views_summed = 0;
     opt->plan.loss = NULL;
-    return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
+    return mixpi_crew_stop(opt->ctx, r); /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -27864,8 +27813,8 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
-static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
-                                      const char *who, mixpi_scaling *is) {
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
+                                      mixpi_scaling *is) {
     mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
@@ -27889,8 +27838,7 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
 /* Sets the stage, and adds opt to the list of optimizers that the next update covers. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
     if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
-        opt->next_checked =
-            scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+        opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
         scaler->checked = opt;
         scaler->checked_epoch = scaler->epoch;
     }
@@ -27960,7 +27908,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
         r = mixp_optimizer_step(opt);
-        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY);    /* for the verdict */
+        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
         return r;
     }
 
@@ -28088,10 +28036,8 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
         "learning rate",
         (int)state.floor_skips, (double)state.scale,
-        bad.loss_bad ? "The loss itself is not finite. " : "",
-        bad.bad_is_nan ? "NaN" : "Inf",
-        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
-        on_rank);
+        bad.loss_bad ? "The loss itself is not finite. " : "", bad.bad_is_nan ? "NaN" : "Inf",
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element, on_rank);
 }
 
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
@@ -28212,8 +28158,9 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
-{ return mixpi_verdict(opt); }
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
+    return mixpi_verdict(opt);
+}
 /* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
@@ -28233,7 +28180,6 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
-
 MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 12. CHECKPOINT (implementation) ================================================= */
@@ -28258,8 +28204,7 @@ typedef struct mixpi_report {
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
-static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
-                                     const char *format, ...) {
+static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
     if (r->result != MIXP_OK) return r->result;
@@ -28290,19 +28235,17 @@ static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text
     r.text = text;
     r.text_size = text_size;
     if (text && text_size) text[0] = '\0';
-    if (!*(const char *)&one)
-        mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
+    if (!*(const char *)&one) mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
     return r;
 }
 
 /* Allocates memory from the context, or with malloc if ctx is NULL. Returns NULL after an error.
  * Sizes come from files and therefore have 64 bits. */
-static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count,
-                               size_t size) {
+static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count, size_t size) {
     void *p = NULL;
     if (r->result != MIXP_OK) return NULL;
     if (count < (uint64_t)PTRDIFF_MAX / size) {
-        size_t n = (size_t)count * size + 1;        /* space for a NUL, and never 0 bytes */
+        size_t n = (size_t)count * size + 1; /* space for a NUL, and never 0 bytes */
         p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
     }
     if (!p)
@@ -28393,31 +28336,28 @@ static int mixpi_st_by_type(const void *a, const void *b) {
     return mixpi_st_by_name(a, b);
 }
 
-static int mixpi_st_by_key(const void *a, const void *b)
-{ return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key); }
+static int mixpi_st_by_key(const void *a, const void *b) {
+    return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key);
+}
 
 /* Sorts items by name. Fails with `code` if a name appears twice. */
-static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n,
-                          mixp_result code) {
+static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(items, n, sizeof items[0], mixpi_st_by_name);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
-            mixpi_report_fail(r, code, "two tensors have the name '%.60s'",
-                              items[i].e.name);
+            mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
 }
 
 /* Sorts pairs by key. Fails with `code` if a key appears twice. */
-static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n,
-                                mixp_result code) {
+static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
-            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice",
-                              pairs[i].key);
+            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice", pairs[i].key);
 }
 
 /* Bits of a tensor of this shape. UINT64_MAX if the product overflows or a dimension is negative.
@@ -28440,7 +28380,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 if it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left) {
-    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };    /* smaller: overlong */
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
     uint32_t code;
     size_t i, n;
@@ -28457,7 +28397,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
         code = code << 6 | (byte[i] & 0x3Fu);
     }
     if (code < least[n] || code > 0x10FFFF) return 0;
-    return code >= 0xD800 && code < 0xE000 ? 0 : n;     /* half a surrogate pair */
+    return code >= 0xD800 && code < 0xE000 ? 0 : n; /* half a surrogate pair */
 }
 
 static int mixpi_is_utf8(const char *s) {
@@ -28483,8 +28423,8 @@ typedef struct mixpi_json {
 static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
     double at = (double)(j->p - j->begin);
     if (j->tensor)
-        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at,
-                          what, j->tensor);
+        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
+                          j->tensor);
     else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
     j->p = j->end;
 }
@@ -28544,8 +28484,7 @@ static char *mixpi_json_escape(mixpi_json *j, char *out) {
     if (!mixpi_json_need(j, mixpi_json_hex(j, &code), "invalid escape")) return NULL;
     if (!mixpi_json_need(j, code != 0, "NUL (\\u0000) in a string")) return NULL;
     if (code >= 0xD800 && code < 0xE000) {
-        int pair =
-            code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
+        int pair = code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
         if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
         code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
     }
@@ -28648,14 +28587,11 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
         if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
         if (!mixpi_json_need(j, !(seen & member), "a key appears twice")) return 0;
         seen |= member;
-        if (member == MIXPI_ST_DTYPE)
-            m->type = mixpi_json_string(j, "dtype is not a string");
-        else if (member == MIXPI_ST_SHAPE)
-            m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
+        if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is not a string");
+        else if (member == MIXPI_ST_SHAPE) m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
         else m->n_span = mixpi_json_numbers(j, m->span, 2);
     }
-    return mixpi_json_need(j, seen == MIXPI_ST_ALL,
-                           "dtype, shape or data_offsets is missing") &&
+    return mixpi_json_need(j, seen == MIXPI_ST_ALL, "dtype, shape or data_offsets is missing") &&
            mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
 }
 
@@ -28693,7 +28629,6 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
                     "dtype");
     j->tensor = NULL;
 }
-
 /* --- files: POSIX calls where they exist, else stdio ---------------------------------------- */
 
 /* A file opened for reading. */
@@ -28723,15 +28658,15 @@ typedef struct mixpi_save {
     char          target[4096], temp[4096 + 256];
 } mixpi_save;
 
-static mixp_result mixpi_not_regular(mixpi_report *r)
-{ return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file"); }
+static mixp_result mixpi_not_regular(mixpi_report *r) {
+    return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file");
+}
 
 /* Fails if the file does not have the expected size, even if all earlier calls succeeded. */
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
-        mixpi_report_fail(s->report, MIXP_ERR_IO,
-                          "the system kept %.0f of %.0f bytes", (double)size,
-                          (double)s->expected);
+        mixpi_report_fail(s->report, MIXP_ERR_IO, "the system kept %.0f of %.0f bytes",
+                          (double)size, (double)s->expected);
 }
 
 #if MIXPI_POSIX
@@ -28819,8 +28754,8 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     const char *name = slash ? slash + 1 : s->target;
     errno = EEXIST;
     for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
-        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
-                 (int)(name - s->target), s->target, name, (long)getpid(), number);
+        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
+                 s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     s->made = s->descriptor >= 0;
@@ -28832,7 +28767,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
     if (stat(s->temp, &st) == 0 && (st.st_mode & 0777) == (mode & 0777)) return;
-    if (chmod(s->temp, mode & 0777) != 0) errno = 0;      /* no matter */
+    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* no matter */
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */
@@ -28865,8 +28800,8 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system accepted %.0f of %.0f bytes",
-                              (double)done, (double)left);
+                              "cannot write: the system accepted %.0f of %.0f bytes", (double)done,
+                              (double)left);
         else {
             from += done;
             left -= (size_t)done;
@@ -28896,8 +28831,7 @@ static void mixpi_save_sync_folder(mixpi_save *s) {
     folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
     done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_not_offered();
     if (!done)
-        mixpi_report_system(s->report,
-                            "saved, but the folder could not be flushed to the disk");
+        mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
 }
 
@@ -28926,7 +28860,7 @@ static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
     errno = 0;
     if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
     if (size < 0) mixpi_report_system(r, "cannot read the file's length");
-    else if (size == INT64_MAX) mixpi_not_regular(r);       /* perhaps a folder */
+    else if (size == INT64_MAX) mixpi_not_regular(r); /* perhaps a folder */
     return r->result == MIXP_OK ? (uint64_t)size : 0;
 }
 
@@ -29014,9 +28948,8 @@ static void mixpi_save_rename(mixpi_save *s) {
         return;
     }
     if (rename(s->temp, s->target) != 0)
-        mixpi_report_system(s->report,
-                            "the new file stays as NAME.tmp: cannot rename it");
-    s->made = 0;                /* renamed, or the only copy: must not be removed */
+        mixpi_report_system(s->report, "the new file stays as NAME.tmp: cannot rename it");
+    s->made = 0; /* renamed, or the only copy: must not be removed */
 }
 #endif
 
@@ -29044,7 +28977,6 @@ static void mixpi_save_end(mixpi_save *s) {
     if (s->report->result == MIXP_OK) mixpi_save_rename(s);
     if (s->made) remove(s->temp);
 }
-
 /* --- reading a file ------------------------------------------------------------------------ */
 
 /* A file that was read. If reading failed, the file is empty and every query returns nothing. */
@@ -29099,8 +29031,8 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
 /* Builds the index of the pairs. Each key may appear once. */
 static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     const char *p = file->packed;
-    file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
-                                                     sizeof file->pairs[0]);
+    file->pairs =
+        (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs, sizeof file->pairs[0]);
     for (size_t i = 0; file->pairs && i < file->n_pairs; i++) {
         file->pairs[i].key = p;
         p += strlen(p) + 1;
@@ -29111,8 +29043,7 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
 }
 
 /* Checks that each name appears once and that the data has no hole, no overlap and no rest. */
-static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
-                                  uint64_t data_bytes) {
+static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
@@ -29122,15 +29053,13 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
-                              item->e.name,
-                              item->begin < at ? "overlaps" : "leaves a gap after");
+                              item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
                           "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
-                          at > data_bytes ? "cut short"
-                                          : "longer than its header states",
+                          at > data_bytes ? "cut short" : "longer than its header states",
                           (double)at, (double)data_bytes);
 }
 
@@ -29172,18 +29101,16 @@ static void mixpi_st_parse(mixpi_report *r, mixp_safetensors *file, uint64_t n) 
     while ((name = mixpi_json_member(&j, &first)) != NULL)
         if (strcmp(name, "__metadata__") == 0) mixpi_st_read_metadata(&j, file);
         else mixpi_st_read_tensor(&j, name, &file->items[file->n_items++]);
-    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end,
-                    "text after the header's object");
+    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end, "text after the header's object");
 }
 
 /* Reads and checks the header. Allocates memory for the header only; releases it after an error. */
 static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
     mixpi_report *r = f->report;
     uint64_t n = mixpi_st_header_length(f);
-    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1;     /* including an entry that may be truncated */
+    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1; /* including an entry that may be truncated */
     file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
-    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most,
-                                                     sizeof file->items[0]);
+    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most, sizeof file->items[0]);
     mixpi_file_read(f, 8, file->header, n);
     file->data_at = 8 + n;
     if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
@@ -29216,8 +29143,9 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
-static int mixpi_st_by_item_name(const void *a, const void *b)
-{ return mixpi_st_by_name(*(const mixpi_st_item *const *)a, *(const mixpi_st_item *const *)b); }
+static int mixpi_st_by_item_name(const void *a, const void *b) {
+    return mixpi_st_by_name(*(const mixpi_st_item *const *)a, *(const mixpi_st_item *const *)b);
+}
 
 /* Builds the index of names, for mixp_safetensors_find. */
 static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
@@ -29230,14 +29158,13 @@ static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error, size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error,
+                                              size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixp_safetensors *file;
     mixpi_file f;
     if (out) *out = NULL;
-    if (!path || !out)
-        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    if (!path || !out) return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
     file = (mixp_safetensors *)mixpi_st_allocate(&r, NULL, 1, sizeof *file);
     if (!file) return r.result;
     memset(file, 0, sizeof *file);
@@ -29255,11 +29182,11 @@ MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
     free(file);
 }
 
-MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
-{ return file ? (int64_t)file->n_items : 0; }
+MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file) {
+    return file ? (int64_t)file->n_items : 0;
+}
 
-MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
-                                                     int64_t i) {
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i) {
     return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL;
 }
 
@@ -29279,18 +29206,16 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
     return NULL;
 }
 
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
-                                                  const char *key) {
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
     mixpi_st_pair wanted;
     const mixpi_st_pair *pair;
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs,
-                                          sizeof wanted, mixpi_st_by_key);
+    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
+                                          mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }
-
 /* --- writing a file ------------------------------------------------------------------------ */
 
 /* The plan of a file to be written. */
@@ -29389,8 +29314,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
-    for (int i = 0; i < 8; i++)
-        plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    for (int i = 0; i < 8; i++) plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     text.at = plan->header + 8;
     text.length = 0;
     mixpi_text_header(&text, plan);
@@ -29398,8 +29322,8 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
 
 /* Checks that the texts are UTF-8 and that each key appears once. */
 static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
-    mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
-                               (uint64_t)plan->n_metadata, sizeof *pairs);
+    mixpi_st_pair *pairs =
+        (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx, (uint64_t)plan->n_metadata, sizeof *pairs);
     for (int64_t m = 0; pairs && m < plan->n_metadata; m++) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
@@ -29426,9 +29350,8 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "%.60s",
                                  e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                                 "tensor '%.60s': rank %d is not 0 to %d", e->name,
-                                 e->rank, MIXP_MAX_RANK);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
+                                 e->name, e->rank, MIXP_MAX_RANK);
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -29482,11 +29405,9 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
-                                               const mixp_st_entry *entries, int64_t n,
-                                               const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error,
-                                               size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
+                                               int64_t n, const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
     size_t i;
@@ -29497,14 +29418,12 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
     plan.n_items = (size_t)n;
-    plan.items =
-        (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
+    plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
     if (!plan.items) return r.result;
     memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
     for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
     return mixpi_plan_save(&r, &plan);
 }
-
 /* --- checkpoints: the list of what must survive --------------------------------------------- */
 
 /* Condition that a number of a file must meet before it is accepted. */
@@ -29645,19 +29564,17 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device = field->owner != MIXPI_OF_CONTEXT &&
-                     field->owner != MIXPI_OF_GROUP && field->owner != MIXPI_OF_WATCH;
-    item.optional = field->owner == MIXPI_OF_PREDICTION ||
-                    field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH ||
-                    field->owner == MIXPI_OF_FORGIVEN;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP &&
+                     field->owner != MIXPI_OF_WATCH;
+    item.optional = field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE ||
+                    field->owner == MIXPI_OF_WATCH || field->owner == MIXPI_OF_FORGIVEN;
     item.must = field->must;
     if (field->limit) item.limit = (const char *)base + field->limit;
     return item;
 }
 
 /* An item with a parameter's shape: the parameter itself, or one of its moments. */
-static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype,
-                                           void *memory) {
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.e.dtype = dtype;
@@ -29681,8 +29598,7 @@ static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
     return item;
 }
 
-static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name,
-                            ...) {
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
     char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
     int n;
@@ -29697,11 +29613,12 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
 }
 
 static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
-                                  int optimizer, int group)
-{ mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group); }
+                                  int optimizer, int group) {
+    mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
+}
 
-static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
-                                   int optimizer, int group) {
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
+                                   int group) {
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
@@ -29722,8 +29639,7 @@ static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *s
 }
 
 /* A master weight. The extra bits beside a bf16 weight, 16 or 8, are no number by themselves. */
-static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
-                                           const mixp_param_row *row) {
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p, const mixp_param_row *row) {
     mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
     if (row->master_dtype != MIXP_BF16) return item;
     item.e.dtype = MIXPI_OPAQUE;
@@ -29732,10 +29648,8 @@ static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
 }
 
 /* The number of applied steps that left a parameter unchanged. */
-static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt,
-                                           const mixp_param_row *row) {
-    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
-                                        MIXPI_COUNTER, 0 };
+static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp_param_row *row) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64, MIXPI_COUNTER, 0 };
     mixpi_state_item item = mixpi_state_number(&missed, row->missed);
     item.limit = &opt->state->applied;
     return item;
@@ -29746,25 +29660,24 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
-                        "optimizer.%d.m.%s", optimizer, p->name);
-    if (row->m_scale)
-        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
-                        "optimizer.%d.m_scale.%s", optimizer, p->name);
-    if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
-                        "optimizer.%d.v.%s", optimizer, p->name);
-    if (row->v_scale)
-        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
-                        "optimizer.%d.v_scale.%s", optimizer, p->name);
-    if (row->master)
-        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
                         optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
+                        optimizer, p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
+                        optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
+                        optimizer, p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
+                        p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
                         "optimizer.%d.ema.%s", optimizer, p->name);
-    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
-                    p->name);
+    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
 /* The history with which an optimizer that skips spikes compares its steps. */
@@ -29844,15 +29757,18 @@ static int mixpi_is_optional_name(const char *name) {
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
-static int mixpi_is_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.backup || t->own.optimizers > 0; }
+static int mixpi_is_weight(const mixp_tensor *t) {
+    return t->own.is_param || t->own.backup || t->own.optimizers > 0;
+}
 
-static int mixpi_is_private(const mixp_tensor *t)
-{ return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN; }
+static int mixpi_is_private(const mixp_tensor *t) {
+    return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN;
+}
 
 /* Have several ranks each their own bytes of t? */
-static int mixpi_is_of_rank(const mixp_tensor *t)
-{ return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
+static int mixpi_is_of_rank(const mixp_tensor *t) {
+    return mixpi_is_private(t) && mixpi_world(t->ctx) > 1;
+}
 
 /* Bytes of the own buffers of one rank; 0: no rank has own buffers, or the run has one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
@@ -29866,8 +29782,9 @@ static size_t mixpi_own_bytes(const mixp_context *ctx) {
 
 static const char mixpi_rank_prefix[] = "mixprec.rank.";
 
-static int mixpi_is_rank_name(const char *name)
-{ return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
+static int mixpi_is_rank_name(const char *name) {
+    return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0;
+}
 
 /* Is this name in a file that of an own buffer of any rank? */
 static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
@@ -29893,8 +29810,7 @@ static void mixpi_state_add_own(mixpi_state *s) {
 }
 
 static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
-    return !some || !some->pattern ||
-           mixpi_pattern_fits(some->pattern, name, strlen(name));
+    return !some || !some->pattern || mixpi_pattern_fits(some->pattern, name, strlen(name));
 }
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
@@ -29920,29 +29836,25 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
-        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
-                        what->values[i].name);
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++)
-        mixpi_state_add_optimizer(s, what->optimizers[i], i);
+    for (i = 0; i < what->n_optimizers; i++) mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
 
 static int mixpi_state_by_name(const void *a, const void *b) {
-    const mixpi_state_item *x = (const mixpi_state_item *)a,
-                           *y = (const mixpi_state_item *)b;
+    const mixpi_state_item *x = (const mixpi_state_item *)a, *y = (const mixpi_state_item *)b;
     return strcmp(x->e.name, y->e.name);
 }
 
 /* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                             const mixp_checkpoint *what,
-                             const mixp_weights_desc *some) {
+                             const mixp_checkpoint *what, const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
     int *groups = s->groups;
@@ -29957,8 +29869,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
-    s->items =
-        (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -29973,7 +29884,6 @@ static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->items);
     mixpi_st_release(s->ctx, s->groups);
 }
-
 /* --- checkpoints: which parameters a group has ------------------------------------------------ *
  *
  * A group of an optimizer is known by its parameters, because programs make groups in any order. A
@@ -30105,8 +30015,8 @@ static int mixpi_groups_match(const char *here, const char *there, int *map) {
         if (!mixpi_member_find(there, &cursor, &m, &other)) continue;
         if (other.group >= MIXP_MAX_GROUPS) return m.optimizer;
         for (g = 0; g < MIXP_MAX_GROUPS; g++)
-            if ((g == m.group) ? group[g] >= 0 && group[g] != other.group
-                               : group[g] == other.group) return m.optimizer;
+            if ((g == m.group) ? group[g] >= 0 && group[g] != other.group : group[g] == other.group)
+                return m.optimizer;
         group[m.group] = other.group;
     }
     return -1;
@@ -30151,7 +30061,7 @@ static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
 static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n) {
     const size_t size = mixp_dtype_size(dtype);
     const mixp_dtype wide = dtype == MIXP_F64 ? MIXP_F64 : MIXP_F32;
-    double some[256];           /* of f32 or f64 */
+    double some[256]; /* of f32 or f64 */
     const float *narrow = (const float *)(const void *)some;
     int64_t at, bad = 0;
     for (at = 0; at < n; at += 256) {
@@ -30174,7 +30084,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
     for (i = 0; i < file->n_items; i++) {
         const char *other = file->items[i].e.name;
         if (!file->items[i].wanted && strncmp(other, name, stem) == 0 &&
-            strstr(other + stem, "scale")) return other;
+            strstr(other + stem, "scale"))
+            return other;
     }
     return NULL;
 }
@@ -30199,8 +30110,9 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
                        "an earlier checkpoint",
                        who, item->e.name, (double)left);
         else if (bad)
-            mixpi_warn(s->ctx, "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
-                               "parameter is %s, whose largest number is %g; make it f32 or bf16",
+            mixpi_warn(s->ctx,
+                       "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
+                       "parameter is %s, whose largest number is %g; make it f32 or bf16",
                        who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
                        mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)
@@ -30216,8 +30128,7 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
 static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
     if (!value->name || !value->data) return "a value or its name is NULL";
     if (value->count < 1) return "a value's count is below 1";
-    if (!mixpi_st_type_of(value->dtype))
-        return "a value has a dtype that safetensors lacks";
+    if (!mixpi_st_type_of(value->dtype)) return "a value has a dtype that safetensors lacks";
     if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
         return "a value is larger than memory can be";
     return NULL;
@@ -30233,10 +30144,8 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
         return "an array is NULL although its count is not 0";
-    if (what->scaler && what->scaler->ctx != what->ctx)
-        return "the scaler is of another context";
-    for (i = 0; !wrong && i < what->n_values; i++)
-        wrong = mixpi_value_wrong(&what->values[i]);
+    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
     for (i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
             wrong = "an optimizer is NULL or of another context";
@@ -30283,8 +30192,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "mixp_scaler_update first",
                                  who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait)
-        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -30305,8 +30213,8 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
 static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     plan->ctx = s->ctx;
     plan->n_items = s->n_items;
-    plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
-                                                     sizeof plan->items[0]);
+    plan->items =
+        (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items, sizeof plan->items[0]);
     if (!plan->items) return;
     memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
     for (size_t i = 0; i < s->n_items; i++) {
@@ -30352,7 +30260,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
     int i;
-    plan->metadata = (const char *const (*)[2])pairs;
+    plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
@@ -30395,8 +30303,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
 static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     const uint64_t ranks = mixpi_world(ctx) - 1;
     char *own = NULL;
-    if (mixpi_place(ctx) == 0)
-        own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
+    if (mixpi_place(ctx) == 0) own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
     if (mixpi_crew_of(ctx)->collect_buffers(ctx, own) != MIXP_OK)
         mixpi_report_fail(r, MIXP_ERR_RANKS, "ranks did not send their buffers");
     return own;
@@ -30457,14 +30364,13 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
     return text;
 }
 
-static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
-                            const char *format, ...) {
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
+                            ...) {
     size_t used = strlen(d->text);
     va_list args;
     if (d->result != MIXP_ERR_SHAPE) d->result = code;
     if (d->n++ >= 3) return;
-    used +=
-        (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    used += (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
     if (used >= sizeof d->text) return;
     va_start(args, format);
     vsnprintf(d->text + used, sizeof d->text - used, format, args);
@@ -30483,13 +30389,12 @@ static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
     return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
 }
 
-static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
-                            const mixp_st_entry *file) {
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
     if (same && mixpi_same_type(here, file)) return;
-    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
-                    "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
+                    mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
 }
 
@@ -30509,11 +30414,12 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer.", 10) == 0)
-        hint = mixpi_state_trains(s, name)
-             ? "; in the file this optimizer trains other parameters: build the same model, and "
-               "set .optimizers in the order in which they were saved"
-             : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
-               ".optimizers";
+        hint =
+            mixpi_state_trains(s, name)
+                ? "; in the file this optimizer trains other parameters: build the same model, and "
+                  "set .optimizers in the order in which they were saved"
+                : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+                  ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
@@ -30529,8 +30435,9 @@ static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
-static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
-{ return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
+static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b) {
+    return !b ? -1 : !a ? 1 : strcmp(a->name, b->name);
+}
 
 /* Compares two lists sorted by name. Optional items that only one list has are left out of it. */
 static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
@@ -30542,16 +30449,14 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
-        else if (order < 0)
-            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
                                (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
             mixpi_state_hint(&diff, s, there->name);
-        }
-        else mixpi_diff_pair(&diff, here, there);
+        } else mixpi_diff_pair(&diff, here, there);
         i += order <= 0;
         k += order >= 0;
     }
@@ -30571,20 +30476,20 @@ static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file)
 
 /* Can a save have written the number x? */
 static int mixpi_number_is_good(mixpi_must must, double x) {
-    const double most = 4611686018427387904.0;  /* 2^62 */
+    const double most = 4611686018427387904.0; /* 2^62 */
     switch (must) {
-    case MIXPI_FINITE:     return mixpi_finite(x);
+    case MIXPI_FINITE: return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
-    case MIXPI_BETA:       return mixpi_is_beta(x);
-    case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
-    case MIXPI_SCALE_OR_0: return mixp_bits_of_f32((float)x) == 0 ||
-                                  mixpi_scale_is_usable((float)x);
-    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
-    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
-    case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;
-    case MIXPI_AMAX:       return x >= 0.0;
-    case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
-    default:               return 0;
+    case MIXPI_BETA: return mixpi_is_beta(x);
+    case MIXPI_SCALE: return mixpi_scale_is_usable((float)x);
+    case MIXPI_SCALE_OR_0:
+        return mixp_bits_of_f32((float)x) == 0 || mixpi_scale_is_usable((float)x);
+    case MIXPI_COUNTER: return x >= 0.0 && x <= most;
+    case MIXPI_FLAG: return x >= 0.0 && x <= 1.0;
+    case MIXPI_LOSSY: return x >= 0.0 && x < 1073741824.0;
+    case MIXPI_AMAX: return x >= 0.0;
+    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_finite(x);
+    default: return 0;
     }
 }
 
@@ -30603,8 +30508,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
 }
 
 /* Returns the group that the file would give; the caller checks its numbers together. */
-static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
-                                           const mixp_param_group *now) {
+static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
     size_t i;
@@ -30642,8 +30546,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, more than '%.60s', which is %.0f",
-                              part->e.name, (double)mixpi_item_count(part), all->e.name,
+                              "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
+                              (double)mixpi_item_count(part), all->e.name,
                               (double)mixpi_item_count(all));
     }
 }
@@ -30660,8 +30564,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
                               "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
                               "steps",
-                              steps->e.name, (double)mixpi_item_count(steps),
-                              (double)applied, (double)skipped);
+                              steps->e.name, (double)mixpi_item_count(steps), (double)applied,
+                              (double)skipped);
     }
 }
 
@@ -30672,8 +30576,8 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
-                mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                                  "group %d of optimizer %d: %s", g, i, wrong);
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
+                                  wrong);
         }
     }
 }
@@ -30793,15 +30697,14 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
-        else if (item->on_device)
-            r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
+        else if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
-    if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
-    for (int o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
+    for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
@@ -30876,7 +30779,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
-    char error[480];            /* three differences need more room than other messages */
+    char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
     mixpi_report r;
     mixpi_state state;
@@ -30892,8 +30795,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
-    if (mixpi_file_open(&f, &r) == MIXP_OK)
-        mixpi_checkpoint_read(&state, &file, &f, what);
+    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -30909,26 +30811,23 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
 }
-
 /* --- weights alone -------------------------------------------------------------------------- */
 
 /* Does this name in a checkpoint belong to state, not to a weight? */
 static int mixpi_is_state_name(const char *name) {
-    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.",
-                                            "value." };
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
     for (size_t i = 0; i < MIXPI_LENGTH(prefixes); i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
     return 0;
 }
 
 static int mixpi_is_floating(mixp_dtype dtype) {
-    return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 &&
-           dtype != MIXPI_OPAQUE;
+    return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE;
 }
 
 /* Pairs a weight with the file's tensor of the same name. */
-static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here,
-                               mixpi_st_item *there, int convert) {
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
     mixp_dtype to = here->e.dtype, from = there->e.dtype;
     here->from = there;
     if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
@@ -30987,8 +30886,9 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
     mixpi_diff_tell(&diff, s->report);
 }
 
-static int mixpi_is_converted(const mixpi_state_item *item)
-{ return item->from && item->from->e.dtype != item->e.dtype; }
+static int mixpi_is_converted(const mixpi_state_item *item) {
+    return item->from && item->from->e.dtype != item->e.dtype;
+}
 
 /* Gives each weight its data in the weight's own dtype. Returns the memory of the converted data,
  * which the caller releases. */
@@ -30997,8 +30897,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     uint64_t total = mask;
     char *memory, *at;
     for (size_t i = 0; i < s->n_items; i++)
-        if (mixpi_is_converted(&s->items[i]))
-            total += (s->items[i].e.bytes + mask) & ~mask;
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
@@ -31007,8 +30906,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
         if (item->from) item->e.data = item->from->e.data;
         if (!mixpi_is_converted(item)) continue;
-        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype,
-                         count))
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
             mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
                               item->e.name);
         item->e.data = at;
@@ -31070,17 +30968,15 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 
 /* Lists the weights that desc selects. */
 static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                               const mixp_weights_desc *desc) {
+                                 const mixp_weights_desc *desc) {
     memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
-        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'",
-                          desc->pattern);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'", desc->pattern);
 }
 
 /* Are the arguments valid, and is the context ready? */
-static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
-                                       const char *who) {
+static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, const char *who) {
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
@@ -31132,7 +31028,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     int busy;
     if (result != MIXP_OK) return result;
-    busy = mixpi_crew_busy(ctx, 1);     /* other ranks may have to wait for a slow disk */
+    busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     memset(&plan, 0, sizeof plan);
@@ -31152,8 +31048,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_c
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx)
-{ return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
+    return mixp_checkpoint_save_weights_of(path, ctx, NULL);
+}
 #endif
 #ifndef MIXPREC_NO_WATCH
 /* --- traits of operators ------------------------------------------------------------------ *
@@ -31174,6 +31071,7 @@ enum {
 };
 
 /* No default: the compiler warns of an operator without a line. */
+/* clang-format off */
 static int mixpi_traits_at(mixp_op_id id) {
     switch (id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
@@ -31216,6 +31114,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     }
     return 0;
 }
+/* clang-format on */
 
 /* The traits of an operator, as a set of bits. */
 static int mixpi_traits_of(const mixp_op *op) {
@@ -31399,12 +31298,14 @@ struct mixpi_watch {
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
 };
 
-static size_t mixpi_rows_bytes(int sites)
-{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_rows_bytes(int sites) {
+    return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look);
+}
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w)
-{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
+static int mixpi_rows_filled(const mixpi_watch *w) {
+    return w->n_sites > w->filled ? w->n_sites : w->filled;
+}
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -31419,8 +31320,9 @@ static int mixpi_watch_distance(const mixpi_watch *w) {
 }
 
 /* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w)
-{ return w->force || w->since >= mixpi_watch_distance(w); }
+static int mixpi_update_due(const mixpi_watch *w) {
+    return w->force || w->since >= mixpi_watch_distance(w);
+}
 
 /* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
  * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
@@ -31455,8 +31357,9 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx)
-{ return ctx->watch && ctx->watch->sampled; }
+static int mixpi_context_sampled(const mixp_context *ctx) {
+    return ctx->watch && ctx->watch->sampled;
+}
 
 static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     const char *end = strstr(name, ": ");
@@ -31491,8 +31394,9 @@ static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site)
 
 /* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
  * pass values on or add them. */
-static int mixpi_class_carries(mixp_op_class cls)
-{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
+static int mixpi_class_carries(mixp_op_class cls) {
+    return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE;
+}
 
 /* Does this result become f32 because an input was raised? */
 static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
@@ -31511,7 +31415,6 @@ static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site 
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
     return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
 }
-
 /* --- sites ----------------------------------------------------------------------------- *
  *
  * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
@@ -31533,15 +31436,18 @@ static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
 }
 
 /* Site `number`, 1 to the sites that have memory. */
-static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number)
-{ return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK]; }
+static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number) {
+    return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK];
+}
 
-static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
-{ return number ? mixpi_site_number(ctx->watch, number) : NULL; }
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number) {
+    return number ? mixpi_site_number(ctx->watch, number) : NULL;
+}
 
 /* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
-static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
-{ return t && t->own.watch.seen ? t->own.watch.seen : t; }
+static mixp_tensor *mixpi_seen_as(mixp_tensor *t) {
+    return t && t->own.watch.seen ? t->own.watch.seen : t;
+}
 
 /* The parameter or view behind t; NULL: t belongs to this step, or is a buffer. */
 static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
@@ -31604,8 +31510,9 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
 }
 
 /* The number of the first site in the bucket of a hash. The lowest bit of a hash is always 1. */
-static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash)
-{ return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first; }
+static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash) {
+    return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first;
+}
 
 static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
     int n = w->room ? *mixpi_site_bucket(w, hash) : 0;
@@ -31673,8 +31580,7 @@ static const char *mixpi_visit_param(const mixpi_visit *v) {
 /* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. from: the
  * reader of a cast, or the site after which a site without a parameter and a scope is named; 0 =
  * none. */
-static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
-                            char *text) {
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
     int length;
     const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
     const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
@@ -31754,7 +31660,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     if (site->op) return number;
-    site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->op = v->op->name; /* first visit, or the first since a checkpoint was loaded */
     site->traits = mixpi_traits_of(v->op);
     site->weights = v->weights;
     mixpi_site_reads(site, v);
@@ -31764,8 +31670,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
 }
 
 /* The site of an application, marked as visited in this pass; 0 without guard and observer. */
-static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
-                            mixp_tensor **in) {
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
     int number;
@@ -31787,7 +31692,6 @@ static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
     return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
-
 /* --- rows ------------------------------------------------------------------------------- *
  *
  * The looks of all sites lie one behind the other in device memory, because the device sends them
@@ -31847,7 +31751,6 @@ static mixp_result mixpi_rows_reach(mixp_context *ctx, int n) {
     while (room < n) room *= 2;
     return mixpi_rows_grow(ctx, room < w->capacity ? room : w->capacity);
 }
-
 /* --- precision --------------------------------------------------------------------------- *
  *
  * A feature of 2023.37 is in the range of f16, but is rounded to 2023. The loss by rounding is
@@ -31867,8 +31770,8 @@ enum {
 };
 
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
-static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b,
-                              int64_t rows, int64_t cols, int repeats, float *y) {
+static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
+                              int64_t cols, int repeats, float *y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -31925,8 +31828,8 @@ typedef struct mixpi_inspection {
 static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi_inspection *p) {
     const int64_t rows = p->rows, cols = p->cols, n = rows * cols;
     const size_t all = (size_t)n * sizeof(float), one = (size_t)cols * sizeof(float);
-    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
-                                       MIXPI_LOOK_LOSS];
+    mixp_look *row =
+        &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, all);
     float *means = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, one);
     const mixp_in error = mixpi_in(work, MIXP_F32);
@@ -31967,8 +31870,9 @@ static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor
 }
 
 /* Columns of t; a vector is one column. */
-static int64_t mixpi_inspect_cols(const mixp_tensor *t)
-{ return t->rank > 1 ? t->shape[t->rank - 1] : 1; }
+static int64_t mixpi_inspect_cols(const mixp_tensor *t) {
+    return t->rank > 1 ? t->shape[t->rank - 1] : 1;
+}
 
 /* Measures what site `number` loses in low precision. full: f32; low: the low result, or an f32
  * result that is still to be rounded. */
@@ -32075,8 +31979,9 @@ static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *
 /* --- looks ----------------------------------------------------------------------------- */
 
 /* Row `which` of a site, in device memory. */
-static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
-{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which) {
+    return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
+}
 
 /* The dtype whose range judges a site: its low dtype, or the region's if it stores f32 in any
  * case. */
@@ -32110,7 +32015,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
     if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
-    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK;      /* mixp_full */
+    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK; /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
@@ -32160,8 +32065,7 @@ static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *g
  * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
  * out. */
 static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
-    return e->alias || mixpi_is_cast(e->call.op) ||
-           e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
+    return e->alias || mixpi_is_cast(e->call.op) || e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
 /* Notes the largest constant that the program wrote: into the result, or into an input that no site
@@ -32187,14 +32091,12 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (through) out->own.watch.written = given[0]->own.watch.written;
     mixpi_note_constant(e, given);
-    if (e->alias) e->site = 0;          /* its memory has been looked at already */
+    if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
     r = mixpi_site_stored(ctx, e->site, out,
-                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
-                                                               : MIXP_F32);
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++)
-        r = mixpi_look_data(ctx, e->site, given[i]);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 
@@ -32206,8 +32108,9 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 }
 
 /* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
-static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
-{ return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
+static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
+    return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
+}
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
  * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
@@ -32276,8 +32179,9 @@ static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
     if (out->dtype != plain) out->own.watch.raised = plain;
 }
 
-static void mixpi_site_casts(mixp_call *c)
-{ mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
+static void mixpi_site_casts(mixp_call *c) {
+    mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+}
 
 static int mixpi_site_is_pinned(const mixp_call *c) {
     const mixpi_site *site = mixpi_guarded_site(c);
@@ -32288,8 +32192,8 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
  * row MIXPI_LOOK_LOSS. */
 static mixp_losses *mixpi_site_losses(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
-    MIXPI_STATIC_ASSERT(losses, sizeof(mixp_losses) ==
-                                    sizeof(mixp_look) - offsetof(mixp_look, count));
+    MIXPI_STATIC_ASSERT(losses,
+                        sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
     if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
     return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
 }
@@ -32298,7 +32202,6 @@ static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
     return site ? site->operands : NULL;
 }
-
 /* --- what all ranks saw ------------------------------------------------------------------ *
  *
  * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
@@ -32416,8 +32319,9 @@ static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
     return table;
 }
 
-static uint64_t mixpi_hash_of_words(const double *halves)
-{ return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]); }
+static uint64_t mixpi_hash_of_words(const double *halves) {
+    return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]);
+}
 static void mixpi_hash_to_words(uint64_t hash, double *halves) {
     halves[0] = (double)(hash >> 32);
     halves[1] = (double)(hash & 0xFFFFFFFFu);
@@ -32462,8 +32366,7 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
-                                     mixpi_told *h) {
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at, mixpi_told *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -32530,8 +32433,7 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
     mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
-    for (*n = 0; h->alike && *n < room; ++*n)
-        (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
+    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
     if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
     if (r != MIXP_OK) return r;
     *n = mixpi_hashes_sort(*list, room);
@@ -32670,7 +32572,7 @@ MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
     if (!look) return 0.0;
     seen = (double)(look->count - look->zeros - look->nonfinite);
     lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
-    if (stored_low) seen += lost;       /* flushed values were counted as zeros */
+    if (stored_low) seen += lost; /* flushed values were counted as zeros */
     return seen > 0.0 ? lost / seen : 0.0;
 }
 
@@ -32680,16 +32582,19 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
 }
 
 /* The largest number, and the smallest normal number, of a low dtype. */
-static double mixpi_low_largest(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
-static double mixpi_low_normal(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+static double mixpi_low_largest(mixp_dtype low) {
+    return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
+}
+static double mixpi_low_normal(mixp_dtype low) {
+    return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
+}
 
 /* Do flushed values matter in this array? If the array has a number of at least 16 times the
  * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
  * number: a long tail of tiny values does no harm. */
-static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
-{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
+    return (double)look->largest < 16.0 * mixpi_low_normal(low);
+}
 
 /* --- events ------------------------------------------------------------------------------ */
 
@@ -32729,9 +32634,12 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
 
 static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
-        "overflowed: stores f32 now", "approached the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
-        "pinned by a pattern", "caused a skipped step",
+        "overflowed: stores f32 now",
+        "approached the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now",
+        "in range again: stores its low dtype",
+        "pinned by a pattern",
+        "caused a skipped step",
         "max_sites is reached: new sites are not watched",
         "lost too much by rounding: stores f32 now",
         "lost too much when it was quantised: its products are bf16 now",
@@ -32759,12 +32667,9 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_OPERAND_BACK:
         return "No action needed: after another fallback the site needs twice as many clean "
                "samples";
-    case MIXP_EVENT_PINNED:
-        return "To free the site, call mixp_guard_pin with MIXP_DTYPE_COUNT";
-    case MIXP_EVENT_FULL:
-        return "Set a larger max_sites when you start the guard of a new context";
-    default:
-        return "";
+    case MIXP_EVENT_PINNED: return "To free the site, call mixp_guard_pin with MIXP_DTYPE_COUNT";
+    case MIXP_EVENT_FULL: return "Set a larger max_sites when you start the guard of a new context";
+    default: return "";
     }
 }
 
@@ -32851,8 +32756,8 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     mixpi_event_others(event, others, sizeof others);
     mixpi_event_subject(event, subject, sizeof subject);
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
-             event->site, *event->site ? " " : "",
-             mixpi_event_what(event), number, others, mixpi_event_advice(event));
+             event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
+             mixpi_event_advice(event));
     mixpi_readable(text);
     return text;
 }
@@ -32929,8 +32834,9 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
 }
 /* --- what a sample shows ------------------------------------------------------------------- */
 
-static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
-{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which) {
+    return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
+}
 
 /* Can the site still store, or read, a wider dtype? */
 static int mixpi_site_can_fall(const mixpi_site *site) {
@@ -32959,8 +32865,9 @@ static int mixpi_site_is_low(const mixpi_site *site, int sample) {
 }
 
 /* Has the site's operator one of these traits? */
-static int mixpi_site_is(const mixpi_site *site, int traits)
-{ return (site->traits & traits) != 0; }
+static int mixpi_site_is(const mixpi_site *site, int traits) {
+    return (site->traits & traits) != 0;
+}
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
 static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
@@ -32974,8 +32881,7 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    if (r == MIXP_OK) r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -33072,8 +32978,7 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
     int i, bad = 0;
     if (!number) return 0;
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
-            bad = site->from[i];
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
@@ -33095,7 +33000,8 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
             scalar = -1;
         }
         if (bad && site->scalar && scalar >= 0 &&
-            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn)) scalar = n;
+            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn))
+            scalar = n;
     }
     return scalar > 0 ? scalar : 0;
 }
@@ -33108,7 +33014,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
-            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite) return n;
+            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite)
+            return n;
     return 0;
 }
 
@@ -33117,7 +33024,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 static int mixpi_site_asked(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
-        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
+        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
+        return 0;
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
@@ -33171,8 +33079,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
         if (!mixpi_seen(w, n, which)->nonfinite) continue;
-        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn)
-            best = n;
+        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn) best = n;
     }
     return best;
 }
@@ -33188,8 +33095,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
-        return MIXP_ORIGIN_INPUT;
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
@@ -33221,7 +33127,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->nan, sizeof varied);      /* this row holds two floats */
+    memcpy(&varied, &row->nan, sizeof varied); /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
@@ -33326,7 +33232,8 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
                     mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+                    !value)
+        ->flushed = 1.0; /* all values: zeros are in no count */
 }
 
 /* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
@@ -33334,11 +33241,12 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
     if (site->why & MIXPI_FELL_GRAD_LARGE &&
-        (double)site->grad.largest >= (double)w->high * largest) return 0;
+        (double)site->grad.largest >= (double)w->high * largest)
+        return 0;
     if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
-    return mixpi_site_largest(site) < low &&
-           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+    return mixpi_site_largest(site) < low && !mixpi_flushes(w, site, &site->value) &&
+           !mixpi_flushes(w, site, &site->grad);
 }
 
 /* Will the site store f32 because of its inputs? The sites before it must be settled. */
@@ -33389,7 +33297,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
-    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
+    if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
@@ -33403,7 +33311,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || mixpi_is_low(site->dtype)) return;
-    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (w->settling_bad && site->value.nonfinite) return; /* its finite values are a part */
     if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
@@ -33420,8 +33328,8 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_lossy *o = &site->operands[role];
     const int relapses = o->falls > 1 ? o->falls - 1 : 0;
-    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
-                                     MIXPI_LOSSY_CLEAN);
+    const int64_t needed =
+        mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20), MIXPI_LOSSY_CLEAN);
     mixpi_happening *e;
     if (o->fallen) {
         o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
@@ -33578,8 +33486,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     /* A gradient of a low parameter overflowed: it stays low whatever the site stores. */
     if (!site->grad.nonfinite) return;
-    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
-        return;
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site)) return;
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 
@@ -33605,8 +33512,9 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* The scale of the newest update's gradients. */
-static float mixpi_scale_used(const mixp_scaler_state *state)
-{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
+static float mixpi_scale_used(const mixp_scaler_state *state) {
+    return state->past[0] > 0.0f ? state->past[0] : state->scale;
+}
 
 /* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
  * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
@@ -33645,13 +33553,14 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     }
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
-                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
-                                   : &mixpi_no_look,
-                    (mixp_origin)w->origin)->also = acted;
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
+                    (mixp_origin)w->origin)
+        ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
     return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
-         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+               ? mixpi_guard_diverged(ctx, barren)
+               : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */
@@ -33705,8 +33614,7 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
     if (r == MIXP_OK) w->posted_scaler = s;
     return r;
 }
@@ -33768,8 +33676,7 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
     if (r != MIXP_OK) return r;
     wrong = mixpi_look_wrong(t, low, out);
-    if (wrong)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
     w = mixpi_watch_of(t->ctx);
     if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
     if (!w || !w->row) return MIXP_ERR_MEMORY;
@@ -33796,8 +33703,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     const int before = w->capacity;
     mixp_result r;
     if (!w->events)
-        w->events =
-            (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+        w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
     if (n < w->n_sites) n = w->n_sites;
@@ -33810,7 +33716,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
         r = mixpi_noted(ctx, "guard",
                         ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
     if (r != MIXP_OK) w->capacity = before;
-    else w->full = 0;           /* an observer's sites may have found no room */
+    else w->full = 0; /* an observer's sites may have found no room */
     return r;
 }
 
@@ -33832,16 +33738,14 @@ static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
 
 /* Returns what is wrong with the description, or NULL. Comparisons are negated so that NaNs
  * fail. */
-static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
-                                     int asked) {
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d, int asked) {
     const int most = 1 << 20, now = ctx->watch ? ctx->watch->most_sites : 0;
     if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
     if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
     if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
     if (!(d->low_again > 0.0f && d->low_again < d->high))
         return "low_again must lie between 0 and high";
-    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
-        return "flushed must be above 0 and at most 1";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f)) return "flushed must be above 0 and at most 1";
     if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
@@ -33868,8 +33772,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
-    if (wrong)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
@@ -33887,7 +33790,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!w->on) w->inspect_all = 1;
     w->patience = d.patience;
     w->most_sites = d.max_sites;
-    if (!w->on) w->since = 2 * w->every;    /* sample the first step */
+    if (!w->on) w->since = 2 * w->every; /* sample the first step */
     if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
     return MIXP_OK;
@@ -33953,8 +33856,7 @@ static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
 }
 
 /* Returns what is wrong with a pattern, or NULL. */
-static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
-                                   mixp_dtype dtype) {
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
     mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
@@ -33972,8 +33874,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
-                                       mixp_dtype dtype) {
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
     const char *wrong;
     mixpi_watch *w;
     mixpi_pin *pin;
@@ -34015,7 +33916,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -34031,8 +33932,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times ||
-        !mixpi_retry_pays(scaler)) {
+    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
         return 0;
     }
@@ -34061,8 +33961,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     int again;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
     again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
-            !mixpi_f64_is_finite(value);
+            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
@@ -34113,7 +34012,6 @@ MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *obs
     const int entered = mixpi_enter(ctx);
     return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
 }
-
 #ifndef MIXPREC_NO_CHECKPOINT
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
 
@@ -34140,8 +34038,9 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
 }
 
 /* The state of an operand in a file: 1 bit, 9 bits, 20 bits. */
-static int32_t mixpi_lossy_pack(const mixpi_lossy *o)
-{ return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10; }
+static int32_t mixpi_lossy_pack(const mixpi_lossy *o) {
+    return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10;
+}
 
 static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
     o->fallen = state & 1;
@@ -34306,7 +34205,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        site = mixpi_site_number(w, mixpi_site_new(ctx, hash));     /* there is room for it */
+        site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];
@@ -34316,7 +34215,6 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
     }
     ctx->capture.sites_moved++;
 }
-
 #endif
 /* --- what the guard's door opens to ---------------------------------------------------------- */
 
@@ -34329,8 +34227,9 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
 
 MIXPI_SELDOM
 /* A captured step is not sampled, also if the capture begins within a sampled step. */
-static void mixpi_watch_captured(mixp_context *ctx)
-{ ctx->watch->sampled = ctx->watch->probing = 0; }
+static void mixpi_watch_captured(mixp_context *ctx) {
+    ctx->watch->sampled = ctx->watch->probing = 0;
+}
 
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {
@@ -34486,8 +34385,9 @@ static const mixpi_watcher mixpi_watch_door = {
 /* ==== 14. RANKS (implementation) ====================================================== */
 
 /* Does each rank get only the sums of its own pieces? */
-static int mixpi_is_scattered(const mixp_context *ctx)
-{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+static int mixpi_is_scattered(const mixp_context *ctx) {
+    return ctx->ranks.scatter && mixpi_is_sharded(ctx);
+}
 
 /* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
 static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
@@ -34512,8 +34412,7 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
-static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
-                                     const char *why) {
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
     mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
                       ctx->ranks.size, what, why);
@@ -34522,8 +34421,7 @@ static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
 
 /* Runs a hook. Does nothing with a single rank. */
 static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
-                                               mixp_ranks_hook hook, mixp_out data,
-                                               int64_t count) {
+                                               mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
     volatile char here = 0;
     const char *why;
@@ -34592,7 +34490,6 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }
-
 /* --- gradients of many ranks ------------------------------------------------------------ *
  *
  * With ranks, the gradients of leaves lie in one arena, in the order in which the first walk
@@ -34735,8 +34632,9 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
 }
 
 /* Could a walk of another rank give t a gradient, although no walk of this rank has? */
-static int mixpi_is_absent(const mixp_tensor *t)
-{ return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape; }
+static int mixpi_is_absent(const mixp_tensor *t) {
+    return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape;
+}
 
 static int64_t mixpi_absent_count(const mixp_context *ctx) {
     const mixp_tensor *t;
@@ -34822,15 +34720,13 @@ static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
 }
 
 /* Does leaf l begin a new bucket? bytes: size of the current bucket. */
-static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
-                               size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
-           l[-1].each || mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each || l[-1].each ||
+           mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
 /* Divides the leaves from number `from` on into buckets. */
-static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
-                              char *arena) {
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from, char *arena) {
     mixpi_bucket *b = NULL;
     size_t bytes = 0;
     int64_t i;
@@ -34926,8 +34822,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Places the new leaves, from number `from` on, in the arena. */
-static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
-                                           int64_t from) {
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
     mixpi_bucket *buckets;
@@ -34944,8 +34839,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         bytes += mixpi_leaf_kept(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(
-        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
+    buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
+                                           sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
     d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);
@@ -34989,8 +34884,8 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
 /* "'h.3.w' f16 [4, 4], values 1a2b3c" */
 enum { MIXPI_LEAF_TEXT = 128 };
 
-static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
-                                       char *text, uint64_t *hash) {
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t, char *text,
+                                       uint64_t *hash) {
     char shape[48];
     uint64_t h = 1469598103934665603u;
     mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
@@ -34998,7 +34893,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
              mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
-    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16; /* exact as a double */
     return r;
 }
 
@@ -35023,12 +34918,10 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     return h >> 11;
 }
 
-static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
-                             double *row) {
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
-    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
-             MIXPREC_VERSION_PATCH;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
     row[1] = (double)k->size;
     row[2] = (double)(ctx->seed >> 32);
     row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
@@ -35051,12 +34944,32 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_ALIKE] = {
-        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter", "wire", "check_every",
-        "the number of gradients", "unused", "the guard", "the guard's every",
-        "the guard's clean", "the guard's patience", "the guard's max_sites",
-        "the guard's high", "the guard's low_again", "the guard's flushed",
-        "the guard's imprecise", "the guard's delay in updates (CPU 0, GPU 1)"
+        "the version of mixprec",
+        "size",
+        "seed",
+        "seed",
+        "the number of steps",
+        "mean",
+        "parts",
+        "low_sums",
+        "apart",
+        "bucket_bytes",
+        "shard",
+        "scatter",
+        "wire",
+        "check_every",
+        "the number of gradients",
+        "unused",
+        "the guard",
+        "the guard's every",
+        "the guard's clean",
+        "the guard's patience",
+        "the guard's max_sites",
+        "the guard's high",
+        "the guard's low_again",
+        "the guard's flushed",
+        "the guard's imprecise",
+        "the guard's delay in updates (CPU 0, GPU 1)"
     };
     return names[word];
 }
@@ -35074,8 +34987,9 @@ static int mixpi_words_differ(const double *table, int size, int64_t words, int6
     return 0;
 }
 
-static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word)
-{ return mixpi_words_differ(table, size, words, 0, words, word); }
+static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word) {
+    return mixpi_words_differ(table, size, words, 0, words, word);
+}
 
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
@@ -35091,10 +35005,9 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
-                             mixpi_start_name(word), table[word],
-                             table[other * MIXPI_START_WORDS + word], other);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
+        mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
 /* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
@@ -35123,10 +35036,9 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
-                             what, (double)at, here, there, other,
-                             mixpi_frozen_hint(t, here, there));
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
+        what, (double)at, here, there, other, mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */
@@ -35542,9 +35454,8 @@ static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
 }
 
 /* Puts the bucket's gradients of this walk into b->wire; divides them if division comes first. */
-static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    mixp_result r = mixpi_bucket_fill(ctx, d, b);       /* may give b another buffer */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
+    mixp_result r = mixpi_bucket_fill(ctx, d, b); /* may give b another buffer */
     const int staged = b->wire.data != b->grads.data;
     const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
     const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
@@ -35561,15 +35472,14 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
-                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
-                               b->wire, b->each);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire,
+                               b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum,
+                           b->wire, b->count);
 }
 
 /* Sends a bucket whose gradients are final. */
-static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const uint64_t told = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
@@ -35583,8 +35493,7 @@ static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
 /* Sends final buckets, in order. all: sends the others as well, because the walk has ended. */
 static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
     mixp_result r = MIXP_OK;
-    while (r == MIXP_OK && d->sent < d->n_buckets &&
-           (all || !d->buckets[d->sent].awaited)) {
+    while (r == MIXP_OK && d->sent < d->n_buckets && (all || !d->buckets[d->sent].awaited)) {
         mixpi_bucket *b = &d->buckets[d->sent++];
         if (b->due) r = mixpi_bucket_send(ctx, d, b);
     }
@@ -35607,8 +35516,8 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
 }
 
 /* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
-static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b, mixpi_mark mark) {
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
+                                     mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     int64_t i;
@@ -35652,7 +35561,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
-    mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
+    mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
@@ -35688,8 +35597,7 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
     shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
-    shards->owned =
-        (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
+    shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
     opt->shards = shards;
     opt->looks_own = mixpi_is_scattered(ctx);
@@ -35697,12 +35605,12 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 }
 
 /* Does each rank update a piece of parameter i? */
-static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
-{ return opt->slots[i].kept == MIXPI_IN_PIECES; }
+static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
+    return opt->slots[i].kept == MIXPI_IN_PIECES;
+}
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
-static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
-                              int64_t *first) {
+static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
     const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
@@ -35782,12 +35690,12 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
 MIXPI_SELDOM
-static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
-                                      int64_t joined_at) {
+static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->kept = slot->owner < 0 ? MIXPI_IN_PIECES
-               : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE : MIXPI_AWAY;
+    slot->kept = slot->owner < 0                       ? MIXPI_IN_PIECES
+                 : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
+                                                       : MIXPI_AWAY;
     if (slot->kept == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
     return slot->kept == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
@@ -35849,8 +35757,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
 
 /* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
  * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
-                                    size_t length, int out) {
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
+                                    int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
@@ -35865,8 +35773,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
         if (first < end) {
             char *weight = (char *)p->data + (size_t)element * size + (first - at);
             char *there = slice + (first - base);
-            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
-                                 end - first);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there, end - first);
         }
         at += mixpi_round_up(bytes);
     }
@@ -35940,8 +35847,7 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
     mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
-    if (r == MIXP_OK)
-        r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
+    if (r == MIXP_OK) r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
     for (at = 0; at < count && r == MIXP_OK; at += most)
         r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
                             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
@@ -35999,16 +35905,28 @@ enum {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[22] = {
-        (double)p->kind,           (double)p->order,          p->max_norm,
-        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of,
-        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count
-    };
+    const double own[22] = { (double)p->kind,
+                             (double)p->order,
+                             p->max_norm,
+                             (double)p->cautious,
+                             (double)p->schedule.kind,
+                             (double)p->schedule.warmup,
+                             (double)p->schedule.total,
+                             p->schedule.min_factor,
+                             p->schedule.gamma,
+                             (double)p->schedule.every,
+                             (double)p->schedule.decay,
+                             p->schedule.start_factor,
+                             (double)p->spike.of,
+                             (double)p->spike.window,
+                             (double)p->spike.max_in_a_row,
+                             p->spike.z,
+                             (double)o->states.m,
+                             (double)o->states.v,
+                             (double)o->states.master,
+                             o->clipped ? o->clip_norm : -1.0,
+                             (double)p->n_groups,
+                             (double)o->count };
     memcpy(all, own, sizeof own);
 }
 
@@ -36039,9 +35957,8 @@ static int mixpi_is_sent(const mixpi_backup *b) {
 
 /* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
 static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
-    static const char *const ranks[] = {
-        "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ", "MIXP_BUFFER_MEAN, "
-    };
+    static const char *const ranks[] = { "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ",
+                                         "MIXP_BUFFER_MEAN, " };
     const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
     const char *written = "";
     char shape[40];
@@ -36247,15 +36164,13 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
  * After the look and before the decision, the ranks sum one small table, on the device and without
  * the host. mixp_agree_fill describes the table.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                   int in_parts) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
     mixp_result r;
-    if (!o->table)
-        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
+    if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
@@ -36311,7 +36226,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
         at += bytes;
     }
-    *hash = (h >> 11) | 1;              /* 0 means: not compared */
+    *hash = (h >> 11) | 1; /* 0 means: not compared */
     return r;
 }
 
@@ -36352,11 +36267,20 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
 /* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
  * GPU the report may come a step late, but all ranks skipped the step in question. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = {
-        "", "", "the loss scale", "the number of applied steps", "the learning rate", "beta1",
-        "beta2", "eps", "weight_decay", "max_norm", "", "", "",
-        "the norm of the summed gradients"
-    };
+    static const char *const words[] = { "",
+                                         "",
+                                         "the loss scale",
+                                         "the number of applied steps",
+                                         "the learning rate",
+                                         "beta1",
+                                         "beta2",
+                                         "eps",
+                                         "weight_decay",
+                                         "max_norm",
+                                         "",
+                                         "",
+                                         "",
+                                         "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -36391,8 +36315,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
 }
 
 /* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
-static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                     int in_parts) {
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                              "ranks: the device %s has no kernel `agree`; update the device's "
@@ -36401,8 +36324,7 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
 }
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
-                                       int in_parts) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     r = mixpi_ranks_agree(o, s, in_parts);
@@ -36421,8 +36343,8 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
-        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
-                            mixpi_tensor_out(view, 0), view->count);
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
+                            view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
             r = mixpi_noted(ctx, "the mean of a view",
                             mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
@@ -36441,7 +36363,7 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
-    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+    if (r == MIXP_OK && in_parts) /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
     /* The other ranks wait for this rank's result. */
     return mixpi_crew_stop(o->ctx, r);
@@ -36478,7 +36400,6 @@ static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state
     v->bad_element = a->bad_element;
     v->bad_is_nan = a->bad_is_nan;
 }
-
 /* --- weights of all ranks ------------------------------------------------------------------- */
 
 /* Must t be the same on all ranks? A shared buffer is, except between its first write in a step and
@@ -36678,8 +36599,10 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_piece_from(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                             "rank's own)", (const char *)t->data + at, n, from, part);
+        r = mixpi_piece_from(ctx,
+                             "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                             "rank's own)",
+                             (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }
@@ -36883,7 +36806,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(what->ctx,
-                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+                               mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -36895,7 +36818,6 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
                              mixp_result_text(of_0));
 }
-
 #endif
 /* --- what the ranks' door opens to ---------------------------------------------------------- */
 
@@ -36965,7 +36887,6 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
     if (!k->parts) k->parts = k->size;
 }
-
 #endif
 /* --- making a context ------------------------------------------------------------------------ *
  *
@@ -37019,7 +36940,6 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
-
 MIXPI_SELDOM_END
 #endif
 MIXPI_SMALL_END

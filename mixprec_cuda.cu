@@ -57,16 +57,21 @@
 
 namespace {
 
-template <bool bf16> inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
-{ cudasim::mma_m16n8k16(d, a, b, bf16); }
-template <bool transposed> inline void ldmatrix_x1(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<1, transposed>(r, row); }
-template <bool transposed> inline void ldmatrix_x2(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<2, transposed>(r, row); }
-template <bool transposed> inline void ldmatrix_x4(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<4, transposed>(r, row); }
-inline void cp_async_16(void *shared, const void *global, int given)
-{ cudasim::cp_async(shared, global, 16, given); }
+template <bool bf16> inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
+    cudasim::mma_m16n8k16(d, a, b, bf16);
+}
+template <bool transposed> inline void ldmatrix_x1(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<1, transposed>(r, row);
+}
+template <bool transposed> inline void ldmatrix_x2(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<2, transposed>(r, row);
+}
+template <bool transposed> inline void ldmatrix_x4(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<4, transposed>(r, row);
+}
+inline void cp_async_16(void *shared, const void *global, int given) {
+    cudasim::cp_async(shared, global, 16, given);
+}
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
 /* ex2.approx.ftz flushes subnormals to 0, and may be off by two units in the last place. */
@@ -102,8 +107,8 @@ namespace {
 /* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
  * other libraries' calls. */
 template <class... P, class... A>
-cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
-                   cudaStream_t stream, A... arguments) {
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
+                   A... arguments) {
     cudaLaunchConfig_t config;
     memset((void *)&config, 0, sizeof config);
     config.gridDim = grid;
@@ -113,8 +118,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 
-__device__ inline uint32_t shared_address(const void *p)
-{ return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 /* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -145,56 +151,62 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 #endif
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
-template <bool transposed>
-__device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0])
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0])
+                     : "r"(shared_address(row))
+                     : "memory");
 }
-template <bool transposed>
-__device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(shared_address(row))
+                     : "memory");
 }
-template <bool transposed>
-__device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row)) : "memory");
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row)) : "memory");
+                     : "r"(shared_address(row))
+                     : "memory");
 }
 
 /* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 /* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
-__device__ inline void cp_async_16(void *shared, const void *global, int given)
-{ *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0); }
+__device__ inline void cp_async_16(void *shared, const void *global, int given) {
+    *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0);
+}
 __device__ inline void cp_async_commit() {}
 template <int N> __device__ inline void cp_async_wait() {}
 #else
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-        "l"(__cvta_generic_to_global(global)), "r"(given)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(given)
+                 : "memory");
 }
-__device__ inline void cp_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Waits until at most the newest N groups of copies are pending. */
-template <int N> __device__ inline void cp_async_wait()
-{ asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> __device__ inline void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 #endif
 
 __device__ inline float exp2_approx(float x) {
@@ -236,26 +248,29 @@ namespace {
  */
 const int warp_size = 32;
 
-__host__ __device__ inline bool is_real(mixp_dtype d)
-{ return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+__host__ __device__ inline bool is_real(mixp_dtype d) {
+    return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;
+}
 
 /* sizeof one element, on host and device. */
 __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     switch (d) {
-    case MIXP_F64: case MIXP_I64: return 8;
-    case MIXP_F32: case MIXP_I32: return 4;
-    case MIXP_F16: case MIXP_BF16: return 2;
+    case MIXP_F64:
+    case MIXP_I64: return 8;
+    case MIXP_F32:
+    case MIXP_I32: return 4;
+    case MIXP_F16:
+    case MIXP_BF16: return 2;
     default: return 1;
     }
 }
 
 /* 0 for an unknown dtype. With MIXPREC_STATIC the header's function is static in another file. */
-inline size_t size_of_dtype(mixp_dtype d)
-{ return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
-
-__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
+inline size_t size_of_dtype(mixp_dtype d) {
+    return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0;
 }
+
+__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* The least multiple of b that is not below a. */
 __host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -264,8 +279,9 @@ __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
 __host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
 
 /* The address of element i of an array, a mixp_in or a mixp_out. */
-template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
-{ return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
+template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i) {
+    return bytes_of(a.data) + i * dtype_bytes(a.dtype);
+}
 
 __device__ inline uint32_t f16_code(float x) {
     __half h = __float2half_rn(x);
@@ -278,18 +294,17 @@ __device__ inline float f16_value(uint32_t code) {
     uint16_t bits = (uint16_t)code;
     __half h;
     memcpy((void *)&h, &bits, 2);
-    return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code))
-                                      : __half2float(h);
+    return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code)) : __half2float(h);
 }
-__device__ inline uint32_t bf16_code(float x) {
-    return mixpi_bf16_of_f32(mixp_bits_of_f32(x));
-}
+__device__ inline uint32_t bf16_code(float x) { return mixpi_bf16_of_f32(mixp_bits_of_f32(x)); }
 __device__ inline float bf16_value(uint32_t code) { return mixp_f32_of_bits(code << 16); }
 
-__device__ inline uint32_t low_code(mixp_dtype d, float x)
-{ return d == MIXP_F16 ? f16_code(x) : bf16_code(x); }
-__device__ inline float low_value(mixp_dtype d, uint32_t code)
-{ return d == MIXP_F16 ? f16_value(code) : bf16_value(code); }
+__device__ inline uint32_t low_code(mixp_dtype d, float x) {
+    return d == MIXP_F16 ? f16_code(x) : bf16_code(x);
+}
+__device__ inline float low_value(mixp_dtype d, uint32_t code) {
+    return d == MIXP_F16 ? f16_value(code) : bf16_value(code);
+}
 
 /* Element i of a real array. */
 __device__ inline float get1(mixp_in a, int64_t i) {
@@ -306,39 +321,55 @@ __device__ inline void get8(mixp_in a, int64_t i, float *v) {
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
-        v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
-        v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
+        v[0] = lo.x;
+        v[1] = lo.y;
+        v[2] = lo.z;
+        v[3] = lo.w;
+        v[4] = hi.x;
+        v[5] = hi.y;
+        v[6] = hi.z;
+        v[7] = hi.w;
     } else {
         uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
-        v[0] = low_value(a.dtype, u.x & 0xFFFFu); v[1] = low_value(a.dtype, u.x >> 16);
-        v[2] = low_value(a.dtype, u.y & 0xFFFFu); v[3] = low_value(a.dtype, u.y >> 16);
-        v[4] = low_value(a.dtype, u.z & 0xFFFFu); v[5] = low_value(a.dtype, u.z >> 16);
-        v[6] = low_value(a.dtype, u.w & 0xFFFFu); v[7] = low_value(a.dtype, u.w >> 16);
+        v[0] = low_value(a.dtype, u.x & 0xFFFFu);
+        v[1] = low_value(a.dtype, u.x >> 16);
+        v[2] = low_value(a.dtype, u.y & 0xFFFFu);
+        v[3] = low_value(a.dtype, u.y >> 16);
+        v[4] = low_value(a.dtype, u.z & 0xFFFFu);
+        v[5] = low_value(a.dtype, u.z >> 16);
+        v[6] = low_value(a.dtype, u.w & 0xFFFFu);
+        v[7] = low_value(a.dtype, u.w >> 16);
     }
 }
-__device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi)
-{ return low_code(d, lo) | low_code(d, hi) << 16; }
+__device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi) {
+    return low_code(d, lo) | low_code(d, hi) << 16;
+}
 __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         p[0] = make_float4(v[0], v[1], v[2], v[3]);
         p[1] = make_float4(v[4], v[5], v[6], v[7]);
     } else {
-        uint4 u =
-            make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                       low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+        uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
         *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
     }
 }
 
 /* The same for n elements (the others read as 0), aligned or not. */
 __device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
-    if (wide && n == 8) { get8(a, i, v); return; }
+    if (wide && n == 8) {
+        get8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < n ? get1(a, i + k) : 0.0f;
 }
 __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const float *v) {
-    if (wide && n == 8) { put8(a, i, v); return; }
+    if (wide && n == 8) {
+        put8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < n) put1(a, i + k, v[k]);
@@ -402,12 +433,11 @@ template <mixp_dtype D> __device__ inline void plain_values(const Raw8<D> &raw, 
         }
     }
 }
-template <mixp_dtype D>
-__device__ inline void plain_get8(const void *data, int64_t i, float *v)
-{ plain_values<D>(raw_get8<D>(data, i), v); }
+template <mixp_dtype D> __device__ inline void plain_get8(const void *data, int64_t i, float *v) {
+    plain_values<D>(raw_get8<D>(data, i), v);
+}
 /* One 16-byte store: the compiler would merge a plain store with the scalar path's stores. */
-template <mixp_dtype D>
-__device__ inline void plain_put8(void *data, int64_t i, const float *v) {
+template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     if constexpr (D == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)data + i);
         __stwb(p, make_float4(v[0], v[1], v[2], v[3]));
@@ -609,8 +639,9 @@ inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL
 
 /* Clears the error that a failed call left for cudaGetLastError. After a success, keeps the
  * program's own error there. */
-inline void quiet(cudaError_t e)
-{ if (e != cudaSuccess) cudaGetLastError(); }
+inline void quiet(cudaError_t e) {
+    if (e != cudaSuccess) cudaGetLastError();
+}
 
 /* The driver's query: does this process have a context on a GPU? NULL: the query is missing. */
 typedef int PrimaryState(int device, unsigned *flags, int *active);
@@ -618,15 +649,14 @@ inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
     void *found = NULL;
 #if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found,
-                                                     7000, cudaEnableDefault, &how);
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
+                                                     cudaEnableDefault, &how);
 #else
-    cudaError_t e = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found,
-                                            cudaEnableDefault, &how);
+    cudaError_t e =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
 #endif
     quiet(e);
-    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found
-                                                                  : NULL;
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
 }
 inline bool has_context(int ordinal) {
     static PrimaryState *const primary_state = find_primary_state();
@@ -640,16 +670,18 @@ inline bool has_context(int ordinal) {
  * restores the previous GPU only if the program has a context there. Otherwise cudaSetDevice would
  * create a context: half a gigabyte on GPU 0 for each rank of a program. */
 class OnDevice {
-public:
+  public:
     explicit OnDevice(int ordinal) : error(cudaSuccess), before(ordinal), now(ordinal) {
         if (now < 0) return;
         error = cudaGetDevice(&before);
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
         quiet(error);
     }
-    ~OnDevice() { if (before != now && has_context(before)) quiet(cudaSetDevice(before)); }
-    cudaError_t error;          /* why the GPU could not be made current                     */
-private:
+    ~OnDevice() {
+        if (before != now && has_context(before)) quiet(cudaSetDevice(before));
+    }
+    cudaError_t error; /* why the GPU could not be made current                     */
+  private:
     int before, now;
 };
 
@@ -669,21 +701,22 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
-    case cudaErrorHardwareStackError: case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
     case cudaErrorMisalignedAddress:
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
-    case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
         return "; this process can no longer use the GPU: restart the process from a checkpoint";
-    default:
-        return "";
+    default: return "";
     }
 }
 
 inline bool is_capture_error(cudaError_t e) {
-    return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) ||
-           e == cudaErrorIllegalState;
+    return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState;
 }
 
 /* The result of a CUDA call. Clears the error that the call left for cudaGetLastError. */
@@ -703,8 +736,7 @@ inline FaultFlag fault_flag(const State *s) {
 }
 
 /* Records a fault. Any of several racing threads may win; a fault of an earlier kernel stays. */
-__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
-                                  int32_t index) {
+__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
     volatile uint64_t *noted = f.fault;
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *(volatile int32_t *)f.stop = 1;
@@ -720,12 +752,12 @@ __global__ void forget_fault(const FaultFlag f) {
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
 inline mixp_result tell_fault(State *s) {
-    static const char *const texts[][3] = {     /* for each Fault: who, what, its range      */
-        { "", "", "" },
-        { "embedding", "id", "vocab)" },
-        { "cross_entropy", "target", "cols)" },
-        { "attention", "length", "keys]" },
-        { "gather", "id", "n)" }
+    static const char *const texts[][3] = { /* for each Fault: who, what, its range      */
+                                            { "", "", "" },
+                                            { "embedding", "id", "vocab)" },
+                                            { "cross_entropy", "target", "cols)" },
+                                            { "attention", "length", "keys]" },
+                                            { "gather", "id", "n)" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
     const char *const *text = texts[fault >> 61];
@@ -733,16 +765,14 @@ inline mixp_result tell_fault(State *s) {
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
     checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
-    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied",
-             text[1], (int)(int32_t)(uint32_t)fault,
-             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), text[2]);
+    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
+             (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
+             text[2]);
     return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
 /* The stream to launch on: during a capture, the stream that records. */
-inline cudaStream_t queue_of(const State *s) {
-    return s->capture ? s->recorder : s->stream;
-}
+inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder : s->stream; }
 
 /* --- kernels' entry and exit ----------------------------------------------------------- *
  *
@@ -764,13 +794,12 @@ private:
 };
 
 /* Device memory for one kernel; see mixp_exec. */
-inline void *scratch_of(const mixp_exec *x, size_t bytes)
-{ return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
+inline void *scratch_of(const mixp_exec *x, size_t bytes) {
+    return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL;
+}
 
 /* Device address of the number of steps between capture and replay; NULL outside a capture. */
-inline const uint64_t *later_of(const State *s) {
-    return s->capture ? &s->block->later : NULL;
-}
+inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
 
 /* The parts of the key of a kernel's random numbers. A captured kernel runs in many steps and adds
  * the steps since its capture. So each thread computes the key once; the host computes none. */
@@ -886,8 +915,9 @@ inline int mirror_at(const State *s, const void *device, size_t bytes) {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-inline mixp_result in_capture(State *s, const char *what)
-{ return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured"); }
+inline mixp_result in_capture(State *s, const char *what) {
+    return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured");
+}
 
 /* Zeroed memory of the host, from the context's allocator. */
 inline void *host_new(const mixp_allocator &from, size_t bytes) {
@@ -925,7 +955,10 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
                 "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
-    if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
+    if (r != MIXP_OK) {
+        from.release(*p, from.user);
+        *p = NULL;
+    }
     return r;
 }
 /* Frees p when no queued work uses p any more. cudaFree waits; the user's allocator need not. */
@@ -938,7 +971,10 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
     Kernel k(x);
     void *p = NULL;
     if (!k.state) return NULL;
-    if (k.state->capture) { in_capture(k.state, "allocation"); return NULL; }
+    if (k.state->capture) {
+        in_capture(k.state, "allocation");
+        return NULL;
+    }
     if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
     return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
@@ -950,7 +986,7 @@ void device_release(const mixp_exec *x, void *p) {
     if (!p || !k.state) return;
     if (k.state->capture) abandon_capture(x);
     memory_free(k.state, p);
-    for (int i = 0; i < mirror_count; i++)      /* the address may be reused */
+    for (int i = 0; i < mirror_count; i++) /* the address may be reused */
         if (k.state->mirrored[i] == p) k.state->mirrored[i] = NULL;
 }
 
@@ -973,8 +1009,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         cudaError_t e = cudaEventSynchronize(s->sent[i]);
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
-            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice,
-                                s->stream);
+            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
         r = checked(s, e, "upload");
@@ -987,8 +1022,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
-                   "upload");
+    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -1006,17 +1040,17 @@ inline mixp_result check_stream(State *s, const char *what) {
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
 class Relaxed {
-public:
-  Relaxed() : mode(cudaStreamCaptureModeRelaxed) {
-      cudaThreadExchangeStreamCaptureMode(&mode);
-  }
+  public:
+    Relaxed() : mode(cudaStreamCaptureModeRelaxed) { cudaThreadExchangeStreamCaptureMode(&mode); }
     ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
-private:
+
+  private:
     cudaStreamCaptureMode mode;
 };
 
-inline size_t whole_alignments(size_t bytes)
-{ return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment; }
+inline size_t whole_alignments(size_t bytes) {
+    return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
+}
 
 inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     Block *b = (Block *)host_new(s->host, sizeof *b);
@@ -1024,7 +1058,10 @@ inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     if (!b) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     b->size = bytes > piece_bytes ? bytes : piece_bytes;
     r = memory_new(s, b->size, &b->memory);
-    if (r != MIXP_OK) { host_free(s->host, b); return r; }
+    if (r != MIXP_OK) {
+        host_free(s->host, b);
+        return r;
+    }
     b->next = g->blocks;
     g->blocks = b;
     return MIXP_OK;
@@ -1046,8 +1083,7 @@ inline Upload *upload_new(State *s, Graph *g) {
         int room = g->room ? 2 * g->room : 16;
         Upload *more = (Upload *)host_new(s->host, (size_t)room * sizeof *more);
         if (!more) return NULL;
-        if (g->count)
-            memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
+        if (g->count) memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
         host_free(s->host, (void *)g->uploads);
         g->uploads = more;
         g->room = room;
@@ -1073,8 +1109,7 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
         memcpy(u->kept, host, bytes);
     }
     g->count++;
-    r = checked(s,
-                cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
                 "upload");
     return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
 }
@@ -1087,26 +1122,25 @@ inline mixp_result upload_send(State *s, Upload *u) {
     return r;
 }
 
-inline mixp_result upload(const mixp_exec *x, void *device, const void *host,
-                          size_t bytes, bool again) {
+inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
+                          bool again) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host)
-        return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
     if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
     r = check_stream(k.state, "upload");
     if (r == MIXP_OK) r = send(k.state, device, host, bytes);
     return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
 }
 
-mixp_result device_upload(const mixp_exec *x, void *device, const void *host,
-                          size_t bytes) {
+mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
     return upload(x, device, host, bytes, false);
 }
-mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes)
-{ return upload(x, device, host, bytes, true); }
+mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes) {
+    return upload(x, device, host, bytes, true);
+}
 
 mixp_result device_wait(const mixp_exec *x) {
     Kernel k(x);
@@ -1114,24 +1148,21 @@ mixp_result device_wait(const mixp_exec *x) {
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return in_capture(k.state, "waiting");
     r = check_stream(k.state, "waiting");
-    if (r == MIXP_OK)
-        r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
-mixp_result device_download(const mixp_exec *x, void *host, const void *device,
-                            size_t bytes) {
+mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host)
-        return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
     if (k.state->capture) return in_capture(k.state, "download");
     r = check_stream(k.state, "download");
     if (r == MIXP_OK)
-        r = k.launched("download", cudaMemcpyAsync(host, device, bytes,
-                                                   cudaMemcpyDeviceToHost, k.stream));
+        r = k.launched("download",
+                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
@@ -1159,8 +1190,8 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     r = check_stream(s, "post");
     if (r == MIXP_OK) r = post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
-                                               cudaMemcpyDeviceToHost, k.stream));
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDeviceToHost,
+                                               k.stream));
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
 }
 
@@ -1182,8 +1213,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
 
 /* Before the first write to the mirror, reads the block itself. Host memory is filled even when a
  * fault is reported. */
-mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
-                        size_t bytes) {
+mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
     int i = s ? mirror_at(s, device, bytes) : -1;
@@ -1207,7 +1237,7 @@ void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
     if (!g) return;
-    if (k.state->capture) abandon_capture(x);   /* CUDA frees nothing in a capture */
+    if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
@@ -1243,9 +1273,12 @@ mixp_result capture_begin(mixp_exec *x) {
     if (r != MIXP_OK) return r;
     g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
-    r = k.launched("capture", cudaStreamBeginCapture(s->recorder,
-                                                     cudaStreamCaptureModeThreadLocal));
-    if (r != MIXP_OK) { host_free(x->host, g); return r; }
+    r = k.launched("capture",
+                   cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
+    if (r != MIXP_OK) {
+        host_free(x->host, g);
+        return r;
+    }
     s->capture = g;
     s->captured = x;
     x->stream = (void *)s->recorder;
@@ -1262,12 +1295,12 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     s->capture = NULL;
     s->captured->stream = (void *)s->stream;
     r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
-    if (r == MIXP_OK)
-        r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) quiet(cudaGraphDestroy(recorded));
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
-    if (r == MIXP_OK) *graph = g; else graph_free(x, g);
+    if (r == MIXP_OK) *graph = g;
+    else graph_free(x, g);
     return r;
 }
 
@@ -1297,11 +1330,10 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
     r = check_stream(k.state, "replay");
-    for (i = 0; i < g->count && r == MIXP_OK; i++)
-        r = upload_send(k.state, &g->uploads[i]);
+    for (i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
-                                              &k.state->block->later, later));
+        r = k.launched("replay",
+                       MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
@@ -1334,8 +1366,8 @@ void device_close(mixp_exec *x) {
 }
 
 inline cudaError_t open_pinned(State *s) {
-    cudaError_t e = cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared,
-                                  cudaHostAllocMapped);
+    cudaError_t e =
+        cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared, cudaHostAllocMapped);
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
@@ -1352,9 +1384,9 @@ inline mixp_result open_memory(State *s) {
     mixp_result r = checked(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
-    return r != MIXP_OK ? r
-                        : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream),
-                                  "device memory");
+    return r != MIXP_OK
+               ? r
+               : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
 }
 
 /* Does a given stream belong to this GPU? CUDA and drivers before 12.8 cannot tell. */
@@ -1380,7 +1412,10 @@ inline cudaError_t open_stream(State *s) {
                           : cudaStreamCreateWithFlags(&s->stream, cudaStreamDefault);
     if (e != cudaSuccess) return e;
     if (given) s->stream = given;
-    if (given && given != cudaStreamLegacy) { s->recorder = given; return cudaSuccess; }
+    if (given && given != cudaStreamLegacy) {
+        s->recorder = given;
+        return cudaSuccess;
+    }
     return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
@@ -1411,8 +1446,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     s->measure = x->gemm_measure != 0;
     e = on.error;
     if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount,
-                                   ordinal);
+        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                    ordinal);
@@ -1474,27 +1508,29 @@ struct Conversion {
 
 __device__ inline uint64_t load_code(const mixp_in &a, int64_t i) {
     switch (dtype_bytes(a.dtype)) {
-    case 1:  return ((const uint8_t *)a.data)[i];
-    case 2:  return ((const uint16_t *)a.data)[i];
-    case 4:  return ((const uint32_t *)a.data)[i];
+    case 1: return ((const uint8_t *)a.data)[i];
+    case 2: return ((const uint16_t *)a.data)[i];
+    case 4: return ((const uint32_t *)a.data)[i];
     default: return ((const uint64_t *)a.data)[i];
     }
 }
 __device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
     switch (dtype_bytes(a.dtype)) {
-    case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
-    case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
-    case 4:  ((uint32_t *)a.data)[i] = (uint32_t)code; break;
+    case 1: ((uint8_t *)a.data)[i] = (uint8_t)code; break;
+    case 2: ((uint16_t *)a.data)[i] = (uint16_t)code; break;
+    case 4: ((uint32_t *)a.data)[i] = (uint32_t)code; break;
     default: ((uint64_t *)a.data)[i] = code;
     }
 }
 
 /* The random number of element i, or 0. */
-__device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
-{ return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
+__device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i) {
+    return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u;
+}
 
-__device__ inline uint64_t rounding_key(const Conversion &c)
-{ return c.k.rounding.stochastic ? key_now(c.draws) : 0; }
+__device__ inline uint64_t rounding_key(const Conversion &c) {
+    return c.k.rounding.stochastic ? key_now(c.draws) : 0;
+}
 
 /* Converts any dtype to any dtype. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
@@ -1504,19 +1540,18 @@ __global__ void convert_each(const __grid_constant__ Conversion c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
         mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
-        store_code(c.k.dst, i,
-                   mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
+        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
-__host__ __device__ inline bool is_f8(mixp_dtype d)
-{ return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
+__host__ __device__ inline bool is_f8(mixp_dtype d) {
+    return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+}
 /* The dtypes that convert through f32. */
 __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
-    return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code))
-                             : f16_value(code << 8);
+    return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
 }
 
 __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
@@ -1539,11 +1574,10 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
 }
 
-__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key,
-                                   int64_t i, float x) {
+__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
+                                   float x) {
     if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
-    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic,
-                           draw(r, key, i));
+    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
@@ -1557,12 +1591,11 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
     if (c.wide && n == 8 && is_f8(dst.dtype)) {
-        *(uint2 *)(void *)((uint8_t *)dst.data + i) =
-            make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
-                       u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
+        *(uint2 *)(void *)((uint8_t *)dst.data + i) = make_uint2(
+            u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24, u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)dst.data + i) = make_uint4(
-            u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
+            make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -1570,8 +1603,7 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
     }
 }
 
-__global__ void __launch_bounds__(map_threads)
-    convert_real(const __grid_constant__ Conversion c) {
+__global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -1585,15 +1617,16 @@ __global__ void __launch_bounds__(map_threads)
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
-        return kernel.launched("convert", MIXPI_LAUNCH(convert_real,
-            grid_for(ceil_div(n, 8), map_threads), map_threads, 0, kernel.stream, c));
+        return kernel.launched("convert",
+                               MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                                            map_threads, 0, kernel.stream, c));
     return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
                                                    map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
-                                                      kernel.stream));
+    return kernel.launched("convert",
+                           cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -1655,14 +1688,11 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
     for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return kernel.launched("fill",
-                               cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
-    return kernel.launched("fill",
-                           MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                        k->dst, k->n, pattern, is_wide(k->dst)));
+    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                                k->dst, k->n, pattern, is_wide(k->dst)));
 }
-
 /* --- shapes ------------------------------------------------------------------------------- *
  *
  * The axes of a shape, and the stride of each axis in up to four arrays. Array 0 is the output.
@@ -1723,7 +1753,10 @@ inline Axes merged(const Axes &x) {
         bool join = last >= 0;
         if (x.n[i] == 1) continue;
         for (int k = 0; k < 4; k++) join = join && m.s[k][last] == x.s[k][i] * x.n[i];
-        if (!join) { append(&m, x, i); continue; }
+        if (!join) {
+            append(&m, x, i);
+            continue;
+        }
         set_length(&m, last, m.n[last] * x.n[i]);
         for (int k = 0; k < 4; k++) m.s[k][last] = x.s[k][i];
     }
@@ -1733,8 +1766,7 @@ inline Axes merged(const Axes &x) {
 /* Adds to at[] the offset of the index-th point of the axes in each array. */
 __device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
     for (int axis = x.rank - 1; axis >= 0; axis--) {
-        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0,
-                i = index - q * x.n[axis];
+        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0, i = index - q * x.n[axis];
         MIXPI_UNROLL
         for (int k = 0; k < 4; k++) at[k] += i * x.s[k][axis];
         index = q;
@@ -1758,7 +1790,10 @@ inline void swap_axes(Axes *x, int i, int j) {
     Axes was = *x;
     set_length(x, i, was.n[j]);
     set_length(x, j, was.n[i]);
-    for (int k = 0; k < 4; k++) { x->s[k][i] = was.s[k][j]; x->s[k][j] = was.s[k][i]; }
+    for (int k = 0; k < 4; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
 }
 
 inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
@@ -1786,12 +1821,12 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     }
 }
 
-__device__ inline void store_real(const mixp_out &a, int64_t i, float x)
-{ put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
+__device__ inline void store_real(const mixp_out &a, int64_t i, float x) {
+    put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x);
+}
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide,
-                              float *v) {
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
     float old[8];
     if (out.accumulate) {
         get8_any(as_in(out), i, n, wide, old);
@@ -1815,27 +1850,28 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
 
 /* Copies the last two axes in tiles: src is read along the second to last axis, dst is written
  * along the last. outer: the axes, with the last two counted in tiles. */
-template <class T> __device__ inline T tile_load(const Copy &c, int64_t i)
-{ return ((const T *)c.src.data)[i]; }
-template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
-{ return get1(c.src, i); }
-template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
-{ ((T *)c.dst.data)[i] = v; }
-template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
-{ store_real(c.dst, i, v); }
+template <class T> __device__ inline T tile_load(const Copy &c, int64_t i) {
+    return ((const T *)c.src.data)[i];
+}
+template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i) {
+    return get1(c.src, i);
+}
+template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v) {
+    ((T *)c.dst.data)[i] = v;
+}
+template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v) {
+    store_real(c.dst, i, v);
+}
 
 template <class T>
 __global__ void __launch_bounds__(map_threads)
-    copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer,
-               int64_t tiles) {
+    copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
     MIXPI_SHARED(T, part, tile * (tile + 1));
     const int a = c.axes.rank - 2, b = a + 1, r = outer.rank - 2;
     const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
-    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile,
-              step = map_threads / tile;
+    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        int64_t at[4] = { 0, 0, 0, 0 },
-                above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
         int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
         rest = over(above, outer.n[r], outer.inverse[r]);
         row = (above - rest * outer.n[r]) * tile;
@@ -1857,12 +1893,14 @@ __global__ void __launch_bounds__(map_threads)
 inline bool grouped(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     int last = x.rank - 1;
-    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width)
-        return false;
+    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
     if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
     for (int i = 0; i < last; i++)
         if (x.s[0][i] % width || x.s[1][i] % width) return false;
-    for (int i = 0; i < last; i++) { x.s[0][i] /= width; x.s[1][i] /= width; }
+    for (int i = 0; i < last; i++) {
+        x.s[0][i] /= width;
+        x.s[1][i] /= width;
+    }
     set_length(&x, last, x.n[last] / width);
     return true;
 }
@@ -1873,18 +1911,17 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
     while (unit > size && !grouped(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
     grid = grid_for(c->units, map_threads);
-    return unit == 16 ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
-         : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
-         : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
-         : unit == 2 ? MIXPI_LAUNCH(copy_bits<uint16_t>, grid, map_threads, 0, stream, *c)
-                     : MIXPI_LAUNCH(copy_bits<uint8_t>, grid, map_threads, 0, stream, *c);
+    return unit == 16  ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
+           : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
+           : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
+           : unit == 2 ? MIXPI_LAUNCH(copy_bits<uint16_t>, grid, map_threads, 0, stream, *c)
+                       : MIXPI_LAUNCH(copy_bits<uint8_t>, grid, map_threads, 0, stream, *c);
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
     c->width = grouped(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
-    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0,
-                        stream, *c);
+    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }
 
 /* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
@@ -1909,14 +1946,11 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
     }
     int64_t tiles = count_of(outer);
     unsigned grid = grid_for(tiles, 1), n = map_threads;
-    return !bits ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
-           : size == 8
-               ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
-           : size == 4
-               ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
-           : size == 2
-               ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
-               : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
+    return !bits       ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
+           : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 2 ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
+                       : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
 }
 
 }   /* namespace */
@@ -1926,8 +1960,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype))
-        return MIXP_ERR_DTYPE;
+    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype)) return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
     for (int i = 0; i < k->rank; i++) {
@@ -1941,12 +1974,10 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (transposes(&c))
-        return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
-                                        : launch_real(&c, kernel.stream));
+    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.launched("copy",
+                           bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }
-
 /* --- functions of an element -------------------------------------------------------------- */
 
 namespace {
@@ -2026,8 +2057,9 @@ static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no ca
 /* The larger of a and b, or b if either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
-__device__ inline float clamped(float x, float bound)
-{ return x > bound ? bound : x < -bound ? -bound : x; }
+__device__ inline float clamped(float x, float bound) {
+    return x > bound ? bound : x < -bound ? -bound : x;
+}
 
 /* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 __device__ inline float sigmoid(float x, float *rest) {
@@ -2052,16 +2084,17 @@ __device__ inline float power(float x, float p) {
 }
 
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
-__device__ inline float gelu_2u(float x, float square)
-{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+__device__ inline float gelu_2u(float x, float square) {
+    return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
+}
 
 /* x with the sign of s; 0 where s is 0. */
-__device__ inline float signed_by(float s, float x)
-{ return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
+__device__ inline float signed_by(float s, float x) { return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
 
 /* max(a, 0) + log(1 + e^-|p a|) / p: never overflows. */
-__device__ inline float softplus(float a, float p)
-{ return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p; }
+__device__ inline float softplus(float a, float p) {
+    return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p;
+}
 
 __device__ inline float squared(float a) { return a * a; }
 __device__ inline float twice(float a) { return a + a; }
@@ -2116,6 +2149,7 @@ __device__ inline float soft_cap_slope(float g, float x, float p) {
 
 #define MIXPI_UNARY_VALUE(op, value, slope) case MIXP_UNARY_##op: return value;
 #define MIXPI_UNARY_SLOPE(op, value, slope) case MIXP_UNARY_##op: return slope;
+/* clang-format off */
 template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
     float t;
     switch (op) {
@@ -2124,13 +2158,13 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     }
     return a;
 }
+/* clang-format on */
 
 /* g: the incoming gradient. */
-template <mixp_unary op>
-__device__ inline float unary_slope(float g, float b, float p, float q) {
+template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p, float q) {
     float t;
     switch (op) {
-    MIXPI_CUDA_UNARIES(MIXPI_UNARY_SLOPE)
+        MIXPI_CUDA_UNARIES(MIXPI_UNARY_SLOPE)
     case MIXP_UNARY_COUNT: break;
     }
     return g;
@@ -2139,9 +2173,11 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
 #undef MIXPI_UNARY_SLOPE
 
 /* NaN if either is NaN: larger propagates b's NaN, and the product with 0 propagates a's. */
-__device__ inline float nan_of(float a, float of_both)
-{ return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
+__device__ inline float nan_of(float a, float of_both) {
+    return fmaf(clamped(a, 1.0f), 0.0f, of_both);
+}
 
+/* clang-format off */
 template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
     float t;
     switch (op) {
@@ -2156,6 +2192,7 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
     }
     return a;
 }
+/* clang-format on */
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
@@ -2165,20 +2202,17 @@ __device__ inline float huber(float d, float delta) {
     return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
 }
 
-template <mixp_loss_kind kind>
-__device__ inline float loss_value(float a, float b, float delta) {
+template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b, float delta) {
     switch (kind) {
-    case MIXP_LOSS_MSE:        return (a - b) * (a - b);
-    case MIXP_LOSS_BCE_LOGITS:
-        return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
-    case MIXP_LOSS_BCE:
-        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
-    case MIXP_LOSS_L1:         return fabsf(a - b);
-    case MIXP_LOSS_HUBER:      return huber(a - b, delta);
-    case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
-    case MIXP_LOSS_KL:         return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
-    case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
-    case MIXP_LOSS_COUNT:      break;
+    case MIXP_LOSS_MSE: return (a - b) * (a - b);
+    case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
+    case MIXP_LOSS_BCE: return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_L1: return fabsf(a - b);
+    case MIXP_LOSS_HUBER: return huber(a - b, delta);
+    case MIXP_LOSS_SMOOTH_L1: return huber(a - b, delta) / delta;
+    case MIXP_LOSS_KL: return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
+    case MIXP_LOSS_KL_LOG: return expf(b) * (b - a);
+    case MIXP_LOSS_COUNT: break;
     }
     return a;
 }
@@ -2187,40 +2221,38 @@ template <mixp_loss_kind kind>
 __device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
-    case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
-    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancellation        */
+    case MIXP_LOSS_MSE: return 2.0f * (a - b) * p;
+    case MIXP_LOSS_BCE_LOGITS: /* (1-t) s - t (1-s): no cancellation        */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
-    case MIXP_LOSS_L1:         return signed_by(a - b, p);
-    case MIXP_LOSS_HUBER:      return clamped(a - b, delta) * p;
-    case MIXP_LOSS_SMOOTH_L1:  return clamped((a - b) / delta, 1.0f) * p;
-    case MIXP_LOSS_KL:         return -(b * p);
-    case MIXP_LOSS_KL_LOG:     return -(expf(b) * p);
-    case MIXP_LOSS_COUNT:      break;
+    case MIXP_LOSS_L1: return signed_by(a - b, p);
+    case MIXP_LOSS_HUBER: return clamped(a - b, delta) * p;
+    case MIXP_LOSS_SMOOTH_L1: return clamped((a - b) / delta, 1.0f) * p;
+    case MIXP_LOSS_KL: return -(b * p);
+    case MIXP_LOSS_KL_LOG: return -(expf(b) * p);
+    case MIXP_LOSS_COUNT: break;
     }
     return a;
 }
 
 /* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
-__device__ inline float larger_slope(float g, float x, float y)
-{ return x < y ? 0.0f : x == y ? 0.5f * g : g; }
+__device__ inline float larger_slope(float g, float x, float y) {
+    return x < y ? 0.0f : x == y ? 0.5f * g : g;
+}
 
-template <int fn>
-__device__ inline float value(float a, float b, float c, float p, float q) {
+template <int fn> __device__ inline float value(float a, float b, float c, float p, float q) {
     if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p, q);
     else if constexpr (fn < FN_BINARY)
         return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p, q);
-    else if constexpr (fn < FN_DIVISOR_D)
-        return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
     else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
     else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
-    else if constexpr (fn < FN_LOSS_D)
-        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
         return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p, q);
     else return a;
@@ -2261,8 +2293,9 @@ template <int fn> __device__ inline float map_parameter(const Map &m) {
 /* The minimum of blocks on a multiprocessor. Without it, nvcc saves registers and spills. */
 const int map_blocks = 4;
 
-template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
-map_dense(const __grid_constant__ Map m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads, map_blocks)
+    map_dense(const __grid_constant__ Map m) {
     float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -2271,8 +2304,7 @@ map_dense(const __grid_constant__ Map m) {
         get8_any(m.a, i, n, m.wide, a);
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
+        for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
     }
 }
@@ -2338,25 +2370,23 @@ template <int fn> __device__ inline float quick_value(float g, float a) {
     float t;
     switch (fn) {
     case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
-    case FN_UNARY + MIXP_UNARY_GELU_ERF:
-        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
-    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF: return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU: return g * quick_sigmoid(g, &t);
     case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
-    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
-    default:                                return quick_silu_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF: return quick_gelu_erf_slope(g, a);
+    default: return quick_silu_slope(g, a);
     }
 }
 
-template <mixp_dtype D>
-__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+template <mixp_dtype D> __device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
     float old[8];
     plain_get<D>(m.out.data, i, n, m.wide, old);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] += old[k];
 }
 
-template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
-map_low(const __grid_constant__ Map m) {
+template <int fn, mixp_dtype D>
+__global__ void __launch_bounds__(map_threads, map_blocks) map_low(const __grid_constant__ Map m) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         int n = (int)least(8, m.n - i);
@@ -2364,8 +2394,7 @@ map_low(const __grid_constant__ Map m) {
         plain_get<D>(m.a.data, i, n, m.wide, a);
         if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        for (int k = 0; k < 8; k++) a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
         if (m.out.accumulate) add_low<D>(m, i, n, a);
         plain_put<D>(m.out.data, i, n, m.wide, a);
     }
@@ -2379,8 +2408,7 @@ struct Dropout {
     bool            wide;
 };
 
-__global__ void __launch_bounds__(map_threads)
-    dropout_dense(const __grid_constant__ Dropout d) {
+__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
     uint64_t key = key_now(d.draws);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -2402,7 +2430,7 @@ struct RandomJob {
 };
 
 __global__ void __launch_bounds__(map_threads)
-random_elements(const __grid_constant__ RandomJob d) {
+    random_elements(const __grid_constant__ RandomJob d) {
     uint64_t key = key_now(d.draws);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x)
@@ -2423,13 +2451,14 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 /* The kernel for arrays that all have the same low dtype, or NULL. */
 template <mixp_dtype D> inline MapKernel low_map(int fn) {
     switch (fn) {
-#define MIXPI_LOW(f) case f: return map_low<f, D>;
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#define MIXPI_LOW(f)                                                                               \
+  case f: return map_low<f, D>;
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
 #undef MIXPI_LOW
     default: return NULL;
     }
@@ -2447,13 +2476,11 @@ inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_thread
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
-    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype))
-        return MIXP_ERR_DTYPE;
+    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype)) return MIXP_ERR_DTYPE;
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what,
-                       MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
 
 }   /* namespace */
@@ -2471,16 +2498,14 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
     bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &told_by = alone                          ? nothing_in
-                             : mixpi_unary_by_result(k->op) ? k->y
-                                                            : k->a;
+    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
     Map m = map_of(k->da, k->dy, told_by, k->n);
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward",
-                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
+    return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
+                   m);
 }
 
 /* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
@@ -2499,8 +2524,8 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     m.factor = k->factor;
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
-        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
-                                                     k->a, k->n, k->bad));
+        r = kernel.launched(
+            "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
@@ -2519,8 +2544,8 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
     d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
     d.wide = is_wide(k->y) && is_wide(k->a);
-    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
-                                                   map_threads, 0, kernel.stream, d));
+    return kernel.launched(
+        "dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0, kernel.stream, d));
 }
 
 static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
@@ -2540,8 +2565,7 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
                                               map_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
-                                            const mixp_loss_backward_args *k) {
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
     Kernel on(x);
     Map m = map_of(k->da, k->a, k->target, k->n);
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -2552,7 +2576,6 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
     m.q = k->delta;
     return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
-
 /* --- maps and sums with strides ------------------------------------------------------------ */
 
 namespace {
@@ -2573,8 +2596,7 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width,
-                            float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -2586,8 +2608,8 @@ __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int widt
 }
 
 /* The function of the elements at at[]. axes: the walk goes along the last of them. */
-template <int fn> __device__ inline void values_at(const Strided &m, const Axes &axes,
-                                                   const int64_t *at, float *v) {
+template <int fn>
+__device__ inline void values_at(const Strided &m, const Axes &axes, const int64_t *at, float *v) {
     int last = axes.rank - 1;
     float b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, c[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
@@ -2600,8 +2622,8 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
 }
 
 /* No sum: out (+)= fn(...). */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-map_strided(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) map_strided(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
@@ -2615,7 +2637,7 @@ map_strided(const __grid_constant__ Strided m) {
 /* A sum of two dense arrays whose dtypes the compiler knows. */
 template <mixp_dtype A, mixp_dtype B, mixp_dtype Y>
 __global__ void __launch_bounds__(map_threads, map_blocks)
-add_dense(const __grid_constant__ Strided m) {
+    add_dense(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
         float a[8], b[8];
@@ -2628,8 +2650,8 @@ add_dense(const __grid_constant__ Strided m) {
 }
 
 /* Stores a run's sums of `width` outputs from `output` on, which are at `at` in the result. */
-__device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
-                                 int64_t at, float *v) {
+__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
+                                 float *v) {
     if (m.runs > 1) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -2642,8 +2664,8 @@ __device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
 }
 
 /* Each thread adds one run of rows for 8 outputs, or one. */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-sum_columns(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t run = over(i, m.groups, m.per_group), base[4] = { 0, 0, 0, 0 };
@@ -2678,8 +2700,9 @@ __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *s
         sum[k] += ((v[0][k] + v[1][k]) + (v[2][k] + v[3][k])) +
                   ((v[4][k] + v[5][k]) + (v[6][k] + v[7][k]));
 }
-template <mixp_dtype D> __global__ void __launch_bounds__(map_threads, 2)
-sum_dense_columns(const __grid_constant__ Strided m) {
+template <mixp_dtype D>
+__global__ void __launch_bounds__(map_threads, 2)
+    sum_dense_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t run = over(i, m.groups, m.per_group), output = (i - run * m.groups) * 8;
@@ -2692,22 +2715,20 @@ sum_dense_columns(const __grid_constant__ Strided m) {
 }
 
 /* Each block adds one run of one output; `width` is along the summed axis. */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-sum_rows(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ Strided m) {
     for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
         int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
         int64_t base[4] = { 0, 0, 0, 0 };
-        int64_t end = least((run + 1) * m.run, m.rows),
-                r = run * m.run + threadIdx.x * m.width;
+        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
         float sum = 0.0f, v[8];
         locate(m.kept, output, base);
         for (; r < end; r += (int64_t)blockDim.x * m.width) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
             values_at<fn>(m, m.summed, at, v);
-            sum += m.width == 8
-                       ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
-                       : v[0];
+            sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+                                : v[0];
         }
         sum = block_sum(sum);
         if (threadIdx.x) continue;
@@ -2717,15 +2738,14 @@ sum_rows(const __grid_constant__ Strided m) {
 }
 
 /* Adds the runs of each output, with one thread per output, or one block if outputs are few. */
-__global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ Strided m,
-                                                        bool by_block) {
+__global__ void __launch_bounds__(map_threads)
+    sum_runs(const __grid_constant__ Strided m, bool by_block) {
     int64_t step = by_block ? blockDim.x : 1, first = by_block ? threadIdx.x : 0;
     int64_t o = by_block ? blockIdx.x : (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
-        for (int64_t r = first; r < m.runs; r += step)
-            sum += (double)m.partial[r * m.outputs + o];
+        for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
@@ -2736,9 +2756,9 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
 /* The same for many runs and many outputs: 32 sums for each output, then these sums in order. */
 const int sums_each = 32;
 
-__global__ void __launch_bounds__(warp_size * sums_each)
-sum_many_runs(const __grid_constant__ Strided m) {
-    MIXPI_SHARED(double, part, sums_each * (warp_size + 1));
+__global__ void __launch_bounds__(warp_size *sums_each)
+    sum_many_runs(const __grid_constant__ Strided m) {
+    MIXPI_SHARED(double, part, sums_each *(warp_size + 1));
     int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
     int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
     double sum = 0.0;
@@ -2756,6 +2776,7 @@ typedef void (*StridedKernel)(Strided m);
 struct Strided3 { StridedKernel map, columns, rows; };
 
 /* The kernels of fn that are in use. */
+/* clang-format off */
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
@@ -2796,11 +2817,11 @@ inline Strided3 strided_kernels(int fn) {
     }
     return s;
 }
+/* clang-format on */
 
 /* Splits the merged axes by whether the output repeats along them. */
 inline void split_axes(Strided *m, const Axes &x, bool sums) {
-    for (int i = 0; i < x.rank; i++)
-        append(sums && x.s[0][i] == 0 ? &m->summed : &m->kept, x, i);
+    for (int i = 0; i < x.rank; i++) append(sums && x.s[0][i] == 0 ? &m->summed : &m->kept, x, i);
     m->outputs = count_of(m->kept);
     m->rows = count_of(m->summed);
 }
@@ -2813,8 +2834,10 @@ inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, in
         if (!m.a[k].data) continue;
         if (walked.s[k][last] == 0 && k > 0) continue;
         if (walked.s[k][last] != 1 || !is_wide(m.a[k])) return false;
-        for (int i = 0; i < last; i++) if (walked.s[k][i] % 8) return false;
-        for (int i = 0; i < fixed.rank; i++) if (fixed.s[k][i] % 8) return false;
+        for (int i = 0; i < last; i++)
+            if (walked.s[k][i] % 8) return false;
+        for (int i = 0; i < fixed.rank; i++)
+            if (fixed.s[k][i] % 8) return false;
     }
     return true;
 }
@@ -2845,8 +2868,8 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
     return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                          grid_for(m->groups, map_threads), map_threads,
-                                          0, k->stream, *m));
+                                          grid_for(m->groups, map_threads), map_threads, 0,
+                                          k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -2862,25 +2885,23 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     bool by_block = m.outputs < 1024 && m.runs > 32;
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
-        return k->launched(what, MIXPI_LAUNCH(sum_many_runs,
-                                              (unsigned)ceil_div(m.outputs, warp_size),
-                                              warp_size * sums_each, 0, k->stream, m));
-    return k->launched(
-        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+        return k->launched(what,
+                           MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
+                                        warp_size * sums_each, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
-inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
-                           Strided *m) {
+inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
     int last = m->kept.rank - 1;
     bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
-    bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* not for a loss */
-    int64_t shortest = columns ? 64 : 8192,
-            threads = columns || m->rows > 1024 ? map_threads : 32;
+    bool columns = beside || (m->rows < 64 && m->outputs > 1); /* not for a loss */
+    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
     StridedKernel dense;
     mixp_result r;
-    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
-                        : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0) : by_eight(*m, m->summed, m->kept, 1))
+                   ? 8
+                   : 1;
     dense = columns ? dense_columns(fn, *m) : NULL;
     m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
     if (m->run < shortest) m->run = shortest;
@@ -2888,23 +2909,21 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
-        m->partial =
-            (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
+        m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    r = k->launched(what, columns
-                              ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
-                                             grid_for(m->groups * m->runs, (int)threads),
-                                             (unsigned)threads, 0, k->stream, *m)
-                              : MIXPI_LAUNCH(strided_kernels(fn).rows,
-                                             grid_for(m->groups * m->runs, 1),
-                                             (unsigned)threads, 0, k->stream, *m));
+    r = k->launched(what, columns ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
+                                                 grid_for(m->groups * m->runs, (int)threads),
+                                                 (unsigned)threads, 0, k->stream, *m)
+                                  : MIXPI_LAUNCH(strided_kernels(fn).rows,
+                                                 grid_for(m->groups * m->runs, 1),
+                                                 (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
-inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn,
-                               const Axes &axes, Strided *m, bool sums) {
+inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
+                               Strided *m, bool sums) {
     Kernel k(x);
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
@@ -2926,8 +2945,9 @@ inline Strided strided_of(const mixp_out &y, float p) {
     return m;
 }
 
-inline void set_strides(Axes *axes, int k, const int64_t *strides)
-{ for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i]; }
+inline void set_strides(Axes *axes, int k, const int64_t *strides) {
+    for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i];
+}
 
 /* Gives absent arrays the output's strides, so that they do not keep axes from merging. */
 inline void follow(Axes *axes, const Strided &m) {
@@ -2958,9 +2978,9 @@ namespace {
 inline int binary_slope(const mixp_binary_args *k, bool sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
-    case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
-    case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV:   return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    case MIXP_BINARY_SUB: return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL: return FN_BINARY + MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV: return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
     case MIXP_BINARY_MAXIMUM:
     case MIXP_BINARY_MINIMUM: return FN_LARGER_D;
     case MIXP_BINARY_SWIGLU: break;
@@ -2991,8 +3011,7 @@ inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
-                                              const mixp_binary_args *k) {
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
     bool sums = false;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
@@ -3053,11 +3072,11 @@ inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int 
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
-{ return reduce_any(x, "reduce", FN_COPY, 0, k); }
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k) {
+    return reduce_any(x, "reduce", FN_COPY, 0, k);
+}
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x,
-                                              const mixp_reduce_args *k) {
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k) {
     return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k);
 }
 
@@ -3073,7 +3092,6 @@ static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) 
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
-
 namespace {
 
 /* --- recipes: the quantiser ------------------------------------------------------------- *
@@ -3132,9 +3150,8 @@ __device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, fl
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
-    uint32_t r = q.k.stochastic
-               ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
-               : mixpi_grid_round(&q.grid, a);
+    uint32_t r = q.k.stochastic ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
+                                : mixpi_grid_round(&q.grid, a);
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 
@@ -3148,8 +3165,9 @@ __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, i
     put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
 }
 
-__device__ inline uint64_t quantise_key(const Quantising &q)
-{ return q.k.stochastic ? key_now(q.draws) : 0; }
+__device__ inline uint64_t quantise_key(const Quantising &q) {
+    return q.k.stochastic ? key_now(q.draws) : 0;
+}
 
 /* The scale of the array. All threads call it; one writes the product's factor, and
  * the amax if wanted. */
@@ -3165,8 +3183,7 @@ __device__ inline float array_scale(const Quantising &q) {
     if (blockIdx.x || threadIdx.x) return scale;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
-    if (q.k.decode)
-        *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
+    if (q.k.decode) *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
     return scale;
 }
 
@@ -3222,8 +3239,7 @@ __global__ void __launch_bounds__(quantise_threads)
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
         uint64_t key = quantise_key(q);
-        for (int64_t e = rank; e < end; e += q.team)
-            quantise8(q, key, at + eight_at(q.k, e), 8, s);
+        for (int64_t e = rank; e < end; e += q.team) quantise8(q, key, at + eight_at(q.k, e), 8, s);
     }
 }
 
@@ -3285,9 +3301,8 @@ __global__ void __launch_bounds__(quantise_threads)
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
-        q.k.scales[blockIdx.x / across * q.k.cols +
-                   (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x] =
-            mixpi_scale_code(q.k.scale, s.out);
+        q.k.scales[blockIdx.x / across * q.k.cols + (int64_t)(blockIdx.x % across) * column_tile +
+                   threadIdx.x] = mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
 }
@@ -3350,8 +3365,9 @@ __device__ inline void factors8(const mixp_recode_args &k, int64_t i, float *s) 
 
 __device__ inline bool is_e2m1(const mixp_recode_args &k) { return k.element == MIXP_F4_E2M1; }
 
-__device__ inline uint8_t *codes_at(const mixp_recode_args &k, int64_t i)
-{ return k.codes + (is_e2m1(k) ? i / 2 : i); }
+__device__ inline uint8_t *codes_at(const mixp_recode_args &k, int64_t i) {
+    return k.codes + (is_e2m1(k) ? i / 2 : i);
+}
 
 __device__ inline void put_codes8(const Recoding &q, int64_t i, Codes8 c) {
     uint8_t *p = codes_at(q.k, i);
@@ -3405,7 +3421,8 @@ __device__ inline void decode8(const Recoding &q, int64_t i, const float *s) {
     float v[8];
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) {
-        float x = is_e2m1(q.k)
+        float x =
+            is_e2m1(q.k)
                 ? mixpi_e2m1_value(c.lo >> 4 * j)
                 : mixp_f32_of_bits(mixpi_f32_of_e4m3((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFu));
         v[j] = __fmul_rn(x, s[j]);
@@ -3566,13 +3583,11 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    q.wide = is_wide(k->x) && is_wide(k->y) &&
-             (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
+    q.wide = is_wide(k->x) && is_wide(k->y) && (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
     kernel = quantise_kernel(&q, &grid);
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
-    return on.launched("quantise",
-                       MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+    return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
@@ -3584,10 +3599,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
-    return on.launched("recode",
-                       MIXPI_LAUNCH(recode_eights,
-                                    grid_for(k->rows * k->cols / 8, quantise_threads),
-                                    quantise_threads, 0, on.stream, q));
+    return on.launched("recode", MIXPI_LAUNCH(recode_eights,
+                                              grid_for(k->rows * k->cols / 8, quantise_threads),
+                                              quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -3596,8 +3610,8 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
     return on.launched("hadamard",
-                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256,
-                                    0, on.stream, *k));
+                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
+                                    on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -3605,8 +3619,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched("turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0,
-                                            on.stream, *k));
+    return on.launched(
+        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
@@ -3623,8 +3637,8 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    r = on.launched("lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0,
-                                         on.stream, q));
+    r = on.launched(
+        "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
     return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }
@@ -3682,24 +3696,26 @@ __device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
     mixp_out a = { data, dtype, 0 };
     return a;
 }
-__host__ __device__ inline bool is_aligned(const void *p) {
-    return (uintptr_t)p % 16 == 0;
-}
+__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 /* --- teams ----------------------------------------------------------------------------- */
 
 const int     team_threads = 256;
 const int64_t warp_cols = 1024;             /* rows up to this length are a warp's         */
 
-template <int T> __device__ inline int64_t team_first()
-{ return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T; }
-template <int T> __device__ inline int64_t team_step()
-{ return (int64_t)gridDim.x * (team_threads / T); }
+template <int T> __device__ inline int64_t team_first() {
+    return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T;
+}
+template <int T> __device__ inline int64_t team_step() {
+    return (int64_t)gridDim.x * (team_threads / T);
+}
 
-template <int T, class V> __device__ inline V team_sum(V v)
-{ return T == warp_size ? warp_sum(v) : block_sum(v); }
-template <int T> __device__ inline float team_max(float v)
-{ return T == warp_size ? warp_max(v) : block_max(v); }
+template <int T, class V> __device__ inline V team_sum(V v) {
+    return T == warp_size ? warp_sum(v) : block_sum(v);
+}
+template <int T> __device__ inline float team_max(float v) {
+    return T == warp_size ? warp_max(v) : block_max(v);
+}
 
 /* Launches kernel<T> over rows. A job holds the arguments of the table's kernel, and what the
  * threads need in addition. */
@@ -3744,7 +3760,10 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 __device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
                                 float missing, float *v) {
     int64_t i = row + p.col;
-    if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
+    if (wide && p.step == 1 && p.n == 8) {
+        get8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
 }
@@ -3765,7 +3784,10 @@ __device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) 
 __device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
                                 const float *v) {
     int64_t i = row + p.col;
-    if (wide && p.step == 1 && p.n == 8) { put8_whole(a, i, v); return; }
+    if (wide && p.step == 1 && p.n == 8) {
+        put8_whole(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < p.n) put1(a, i + k * p.step, v[k]);
@@ -3806,9 +3828,12 @@ __device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part
 }
 
 /* An absent array reads as `otherwise` everywhere. */
-__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
-                                   float otherwise, float *v) {
-    if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
+__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
+                                   float *v) {
+    if (a.data) {
+        get_part(a, 0, p, wide, otherwise, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = otherwise;
 }
@@ -3848,8 +3873,7 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     return all;
 }
 template <int T, mixp_dtype D = any_real>
-__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols,
-                                          bool wide) {
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -3864,8 +3888,9 @@ __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t
 struct SoftmaxJob : mixp_softmax_args { bool wide; };
 struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_rows(const __grid_constant__ SoftmaxJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3)
+    softmax_rows(const __grid_constant__ SoftmaxJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -3884,8 +3909,9 @@ softmax_rows(const __grid_constant__ SoftmaxJob s) {
 }
 
 /* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3)
+    softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -3896,8 +3922,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++)
-                part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
+            for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             sum += (double)part;
         }
         total = (float)team_sum<T>(sum);
@@ -3906,8 +3931,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
-                dy[k] =
-                    s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
+                dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
             add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
@@ -3920,8 +3944,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
  */
 struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is absent                    */
 
-template <int T>
-__device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
+template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -3949,8 +3972,8 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
     return (float)(1.0 / sqrt(team_sum<T>(sum) / (double)s.cols + (double)s.eps));
 }
 
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-norm_rows(const __grid_constant__ NormJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3) norm_rows(const __grid_constant__ NormJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -3995,8 +4018,7 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
             if (col < s.cols) add_second<B, In>(s, row + col, v[q]);
     }
 }
-template <int parts>
-__device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
+template <int parts> __device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
     double sum = 0.0;
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
@@ -4020,8 +4042,8 @@ __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8]
     return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
 }
 template <mixp_dtype Out>
-__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v,
-                                  float mean, float rstd) {
+__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
+                                  float rstd) {
     float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     plain_get8<MIXP_F32>(s.gamma.data, col, g);
     if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
@@ -4032,7 +4054,7 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
 
 template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
-norm_kept_rows(const __grid_constant__ NormJob s) {
+    norm_kept_rows(const __grid_constant__ NormJob s) {
     int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         float v[parts][8], mean, rstd;
@@ -4051,8 +4073,7 @@ norm_kept_rows(const __grid_constant__ NormJob s) {
 
 typedef void (*NormKernel)(NormJob s);
 
-template <mixp_dtype B, mixp_dtype In, mixp_dtype Out>
-inline NormKernel norm_kept(int64_t cols) {
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
     return cols <= 512   ? norm_kept_rows<B, In, Out, 2>
            : cols <= 768 ? norm_kept_rows<B, In, Out, 3>
                          : norm_kept_rows<B, In, Out, 4>;
@@ -4099,8 +4120,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p,
-                                 float *dy, float *h, float *d) {
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
+                                 float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -4118,22 +4139,24 @@ __device__ inline void block_sums(float &a, float &b, float *parts) {
     bool there = lane < (int)blockDim.x / warp_size;
     a = warp_sum(a);
     b = warp_sum(b);
-    if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
+    if (lane == 0) {
+        parts[warp] = a;
+        parts[32 + warp] = b;
+    }
     __syncthreads();
     a = warp_sum(there ? parts[lane] : 0.0f);
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
 
-__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
-                                   const float *h) {
+__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy, const float *h) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         dgamma[k] = fmaf(dy[k], h[k], dgamma[k]);
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBackJob &s, const Part &p,
-                                   const float *dgamma, const float *dbeta) {
+__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
+                                   const float *dbeta) {
     mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
@@ -4141,8 +4164,8 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p,
 }
 
 /* Writes one part of da = rstd (d - mean(d) - h mean(d h)). v: d. */
-__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
-                                const float *h, float *v, float m1, float m2) {
+__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
+                                float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
@@ -4151,7 +4174,7 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
 }
 
 __global__ void __launch_bounds__(back_threads)
-norm_back_slices(const __grid_constant__ NormBackJob s) {
+    norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int team = (int)blockDim.x, rank = (int)threadIdx.x;
     int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
@@ -4163,7 +4186,10 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
         MIXPI_PARTS(p, s.cols, team, rank) {
             back_part(s, r, p, dy, h, d);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) { sum += d[k]; dot = fmaf(d[k], h[k], dot); }
+            for (int k = 0; k < 8; k++) {
+                sum += d[k];
+                dot = fmaf(d[k], h[k], dot);
+            }
             if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
         }
         if (!s.da.data) continue;
@@ -4210,7 +4236,7 @@ __device__ inline void read_back(BackRow<Dy, A> &row, const NormBackJob &s, int6
 
 template <mixp_dtype Dy, mixp_dtype A>
 __global__ void __launch_bounds__(kept_threads, 6)
-norm_back_kept(const __grid_constant__ NormBackJob s) {
+    norm_back_kept(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
     int64_t col = 8 * (int64_t)threadIdx.x;
@@ -4262,9 +4288,9 @@ inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
 }
 
 /* Adds the slices: 32 sums for each column of a warp, then these sums in order. */
-__global__ void __launch_bounds__(join_cols * join_rows)
-norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
-    MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
+__global__ void __launch_bounds__(join_cols *join_rows)
+    norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
+    MIXPI_SHARED(float, sums, join_rows *(join_cols + 1));
     const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
     int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
     int64_t col = (int64_t)blockIdx.x * join_cols + lane;
@@ -4291,13 +4317,11 @@ struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
-__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
-                                int lane) {
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
     if (s.wide && s.cols % 8 == 0) {
         int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
         uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
-        const uint4 *p =
-            (const uint4 *)(const void *)((const char *)s.table.data + from * size);
+        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
         for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
     } else if (s.y.dtype == MIXP_F32) {
         for (int64_t i = lane; i < s.cols; i += warp_size)
@@ -4309,7 +4333,7 @@ __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
 }
 
 __global__ void __launch_bounds__(team_threads, 4)
-embedding_rows(const __grid_constant__ EmbeddingJob s) {
+    embedding_rows(const __grid_constant__ EmbeddingJob s) {
     int lane = (int)threadIdx.x % warp_size;
     Part p;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
@@ -4324,7 +4348,8 @@ embedding_rows(const __grid_constant__ EmbeddingJob s) {
         MIXPI_PARTS(p, s.cols, warp_size, lane) {
             if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) if (!good) v[k] = not_a_number();
+            for (int k = 0; k < 8; k++)
+                if (!good) v[k] = not_a_number();
             put_part(s.y, r * s.cols, p, s.wide, v);
         }
     }
@@ -4344,8 +4369,7 @@ const int64_t id_blocks = 1024;
 const int     ids_each = 4;     /* ids that a thread reads at a time                       */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high,
-                               int64_t *to) {
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
     int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
         int64_t i = first + ids_each * (int64_t)threadIdx.x;
@@ -4362,8 +4386,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
-                               const int64_t *list, int64_t n, int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -4386,14 +4410,12 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
 }
 
 __global__ void __launch_bounds__(team_threads)
-    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to,
-                   int64_t each) {
+    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
     int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
     int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab))
-            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -4410,7 +4432,7 @@ __global__ void __launch_bounds__(team_threads)
 
 /* Each thread computes one column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
-embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
+    embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
@@ -4458,8 +4480,7 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
 };
 
 /* The mean distance of a row's elements below the row's largest. */
-template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row,
-                                                   float top) {
+template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row, float top) {
     int rank = (int)threadIdx.x % T;
     float sum = 0.0f, v[8];
     Part p;
@@ -4477,8 +4498,8 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
 /* Stores the row's loss; its parts are added in double. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e,
-                                float below, float at_target) {
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
+                                float at_target) {
     int32_t target = s.targets[r];
     float top = e.top, log_sum = logf(e.sum);
     s.top_rsum[2 * r] = top;
@@ -4494,8 +4515,9 @@ __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents 
         s.losses[r] = (double)not_a_number();
     }
 }
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_rows(const __grid_constant__ EntropyJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
@@ -4518,8 +4540,7 @@ __device__ inline int64_t counted_rows(const EntropyJob &s) {
         MIXPI_UNROLL
         for (int k = 0; k < loads_ahead; k++) target[k] = s.targets[i + k * step];
         MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++)
-            count += target[k] != s.ignore;
+        for (int k = 0; k < loads_ahead; k++) count += target[k] != s.ignore;
     }
     for (; i < s.rows; i += step) count += s.targets[i] != s.ignore;
     return count;
@@ -4541,12 +4562,11 @@ __device__ inline double summed_losses(const EntropyJob &s) {
 }
 
 /* The mean over the counted rows. */
-__global__ void __launch_bounds__(1024)
-entropy_mean(const __grid_constant__ EntropyJob s) {
+__global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ EntropyJob s) {
     double sum = block_sum(summed_losses(s));
     int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x) return;
-    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+    if (s.before > 0 && *s.counted > 0.0f) { /* the mean of earlier rows goes on */
         sum += (double)*s.loss * (double)*s.counted;
         count += (int64_t)*s.counted;
     }
@@ -4555,8 +4575,9 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
     float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
@@ -4596,8 +4617,7 @@ struct EntropyBothJob : EntropyJob {
 const int beside_row = 512;
 
 /* Counts the rows that count: the divisor of each gradient. */
-__global__ void __launch_bounds__(1024)
-entropy_count(const __grid_constant__ EntropyBothJob s) {
+__global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ EntropyBothJob s) {
     int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x == 0) *s.counted = (float)count;
 }
@@ -4612,8 +4632,7 @@ __device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t 
     cp_async_16(kept + at, from, 16);
     if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
 }
-template <mixp_dtype D>
-__device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
+template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
     for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
         fetch_part<D>(s, row, col);
     cp_async_commit();
@@ -4652,8 +4671,9 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
     if (T == team_threads && s.kept) cp_async_commit();
 }
 
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
     int rank = (int)threadIdx.x % T;
     if (kept) fetch_row<D>(s, team_first<T>());
@@ -4664,7 +4684,7 @@ entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
-        __syncwarp();       /* dlogits may be logits: lane 0 has read its target by now */
+        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
         put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
     }
 }
@@ -4695,7 +4715,7 @@ __device__ inline Most larger_of(const Most &a, const Most &b) {
 
 /* One warp per column if columns are few and long; otherwise one thread per column. */
 __global__ void __launch_bounds__(team_threads)
-max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
+    max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
     int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
     int64_t step = (int64_t)gridDim.x * team_threads / lanes;
     int lane = (int)threadIdx.x % lanes;
@@ -4722,7 +4742,7 @@ max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
 
 /* One thread per element of da. */
 __global__ void __launch_bounds__(team_threads)
-max_back(const __grid_constant__ mixp_max_backward_args s) {
+    max_back(const __grid_constant__ mixp_max_backward_args s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.n * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / (s.n * s.inner), j = i / s.inner % s.n, c = i % s.inner;
@@ -4739,7 +4759,7 @@ struct GatherJob : mixp_gather_args { FaultFlag fault; };
 
 /* One thread per element of y. */
 __global__ void __launch_bounds__(team_threads)
-gather_elements(const __grid_constant__ GatherJob s) {
+    gather_elements(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / (s.m * s.inner), c = i % s.inner;
@@ -4751,8 +4771,7 @@ gather_elements(const __grid_constant__ GatherJob s) {
 }
 
 /* One thread per column: no other thread adds to the column. */
-__global__ void __launch_bounds__(team_threads)
-gather_back(const __grid_constant__ GatherJob s) {
+__global__ void __launch_bounds__(team_threads) gather_back(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / s.inner, c = i % s.inner;
@@ -4783,7 +4802,7 @@ __device__ inline double exact1(const mixp_in &a, int64_t i) {
 
 /* One thread per element of y. */
 __global__ void __launch_bounds__(team_threads)
-compare_elements(const __grid_constant__ CompareJob s) {
+    compare_elements(const __grid_constant__ CompareJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.count; i += (int64_t)gridDim.x * team_threads) {
         int64_t at[4] = { 0, 0, 0, 0 };
@@ -4797,7 +4816,7 @@ const int topk_short = 64;
 
 /* One thread per element of a: the element's place is the number of elements before it. */
 __global__ void __launch_bounds__(team_threads)
-topk_places(const __grid_constant__ mixp_topk_args s) {
+    topk_places(const __grid_constant__ mixp_topk_args s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
         int64_t row = i / s.cols, own = i - row * s.cols, before = 0;
@@ -4814,14 +4833,15 @@ topk_places(const __grid_constant__ mixp_topk_args s) {
 const int sort_room = 2048;
 
 /* Does topk_sorted run this call? */
-inline bool topk_is_sorted(const mixp_topk_args &k)
-{ return k.cols <= sort_room || k.k <= sort_room / 2; }
+inline bool topk_is_sorted(const mixp_topk_args &k) {
+    return k.cols <= sort_room || k.k <= sort_room / 2;
+}
 
 /* The rank of element i of a row: earlier of equal elements have larger ranks. 0: no element. */
 __device__ inline uint64_t topk_rank(const mixp_topk_args &s, int64_t row, int64_t i) {
     if (i >= s.cols) return 0;
     uint32_t key = mixpi_topk_key(get1(s.a, row * s.cols + i), s.smallest);
-    return (uint64_t)key << 32 | (uint32_t)~(uint32_t)i;
+    return (uint64_t)key << 32 | (uint32_t) ~(uint32_t)i;
 }
 
 /* Sorts n ranks, a power of two, the largest first: Batcher's bitonic network (1968). */
@@ -4843,7 +4863,7 @@ __device__ inline void sort_ranks(uint64_t *ranks, int n) {
 /* A block per row. Of a row of more than sort_room elements, each turn keeps the best half of the
  * room and reads as many elements again. */
 __global__ void __launch_bounds__(team_threads)
-topk_sorted(const __grid_constant__ mixp_topk_args s) {
+    topk_sorted(const __grid_constant__ mixp_topk_args s) {
     MIXPI_SHARED(uint64_t, best, sort_room);
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
@@ -4856,7 +4876,7 @@ topk_sorted(const __grid_constant__ mixp_topk_args s) {
             sort_ranks(best, n);
         }
         for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
-            s.index[row * s.k + t] = (int32_t)~(uint32_t)best[t];
+            s.index[row * s.k + t] = (int32_t) ~(uint32_t)best[t];
         __syncthreads();
     }
 }
@@ -4869,8 +4889,7 @@ struct MergeJob : mixp_topk_args {
 };
 
 /* A block per piece. */
-__global__ void __launch_bounds__(team_threads)
-topk_pieces(const __grid_constant__ MergeJob s) {
+__global__ void __launch_bounds__(team_threads) topk_pieces(const __grid_constant__ MergeJob s) {
     MIXPI_SHARED(uint64_t, ranks, sort_room);
     int64_t pieces = ceil_div(s.cols, sort_room);
     for (int64_t unit = blockIdx.x; unit < s.rows * pieces; unit += gridDim.x) {
@@ -4898,29 +4917,28 @@ __device__ inline int64_t ranks_above(const uint64_t *ranks, int64_t n, uint64_t
 
 /* One thread per rank: its place is its place in its own run, plus the number of larger ranks in
  * the other run of the pair. No two ranks of a row are equal. */
-__global__ void __launch_bounds__(team_threads)
-topk_merge(const __grid_constant__ MergeJob s) {
+__global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant__ MergeJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
         int64_t row = i / s.cols, own = i - row * s.cols;
         int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
         int64_t other = own - in_run == pair ? pair + s.width : pair;
         uint64_t rank = s.from[i];
-        int64_t place = pair + in_run + ranks_above(s.from + row * s.cols + other,
-                                                    least(s.width, s.cols - other), rank);
+        int64_t place =
+            pair + in_run +
+            ranks_above(s.from + row * s.cols + other, least(s.width, s.cols - other), rank);
         if (s.to) s.to[row * s.cols + place] = rank;
-        else if (place < s.k) s.index[row * s.k + place] = (int32_t)~(uint32_t)rank;
+        else if (place < s.k) s.index[row * s.k + place] = (int32_t) ~(uint32_t)rank;
     }
 }
 
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
-__global__ void __launch_bounds__(team_threads)
-rope_angles(const __grid_constant__ RopeJob s) {
+__global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double sine, cosine;        /* by sincospi: sin and cos would need a stack           */
+        double sine, cosine; /* by sincospi: sin and cos would need a stack           */
         sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
         s.cosine[i] = (float)cosine;
         s.sine[i] = (float)sine;
@@ -4928,8 +4946,7 @@ rope_angles(const __grid_constant__ RopeJob s) {
 }
 
 /* One thread per pair. */
-__global__ void __launch_bounds__(team_threads)
-rope_pairs(const __grid_constant__ RopeJob s) {
+__global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
         int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
@@ -4953,9 +4970,7 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
 }
 
 /* A missing array may have any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) {
-    return !a.data || is_real(a.dtype);
-}
+template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
 
 static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
     Kernel on(x);
@@ -4988,7 +5003,8 @@ static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
 }
 static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
     if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
-        !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
+        !mixpi_cuda_may_be(job.beta))
+        return MIXP_ERR_DTYPE;
     return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
@@ -5034,19 +5050,18 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
-    return on.launched("add_norm", MIXPI_LAUNCH(kept,
-        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
-                                               int64_t slices) {
+static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
     int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
-    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-        (unsigned)least(threads, back_threads), 0, on->stream, job));
+    return on->launched("norm_backward",
+                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
-                                            const mixp_norm_backward_args *k) {
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
     Kernel on(x);
     NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
     bool sums = k->dgamma.data || k->dbeta.data;
@@ -5055,30 +5070,26 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
         !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db)) return MIXP_ERR_DTYPE;
+        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
+        return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
-    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) &&
-               is_wide(k->db);
+    job.wide =
+        is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
-    if (sums)
-        job.partial =
-            (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+    if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
     if (sums && !job.partial) return MIXP_ERR_MEMORY;
     if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data))
-        r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
     if (r != MIXP_OK || !sums) return r;
     return on.launched("norm_backward",
-                       MIXPI_LAUNCH(norm_back_join,
-                                    dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
                                     join_cols * join_rows, 0, on.stream, job, slices));
 }
 
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
-                                        const mixp_embedding_args *k) {
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
     Kernel on(x);
     EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
     job.fault = fault_flag(on.state);
@@ -5087,8 +5098,9 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0) return MIXP_OK;
-    return on.launched("embedding", MIXPI_LAUNCH(embedding_rows,
-        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("embedding",
+                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                                    team_threads, 0, on.stream, job));
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
@@ -5127,16 +5139,17 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, k, memory);
-    r = on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
-        (unsigned)ceil_div(k->vocab, each), team_threads, 0, on.stream, job, to, each));
+    r = on.launched("embedding_backward",
+                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
+                                 0, on.stream, job, to, each));
     return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
 }
 
 static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16:  return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
+    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
-    default:        return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
     }
 }
 
@@ -5148,8 +5161,7 @@ static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJo
     return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
 }
 
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
-                                            const mixp_cross_entropy_args *k) {
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
     Kernel on(x);
     EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     mixp_result r = MIXP_OK;
@@ -5161,19 +5173,17 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
     if (!job.losses) return MIXP_ERR_MEMORY;
     if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy",
-                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
-        const mixp_cross_entropy_backward_args *k) {
+                                                     const mixp_cross_entropy_backward_args *k) {
     Kernel on(x);
     EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
     job.fault = fault_flag(on.state);
     job.wide = is_wide(k->dlogits) && is_wide(k->logits);
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) ||
-        !is_real(k->logits.dtype))
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
@@ -5195,9 +5205,9 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
 }
 static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16:  return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
+    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
     case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
-    default:        return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
     }
 }
 
@@ -5228,8 +5238,8 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
     if (r == MIXP_OK && job.rows > 0)
         r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream,
-                                                     (const EntropyJob &)job));
+    return on.launched("cross_entropy",
+                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }
 
 static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
@@ -5238,15 +5248,13 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
                                            team_threads, 0, on.stream, *k, lanes));
 }
 
-static mixp_result mixpi_cuda_max_backward(const mixp_exec *x,
-                                           const mixp_max_backward_args *k) {
+static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_backward_args *k) {
     Kernel on(x);
     int64_t count = k->outer * k->n * k->inner;
     if (!on.state) return MIXP_ERR_ORDER;
@@ -5280,12 +5288,13 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0 || k->m <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
-    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back,
-        grid_for(columns, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
+                                                       team_threads, 0, on.stream, job));
 }
 
-static bool mixpi_cuda_comparable(const mixp_in &a)
-{ return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32); }
+static bool mixpi_cuda_comparable(const mixp_in &a) {
+    return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
 
 static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
     Kernel on(x);
@@ -5318,8 +5327,8 @@ static mixp_result mixpi_cuda_merged(Kernel *on, const mixp_exec *x, const mixp_
     uint64_t *ranks = (uint64_t *)scratch_of(x, (size_t)(2 * count) * sizeof(uint64_t));
     if (!ranks) return MIXP_ERR_MEMORY;
     job.to = ranks;
-    mixp_result r = on->launched("topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1),
-                                                      team_threads, 0, on->stream, job));
+    mixp_result r = on->launched(
+        "topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1), team_threads, 0, on->stream, job));
     for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
         job.from = job.to;
         job.to = job.from == ranks ? ranks + count : ranks;
@@ -5341,8 +5350,8 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
         return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                                 team_threads, 0, on.stream, *k));
     if (!topk_is_sorted(*k)) return mixpi_cuda_merged(&on, x, k);
-    return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
-                                            0, on.stream, *k));
+    return on.launched(
+        "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -5357,11 +5366,11 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
-                                         team_threads, 0, on.stream, job));
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
+                                         0, on.stream, job));
     if (r != MIXP_OK) return r;
-    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads),
-                                            team_threads, 0, on.stream, job));
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
+                                            0, on.stream, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS
@@ -5397,8 +5406,7 @@ __device__ inline Walk walk_of(const mixp_param_row *rows, int64_t count) {
 __device__ inline void next_window(Walk &w) {
     int64_t chunks = 0, all;
     w.row = w.next + (int64_t)threadIdx.x;
-    if (w.row < w.count && w.rows[w.row].active)
-        chunks = ceil_div(w.rows[w.row].count, chunk_size);
+    if (w.row < w.count && w.rows[w.row].active) chunks = ceil_div(w.rows[w.row].count, chunk_size);
     w.from = w.to;
     w.end = w.to + block_scan(chunks, &all);
     w.first = w.end - chunks;
@@ -5424,12 +5432,11 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
 }
 __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
 
-__device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
-{ return least(c.first + chunk_size, count); }
-
-inline unsigned blocks_of(const State *s, int each) {
-    return (unsigned)(s->processors * each);
+__device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
+    return least(c.first + chunk_size, count);
 }
+
+inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
 /* --- prepare, advance ------------------------------------------------------------------ */
 
@@ -5458,16 +5465,15 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
     mirror_store(both);
 }
 
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
-                             mixp_step_state *step, const Prepare p) {
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
+                             const Prepare p) {
     prepare(plan, step, p);
 }
 
 /* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
                                const mixp_look *wide, const mixp_look *narrow, int32_t forgives,
-                               int32_t falls, const int32_t *stop,
-                               const Mirrored mirror) {
+                               int32_t falls, const int32_t *stop, const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
@@ -5498,8 +5504,8 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
 }
 
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
-__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
-                            const mixp_agree_args k, const int32_t *stop) {
+__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
+                            const int32_t *stop) {
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
@@ -5533,13 +5539,11 @@ struct Look {
 /* x * factor; a NaN keeps its payload, as on the CPU. */
 __device__ inline float scaled(float x, float factor) {
     uint32_t u = mixp_bits_of_f32(x);
-    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u)
-                                           : x * factor;
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u) : x * factor;
 }
 
 /* Finds the Inf or NaN element, and sums squares in double, in whose range 3e38 and 1e-38 stay. */
-__device__ inline void look_closely(Look &l, const float *given, const float *v,
-                                    int64_t place) {
+__device__ inline void look_closely(Look &l, const float *given, const float *v, int64_t place) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t had = mixp_bits_of_f32(given[k]) & 0x7FFFFFFFu;
@@ -5553,8 +5557,7 @@ __device__ inline void look_closely(Look &l, const float *given, const float *v,
     }
 }
 
-__device__ inline void look_at(Look &l, const float *given, const float *v,
-                               int64_t place) {
+__device__ inline void look_at(Look &l, const float *given, const float *v, int64_t place) {
     float squares = 0.0f, top = 0.0f;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -5611,8 +5614,7 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     Look l = { 0.0, nothing_bad, 0.0f };
     mixp_grad_stats stats;
     Chunk c = { -1, -1 };
-    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to);
-         i += (int64_t)blockDim.x) {
+    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
         l.squares += bins[i].squares;
         l.largest = fmaxf(l.largest, bins[i].largest);
         l.bad = least(l.bad, bins[i].bad);
@@ -5643,8 +5645,8 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 }
 
 __global__ void __launch_bounds__(look_threads)
-gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
-              const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+    gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
+                  const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     Walk w = walk_of(k.rows, k.count);
     Chunk at;
     float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
@@ -5663,8 +5665,7 @@ gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
 
 /* --- clip ------------------------------------------------------------------------------ */
 
-__global__ void __launch_bounds__(look_threads, 4)
-clip_chunks(const mixp_clip_args job) {
+__global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
     Chunk at;
@@ -5674,8 +5675,7 @@ clip_chunks(const mixp_clip_args job) {
     Walk w = walk_of(rows, job.count);
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
-        int64_t end = chunk_end(at, rows[at.row].count),
-                i = at.first + 8 * (int64_t)threadIdx.x;
+        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_aligned(grad.data);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
@@ -5708,8 +5708,9 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.past += !bad && v >= at.past;
 }
 
-__device__ inline void add_count(int64_t *to, int64_t n)
-{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+__device__ inline void add_count(int64_t *to, int64_t n) {
+    if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n);
+}
 
 /* Joins counts and an integer maximum, which give the same result in any order. */
 __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
@@ -5747,14 +5748,12 @@ __device__ inline uint32_t warp_top(uint32_t v) {
 const int64_t look_piece = (int64_t)1 << 16;
 
 __global__ void __launch_bounds__(look_threads)
-look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
-    for (int64_t first = blockIdx.x * look_piece; first < k.n;
-         first += gridDim.x * look_piece) {
+    look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n; first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
         Seen s = { 0, 0, 0, 0, 0, 0, 0, 0 };
-        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
-             i += 8 * (int64_t)blockDim.x) {
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
             float v[8];
             int n = (int)least(8, end - i);
             get8_any(k.x, i, n, wide, v);
@@ -5849,8 +5848,7 @@ __device__ inline uint32_t block_largest(const Cell &c, const float *x) {
 
 __device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool second) {
     const uint8_t *scales = second ? row.v_scale : row.m_scale;
-    const Eight<uint8_t> e =
-        get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
+    const Eight<uint8_t> e = get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
     const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -5890,15 +5888,13 @@ __device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shi
     put_codes(to, c.i, c.n, c.wide, e);
 }
 
-template <bool small>
-__device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+template <bool small> __device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
     if (small && row.m_scale) get_blocks(row, c, false);
     else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
     if (small && row.v_scale) get_blocks(row, c, true);
     else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
 }
-template <bool small>
-__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+template <bool small> __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
     if (small && row.m_scale) put_m_blocks(row, c);
     else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
     else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
@@ -5908,16 +5904,16 @@ __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
 }
 
 /* Does the row's master hold only the bits that its bf16 weight lacks? */
-__device__ inline bool is_split(const mixp_param_row &row)
-{ return row.master && row.master_dtype != MIXP_F32; }
+__device__ inline bool is_split(const mixp_param_row &row) {
+    return row.master && row.master_dtype != MIXP_F32;
+}
 
 __device__ inline void get_split(const mixp_param_row &row, Cell &c) {
     Eight<uint16_t> w = get_codes<uint16_t>(row.weight, c.i, c.n, c.wide);
     if (row.master_dtype == MIXP_BF16) {
         Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
         return;
     }
     Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
@@ -5930,28 +5926,24 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t random = mixpi_random_master(c.random[k]);
-        mixp_master_parts parts = row.master_dtype == MIXP_BF16
-                                      ? mixp_master_to_16(c.p[k])
-                                      : mixp_master_to_8(c.p[k], random);
+        mixp_master_parts parts = row.master_dtype == MIXP_BF16 ? mixp_master_to_16(c.p[k])
+                                                                : mixp_master_to_8(c.p[k], random);
         w.code[k] = (uint16_t)parts.weight;
         wide_rest.code[k] = (uint16_t)parts.rest;
         rest.code[k] = (uint8_t)parts.rest;
     }
     put_codes(row.weight, c.i, c.n, c.wide, w);
-    if (row.master_dtype == MIXP_BF16)
-        put_codes(row.master, c.i, c.n, c.wide, wide_rest);
+    if (row.master_dtype == MIXP_BF16) put_codes(row.master, c.i, c.n, c.wide, wide_rest);
     else put_codes(row.master, c.i, c.n, c.wide, rest);
 }
 
-template <bool small>
-__device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+template <bool small> __device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
     mixp_in weight = { row.weight, row.weight_dtype };
     mixp_in master = { row.master, MIXP_F32 };
     if (small && is_split(row)) get_split(row, c);
     else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
-template <bool small>
-__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
+template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
@@ -5976,12 +5968,10 @@ __device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum,
 __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
 /* The passes of Muon and of averages. */
@@ -5995,19 +5985,17 @@ __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_
         else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
     }
 }
-__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                bool momentum, Cell &c) {
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind, bool momentum,
+                                Cell &c) {
     if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
     else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+        for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     }
 }
 
@@ -6025,8 +6013,7 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
  * than f32. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                mixp_optimizer_kind kind, uint64_t key, Cell &c,
-                                mixp_lost &lost) {
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     float was[8];
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
@@ -6049,9 +6036,8 @@ __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
  * bias corrections. */
-__device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
-                                               const mixp_step_state *step,
-                                               const mixp_param_row &row) {
+__device__ inline mixp_step_scalars
+update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
@@ -6060,10 +6046,10 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-template <bool small, bool counting> __global__ void
-__launch_bounds__(look_threads, small ? 1 : 2)
-update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
-              int64_t count, const mixp_step_state *step, mixp_lost *lost) {
+template <bool small, bool counting>
+__global__ void __launch_bounds__(look_threads, small ? 1 : 2)
+    update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
+                  int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
     Chunk at;
     const bool skip = step->skip != 0;
@@ -6104,8 +6090,7 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
-                                         const mixp_grad_stats_args *args) {
+static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
     mixp_grad_stats_args job = *args;
@@ -6115,27 +6100,25 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
-    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
-    return k.launched(
-        "grad_stats",
-        MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                     look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                     args->plan ? *args->plan : no_plan, then));
+    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    return k.launched("grad_stats",
+                      MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                                   look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                                   args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8),
-                                           look_threads, 0, k.stream, *args));
+    return k.launched(
+        "clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("prepare",
-                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
-                                   args->step,
+                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
                                    prepare_of(k.state, args->step, args->scaler)));
 }
 
@@ -6145,18 +6128,19 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     if (args->lost)
         kernel = args->plan->small ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
-                                             0, k.stream, *args->plan, args->rows,
-                                             args->count, args->step, args->lost));
+    return k.launched("update",
+                      MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                   *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->wide, args->narrow, args->forgives, args->falls,
-        &k.state->block->stop,
-        mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+    return k.launched("advance",
+                      MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
+                                   args->scaler, args->wide, args->narrow, args->forgives,
+                                   args->falls, &k.state->block->stop,
+                                   mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -6167,8 +6151,8 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
     const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.launched("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream,
-                                              *args));
+    return k.launched("restore",
+                      MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -6178,20 +6162,18 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
-    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
-                                           look_threads, 0, k.stream, *args,
-                                           mixpi_look_limits_of(args->low)));
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
+                                           0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
     Kernel k(x);
     mixp_agree_args job = *args;
     if (!k.state) return MIXP_ERR_ORDER;
-    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
-    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream,
-                                            *args->plan, job, &k.state->block->stop));
+    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
+                                            job, &k.state->block->stop));
 }
-
 /* ==== 6. GEMM ============================================================== >>gemm ====
  *
  * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
@@ -6248,8 +6230,8 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
-                                  int64_t j, const float (*sums)[4]) {
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
+                                  const float (*sums)[4]) {
     float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -6265,8 +6247,8 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
 }
 
 __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
-    MIXPI_SHARED(float, a, tile_depth * tile_pitch);
-    MIXPI_SHARED(float, b, tile_depth * tile_pitch);
+    MIXPI_SHARED(float, a, tile_depth *tile_pitch);
+    MIXPI_SHARED(float, b, tile_depth *tile_pitch);
     int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
     int64_t ai = g.trans_a ? 1 : g.lda, ap = g.trans_a ? g.lda : 1;
     int64_t bj = g.trans_b ? g.ldb : 1, bp = g.trans_b ? 1 : g.ldb;
@@ -6281,8 +6263,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
             tile_multiply(sums, a, b);
             __syncthreads();
         }
-        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4,
-                   sums);
+        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
     }
 }
 
@@ -6295,27 +6276,24 @@ struct Matrix {
 };
 
 inline Matrix matrix_a(const mixp_gemm_args &g) {
-    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
-                   g.stride_a ? g.batch : 1 };
+    return Matrix{ g.a,        g.trans_a ? g.k : g.m,   g.trans_a ? g.m : g.k, g.lda,
+                   g.stride_a, g.stride_a ? g.batch : 1 };
 }
 inline Matrix matrix_b(const mixp_gemm_args &g) {
-    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
-                   g.stride_b ? g.batch : 1 };
+    return Matrix{ g.b,        g.trans_b ? g.n : g.k,   g.trans_b ? g.k : g.n, g.ldb,
+                   g.stride_b, g.stride_b ? g.batch : 1 };
 }
-inline Matrix matrix_c(const mixp_gemm_args &g)
-{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm_args &g) {
-    return Matrix{ g.bias, 1, g.n, g.n, 0, 1 };
+inline Matrix matrix_c(const mixp_gemm_args &g) {
+    return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch };
 }
+inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
 inline bool starts_aligned(const Matrix &m) {
-    return is_wide(m.at) &&
-           (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
+    return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
 }
 /* Can the matrix's rows be read 8 elements at a time? */
 inline bool rows_aligned(const Matrix &m) {
-    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) &&
-           (m.count == 1 || m.stride % 8 == 0);
+    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
 /* Copies src to `to`, laid out as dst: aligned, full rows. Columns beyond src's width become 0. */
@@ -6323,11 +6301,9 @@ __global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        int64_t row = i / across % dst.rows, z = i / across / dst.rows,
-                j = i % across * 8;
+        int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
         float v[8];
-        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j),
-                 wide, v);
+        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
         put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
@@ -6380,8 +6356,7 @@ inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *
 }
 
 /* A matrix of one row may have any ld, but cuBLASLt requires ld >= the width. */
-inline int64_t row_pitch(const Matrix &m)
-{ return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
+inline int64_t row_pitch(const Matrix &m) { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
 /* strict: for the second attempt; packs unaligned operands and adds the bias in a kernel. */
 inline Product product_of(const mixp_gemm_args &g, bool strict) {
@@ -6396,9 +6371,8 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
     p.g.ldc = row_pitch(c);
     p.pack_a = needs_pack(a, dtype, strict);
     p.pack_b = needs_pack(b, dtype, strict);
-    p.finish =
-        needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
-        (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
+    p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+               (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
     if (p.pack_a) {
         p.g.a.dtype = dtype;
@@ -6487,14 +6461,23 @@ inline PlanKey plan_key(const Product &p) {
     PlanKey key;
     bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
-    key.m = g.m; key.n = g.n; key.k = g.k; key.batch = g.batch;
-    key.lda = g.lda; key.ldb = g.ldb; key.ldc = g.ldc;
+    key.m = g.m;
+    key.n = g.n;
+    key.k = g.k;
+    key.batch = g.batch;
+    key.lda = g.lda;
+    key.ldb = g.ldb;
+    key.ldc = g.ldc;
     key.stride_a = many ? g.stride_a : 0;
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
-    key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
-    key.dtype_a = g.a.dtype; key.dtype_b = g.b.dtype; key.dtype_c = g.c.dtype;
-    key.epilogue = p.epilogue; key.modes = p.mode_a + 16 * p.mode_b;
+    key.trans_a = g.trans_a != 0;
+    key.trans_b = g.trans_b != 0;
+    key.dtype_a = g.a.dtype;
+    key.dtype_b = g.b.dtype;
+    key.dtype_c = g.c.dtype;
+    key.epilogue = p.epilogue;
+    key.modes = p.mode_a + 16 * p.mode_b;
     if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
     if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
     if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
@@ -6523,23 +6506,19 @@ inline cudaDataType_t library_type(int32_t dtype) {
 }
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
-inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
-                        int64_t cols, int64_t ld, int64_t batch, int64_t stride) {
+inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
+                        int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
-    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols,
-                                      (uint64_t)rows, ld) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                            &count,
+    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
+                                      ld) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
                                             sizeof count) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(
-               *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-               sizeof stride) == CUBLAS_STATUS_SUCCESS;
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
 }
 
-inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value,
-                     size_t size) {
-    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) ==
-           CUBLAS_STATUS_SUCCESS;
+inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size) {
+    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) == CUBLAS_STATUS_SUCCESS;
 }
 
 /* Does the epilogue have a bias or sums? Does it read or write the values before GELU? */
@@ -6616,21 +6595,20 @@ inline bool plan_describe(Plan *p, const void *at) {
     cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
-                       k.lda, k.batch, k.stride_a) &&
-           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
-                       k.ldb, k.batch, k.stride_b) &&
+           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
+                       k.batch, k.stride_a) &&
+           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
+                       k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
-           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_alpha(p) && plan_set_modes(p, at) && plan_set_epilogue(p, at);
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) && plan_set_alpha(p) &&
+           plan_set_modes(p, at) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
  * not depend on where the allocator happened to place an array. */
-inline bool prefer_aligned(cublasLtMatmulPreference_t p,
-                           cublasLtMatmulPreferenceAttributes_t what, bool aligned,
-                           int32_t dtype) {
+inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+                           bool aligned, int32_t dtype) {
     uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
     return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
            CUBLAS_STATUS_SUCCESS;
@@ -6640,12 +6618,12 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int off = key.flags;
-    return cublasLtMatmulPreferenceSetAttribute(
-               p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
-               sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulPreferenceSetAttribute(
-               p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+    return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                &workspace_bytes,
+                                                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &reductions,
+                                                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
                           key.dtype_b) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
@@ -6674,8 +6652,9 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
 
 /* After a refusal by cuBLASLt, which is no error: clears the CUDA error that it left, unless there
  * was an error before. */
-inline void forget_refusal(cudaError_t before)
-{ if (before == cudaSuccess) cudaGetLastError(); }
+inline void forget_refusal(cudaError_t before) {
+    if (before == cudaSuccess) cudaGetLastError();
+}
 
 inline bool plan_usable(const Plan *p) { return p->at < p->count; }
 
@@ -6698,8 +6677,8 @@ inline mixp_result choice_refused(State *s) {
 inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     cublasLtMatmulHeuristicResult_t about;
     cudaError_t before = cudaPeekAtLastError();
-    cublasStatus_t e = cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                               &c.algorithm, &about);
+    cublasStatus_t e =
+        cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c, &c.algorithm, &about);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
     forget_refusal(before);
@@ -6729,11 +6708,10 @@ inline mixp_result plan_ask(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                           preference, most_algorithms, list, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
+                                           most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))
-        return library_failed(s, e);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
     if (!plan_usable(p)) forget_refusal(before);
     return MIXP_OK;
@@ -6761,8 +6739,12 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     p->key = key;
     /* A bias is aligned to only 16 bytes; the workspace's own address would promise more. */
     r = plan_describe(p, (char *)s->workspace + 16)
-      ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
-    if (r != MIXP_OK) { plan_free(s, p); return r; }
+            ? plan_choose(s, p)
+            : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    if (r != MIXP_OK) {
+        plan_free(s, p);
+        return r;
+    }
     p->next = s->plans->first[list];
     s->plans->first[list] = *made = p;
     s->plans->count++;
@@ -6795,20 +6777,17 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched(
-        "gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256,
-                             0, k->stream, out, dst, from, rows_aligned(from)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
+                                            256, 0, k->stream, out, dst, from, rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
-                                char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
         r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
     if (p->pack_bias && r == MIXP_OK)
-        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8),
-                         scratch + p->at_bias);
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8), scratch + p->at_bias);
     if (p->finish) p->g.c.data = scratch + p->at_c;
     return r;
 }
@@ -6820,8 +6799,7 @@ inline bool product_point(const Product &p, Plan *plan) {
            (!has_vector(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
            (!has_before(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
-                     sizeof p.before));
+            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before, sizeof p.before));
 }
 
 /* Runs the product with the plan's algorithm `which`. */
@@ -6831,8 +6809,8 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
     float one = g.c.accumulate ? 1.0f : 0.0f;
     const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
     const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
-    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a,
-                          beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a, beta,
+                          g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
                           s->workspace, workspace_bytes, k->stream);
 }
 
@@ -6841,8 +6819,7 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
 inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     State *s = k->state;
     cudaError_t before = cudaPeekAtLastError();
-    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
-                                              : CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
     for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
         e = product_call(k, p, plan, plan->at);
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
@@ -6863,8 +6840,9 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
 const int   measured_runs = 5;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
 
-inline bool is_measured(const State *s, const Plan *plan)
-{ return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan); }
+inline bool is_measured(const State *s, const Plan *plan) {
+    return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan);
+}
 
 /* The time of measured_runs runs in milliseconds, after a warm-up run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
@@ -6886,9 +6864,12 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     cudaError_t before = cudaPeekAtLastError();
-    mixp_result r = time_of(k, [&] {
-        if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
-    }, ms);
+    mixp_result r = time_of(
+        k,
+        [&] {
+            if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
+        },
+        ms);
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
     *ms = INFINITY;
     if (!is_refusal(status)) return library_failed(k->state, status);
@@ -6944,14 +6925,13 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm",
-                       MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
-                                    c, sums, g.bias, rows_aligned(c)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
+                                            c, sums, g.bias, rows_aligned(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
-                               Product p, bool *done) {
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p,
+                               bool *done) {
     Plan *plan = NULL;
     char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
@@ -6966,8 +6946,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
-                                            tile_threads, 0, k->stream, g));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
+                                            0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
@@ -6976,9 +6956,15 @@ inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
     mixp_result r = product_try(x, k, g, product_of(g, false), &done);
-    if (r == MIXP_OK && done) { count->direct++; return MIXP_OK; }
+    if (r == MIXP_OK && done) {
+        count->direct++;
+        return MIXP_OK;
+    }
     if (r == MIXP_OK) r = product_try(x, k, g, product_of(g, true), &done);
-    if (r == MIXP_OK && done) { count->packed++; return MIXP_OK; }
+    if (r == MIXP_OK && done) {
+        count->packed++;
+        return MIXP_OK;
+    }
     if (r != MIXP_OK) return r;
     count->plain++;
     return product_by_tiles(k, g);
@@ -7024,8 +7010,7 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (g.batch != 1) return "an epilogue needs batch 1";
     if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
-    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
-                  k.before.dtype != g.c.dtype))
+    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n || k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -7042,8 +7027,7 @@ inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
 inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
     if (p.pack_a || p.pack_b || p.finish) return false;
     if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
-        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype &&
-               !k.sums.accumulate &&
+        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype && !k.sums.accumulate &&
                is_wide(as_in(k.sums));
     return is_wide(as_in(k.before)) && k.gemm.n % 8 == 0;
 }
@@ -7091,7 +7075,7 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
     r = mixpi_cuda_gemm(x, &g);
     if (r != MIXP_OK) return r;
     return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
-         : k.kind == MIXP_EPILOGUE_GELU     ? gelu_of(x, k)
+           : k.kind == MIXP_EPILOGUE_GELU   ? gelu_of(x, k)
                                             : gelu_back(x, k);
 }
 
@@ -7104,7 +7088,12 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
     float joined, apart = INFINITY;
     mixp_result r = algorithms_order(on, p, plan, &joined), done = MIXP_OK;
     if (r == MIXP_OK)
-        r = time_of(on, [&] { if (done == MIXP_OK) done = epilogue_apart(x, trial); }, &apart);
+        r = time_of(
+            on,
+            [&] {
+                if (done == MIXP_OK) done = epilogue_apart(x, trial);
+            },
+            &apart);
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
     if (apart < joined * worth_it) plan->at = plan->count;
@@ -7128,8 +7117,8 @@ inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
     return r;
 }
 
-inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
-                                const mixp_gemm_epilogue_args &k, bool *done) {
+inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k,
+                                bool *done) {
     Product p = product_of(k.gemm, false);
     mixp_result r = open_products(on->state);
     if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
@@ -7144,8 +7133,7 @@ inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
-                                            const mixp_gemm_epilogue_args *k) {
+static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
     Kernel on(x);
     const mixp_gemm_args &g = k->gemm;
     const char *wrong = epilogue_wrong(*k);
@@ -7154,8 +7142,8 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
     if (g.m <= 0 || g.n <= 0) return MIXP_OK;
-    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
-        !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
+    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) || !is_real(g.a.dtype) ||
+        !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
     return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
@@ -7323,16 +7311,18 @@ struct Encoding {
     void            *scales;
 };
 
-__host__ __device__ inline int64_t outer_of(const Encoding &e)
-{ return e.over_rows ? e.cols : e.rows; }
-__host__ __device__ inline int64_t sum_of(const Encoding &e)
-{ return e.over_rows ? e.rows : e.cols; }
+__host__ __device__ inline int64_t outer_of(const Encoding &e) {
+    return e.over_rows ? e.cols : e.rows;
+}
+__host__ __device__ inline int64_t sum_of(const Encoding &e) {
+    return e.over_rows ? e.rows : e.cols;
+}
 
 /* The code of the scale at place s of the sum. */
 __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
     int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
-    return e.how.scales[row / e.how.block_rows * (e.cols / e.how.block_cols) +
-                        col / e.how.block_cols];
+    return e.how
+        .scales[row / e.how.block_rows * (e.cols / e.how.block_cols) + col / e.how.block_cols];
 }
 
 /* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */
@@ -7342,8 +7332,7 @@ __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
 }
 
 /* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
-__global__ void __launch_bounds__(encode_threads)
-    narrow_codes(const __grid_constant__ Encoding e) {
+__global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
     int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
     int64_t step = e.over_rows ? e.cols : 1;
     bool four = e.how.element == MIXP_F4_E2M1;
@@ -7356,8 +7345,8 @@ __global__ void __launch_bounds__(encode_threads)
         uint32_t bytes[4] = {}, halves[2] = {};
         MIXPI_UNROLL
         for (int i = 0; i < codes_each; i++) {
-            uint32_t code = narrow_code(e.how.element,
-                                        get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
+            uint32_t code =
+                narrow_code(e.how.element, get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
             if (four) halves[i / 8] |= code << i % 8 * 4;
             else bytes[i / 4] |= code << i % 4 * 8;
         }
@@ -7374,8 +7363,9 @@ __global__ void __launch_bounds__(encode_threads)
 const int64_t tile_outer = 128, tile_blocks = 4;
 
 /* A mode that cuBLASLt's header does not have is 0. */
-inline bool in_tiles(int32_t mode)
-{ return mode && (mode == scales_of_16 || mode == scales_of_32); }
+inline bool in_tiles(int32_t mode) {
+    return mode && (mode == scales_of_16 || mode == scales_of_32);
+}
 
 /* Writes the tiles, with 0 beyond the operand. block: elements of the sum under one scale. */
 __global__ void __launch_bounds__(encode_threads)
@@ -7472,10 +7462,9 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    r = k->launched("gemm",
-                    MIXPI_LAUNCH(narrow_codes,
-                                 grid_for(e->rows * e->cols / codes_each, encode_threads),
-                                 encode_threads, 0, k->stream, *e));
+    r = k->launched("gemm", MIXPI_LAUNCH(narrow_codes,
+                                         grid_for(e->rows * e->cols / codes_each, encode_threads),
+                                         encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
@@ -7602,8 +7591,9 @@ const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is 
 
 /* The first element of head z of q, counted through all sequences; of the head of k or v that head
  * z of q uses; and of head z of k or v. */
-__device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
-{ return z / h.heads * at.sequence + z % h.heads * at.head; }
+__device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z) {
+    return z / h.heads * at.sequence + z % h.heads * at.head;
+}
 __device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
     int met = z % h.heads / h.group;
     return z / h.heads * at.sequence + met * at.head;
@@ -7622,8 +7612,9 @@ __device__ inline int keys_of(const Heads &h, int z) {
 /* --- what may stand between scores and weights ----------------------------------------- */
 
 /* A score, times scale and capped. */
-__device__ inline float capped(const Heads &h, float s)
-{ return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale; }
+__device__ inline float capped(const Heads &h, float s) {
+    return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale;
+}
 
 /* The slope of the cap. */
 __device__ inline float cap_slope(const Heads &h, float s) {
@@ -7634,13 +7625,12 @@ __device__ inline float cap_slope(const Heads &h, float s) {
 /* The mask's value for a query and a key, both in range. */
 __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
     if (!h.mask.data) return 0.0f;
-    return get1(h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row +
-                            (int64_t)key * h.mask_key);
+    return get1(h.mask,
+                head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
 }
 
 /* The key of dropout's random numbers; 0 without dropout. */
-__device__ inline uint64_t draws_key(const Heads &h)
-{ return h.limit ? key_now(h.draws) : 0; }
+__device__ inline uint64_t draws_key(const Heads &h) { return h.limit ? key_now(h.draws) : 0; }
 
 /* The factor of a weight: 0 where it is dropped. */
 __device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query, int key) {
@@ -7658,13 +7648,13 @@ __device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query
  * thread has row lane / 4 (f[0], f[1]) and row lane / 4 + 8 (f[2], f[3]), at columns
  * lane % 4 * 2 and the next.
  */
-template <int D> __device__ inline int chunk_at(int row, int chunk)
-{ return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8; }
+template <int D> __device__ inline int chunk_at(int row, int chunk) {
+    return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8;
+}
 
 /* Starts the copy of rows [first, first + rows) of a head; rows beyond t become 0. */
 template <int D, int rows>
-__device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, int first,
-                                  int t) {
+__device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, int first, int t) {
     const int step = attention_threads / (D / 8);
     int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
     const uint16_t *at = from + (int64_t)(first + row) * ld + chunk * 8;
@@ -7678,8 +7668,9 @@ __device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, 
 }
 
 /* chunk_at for row `row` + `within`. row is a multiple of 16, so row does not permute chunks. */
-template <int D> __device__ inline int fragment_at(int row, int within, int chunk)
-{ return row * D + chunk_at<D>(within, chunk); }
+template <int D> __device__ inline int fragment_at(int row, int within, int chunk) {
+    return row * D + chunk_at<D>(within, chunk);
+}
 
 /* The left factor: rows [row, row+16), columns [16 k, 16 k + 16). */
 template <int D>
@@ -7691,8 +7682,8 @@ __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row, i
 template <int D>
 __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
-    ldmatrix_x4<false>(b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8,
-                                                2 * k ^ lane / 8 % 2));
+    ldmatrix_x4<false>(b,
+                       tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
 }
 /* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
 template <int D>
@@ -7714,8 +7705,7 @@ template <bool bf16> __device__ inline uint32_t pair_code(float lo, float hi) {
 }
 
 /* Turns two accumulators side by side into a left factor of 16 columns, within their registers. */
-template <bool bf16>
-__device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
+template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
     a[0] = pair_code<bf16>(f[0][0], f[0][1]);
     a[1] = pair_code<bf16>(f[0][2], f[0][3]);
     a[2] = pair_code<bf16>(f[1][0], f[1][1]);
@@ -7788,8 +7778,7 @@ __device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[
 struct Place { int z, row, column, end; };
 
 /* Hides keys from `end` on, and keys too far ahead of their query. */
-template <int N>
-__device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
+template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -7822,27 +7811,25 @@ __device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draw
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++)
-            s[n][e] *=
-                kept_of(h, draws, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
+            s[n][e] *= kept_of(h, draws, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
     }
 }
 
 /* e^(s - top), for a score and its row's top. A mask can put bent scores far from 0, so their
  * difference is computed first: a product would round off more than the difference. */
-template <bool bends> __device__ inline float exp_from(float s, float top, float factor)
-{ return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top)); }
+template <bool bends> __device__ inline float exp_from(float s, float top, float factor) {
+    return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top));
+}
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. top is the maximum of
  * bent scores; otherwise of scores times factor, where factor is scale log2 e. */
 template <int D, bool bends, int M, int N>
-__device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
-                                       float factor) {
+__device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, float factor) {
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
         float most = -INFINITY, top, shrink, sum = 0.0f;
         MIXPI_UNROLL
-        for (int n = 0; n < N; n++)
-            most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
         top = fmaxf(r.top[m][half], bends ? most : most * factor);
@@ -7879,12 +7866,11 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
         int query = tile.row + 16 * m, key = tile.column;
         Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
         if (bends) forward_bend<N / 8>(s[m], h, at);
-        if (key + N > end || key + N - 1 > query + h.ahead)
-            hide_keys<N / 8>(s[m], h.ahead, at);
+        if (key + N > end || key + N - 1 > query + h.ahead) hide_keys<N / 8>(s[m], h.ahead, at);
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
-    if (bends) __syncwarp();    /* products need all threads of the warp together */
+    if (bends) __syncwarp(); /* products need all threads of the warp together */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -7895,23 +7881,23 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
 }
 
 template <int D, bool bends, int M>
-__device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z,
-                                     int row) {
+__device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z, int row) {
     int lane = (int)threadIdx.x % warp_size;
     MIXPI_UNROLL
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool  none;
+        bool none;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
         if (query >= h.t) continue;
         if (lane % 4 == 0)
-            h.lse[(int64_t)z * h.t + query] =
-                none ? INFINITY : bends ? top + log2f(sum) * ln_2 : (top + log2f(sum)) * ln_2;
+            h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
+                                              : bends ? top + log2f(sum) * ln_2
+                                                      : (top + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(h.out, at + 8 * n, r.o[m][n][2 * half] * inverse,
@@ -7950,8 +7936,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     for (int i = 0; i < M * (D / 16); i++)
         left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
     for (int i = 0; i < tiles; i++) {
-        uint16_t *now = others + i % 2 * 2 * keys * D,
-                 *next = others + (i + 1) % 2 * 2 * keys * D;
+        uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
             tile_fetch<D, keys>(next, k, ld_k, (i + 1) * keys, end);
             tile_fetch<D, keys>(next + keys * D, v, ld_v, (i + 1) * keys, end);
@@ -7964,7 +7949,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
-    cp_async_wait<0>();     /* without any tile the first copy is still in flight */
+    cp_async_wait<0>(); /* without any tile the first copy is still in flight */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
 
@@ -7999,8 +7984,8 @@ template <int D, int M> struct Own {
 
 /* s += a x other' for 32 columns, a: 16 of D. */
 template <int D, bool bf16, int M>
-__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
-                                    const uint16_t *other, int column, int k) {
+__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other,
+                                    int column, int k) {
     MIXPI_UNROLL
     for (int n = 0; n < 2; n++) {
         uint32_t b[4];
@@ -8017,9 +8002,8 @@ __device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
  * keeps own[1] (dy) in registers. The walk that owns keys has no registers left and reads own[1]
  * again. */
 template <int D, bool bf16, bool keys, int M>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
-                                       const Own<D, M> &w, const uint16_t *other,
-                                       int column) {
+__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w,
+                                       const uint16_t *other, int column) {
     MIXPI_UNROLL_BY((keys ? 2 : D / 16))
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[M][4], c[M][4];
@@ -8051,9 +8035,8 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
 
 /* The same for bent scores. */
 template <bool keys>
-__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h,
-                                     uint64_t draws, const Place &p, const float *lse,
-                                     const float *delta) {
+__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
+                                     const Place &p, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -8075,15 +8058,14 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
  * the weights are NaN. (In the forward pass, as in other flash attentions, a NaN or Inf in the
  * values of a later key does reach earlier queries of its tile, because 0 times it is NaN.) */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end,
-                                     int row, int column) {
+__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end, int row,
+                                     int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
-            if (j >= end || (keys ? j + ahead < i : j > i + ahead))
-                s[n][e] = g[n][e] = 0.0f;
+            if (j >= end || (keys ? j + ahead < i : j > i + ahead)) s[n][e] = g[n][e] = 0.0f;
         }
     }
 }
@@ -8098,13 +8080,13 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     float s[M][4][4] = {}, g[M][4][4] = {};
     const float *those = statistics + column + lane % 4 * 2;
     if (from >= end || low >= own_end ||
-        (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead)) return;
+        (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead))
+        return;
     backward_scores<D, bf16, keys, M>(s, g, w, other, column);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
-        const float *lse = keys ? those : w.lse[m],
-                    *delta = keys ? those + 64 : w.delta[m];
+        const float *lse = keys ? those : w.lse[m], *delta = keys ? those + 64 : w.delta[m];
         if (bends) backward_bent<keys>(s[m], g[m], h, w.draws, p, lse, delta);
         else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
         if (from + 32 > end ||
@@ -8130,8 +8112,8 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
 struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
 
 template <int D, int M>
-__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to,
-                                      int row, float factor) {
+__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to, int row,
+                                      float factor) {
     int lane = (int)threadIdx.x % warp_size;
     if (!to.out.data) return;
     MIXPI_UNROLL
@@ -8148,8 +8130,9 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
 }
 
 /* The reference of weights: lse log2e, or lse itself for bent scores. */
-__device__ inline float lse_of(const Heads &h, int64_t at)
-{ return h.bends ? h.lse[at] : h.lse[at] * log2_e; }
+__device__ inline float lse_of(const Heads &h, int64_t at) {
+    return h.bends ? h.lse[at] : h.lse[at] * log2_e;
+}
 
 /* A thread's piece of the statistics of 64 queries: lse, then delta. */
 __device__ inline float query_statistic(const Heads &h, int z, int first) {
@@ -8162,8 +8145,7 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
 /* The statistics of a warp's own queries. delta is dy . y, which the softmax gradient of a row
  * subtracts. The four threads that share a row in an accumulator compute delta and store it for dK
  * and dV. */
-template <int D, int M>
-__device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
+template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
     int lane = (int)threadIdx.x % warp_size;
     mixp_in dy = { w.own + 64 * M * D, h.dy.dtype };
     MIXPI_UNROLL
@@ -8237,8 +8219,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + 2 * rows * D;
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
-    int blocks = (int)ceil_div(keys ? h.keys : h.t, rows),
-        block = (int)(blockIdx.x % blocks), begin = 0, tiles, count, z;
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, rows), block = (int)(blockIdx.x % blocks),
+        begin = 0, tiles, count, z;
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
@@ -8251,7 +8233,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
-    tiles = tiles > begin ? tiles - begin : 0;      /* of a head */
+    tiles = tiles > begin ? tiles - begin : 0; /* of a head */
     count = tiles * (keys ? h.group : 1);
     own_fetch<D, keys, rows>(own, h, z, w.first, keys ? w.end : h.t);
     cp_async_commit();
@@ -8268,8 +8250,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
             left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
     }
     for (int i = 0; i < count; i++) {
-        uint16_t *now = others + i % 2 * 2 * N * D,
-                 *next = others + (i + 1) % 2 * 2 * N * D;
+        uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
         if (i + 1 < count) {
             int turn = keys ? (i + 1) / tiles : 0, tile = begin + (i + 1) - turn * tiles;
             walk_fetch<D, keys>(next, h, z, turn, tile, keys ? h.t : w.end);
@@ -8280,9 +8261,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, bends, M>(
-                sums, h, w, now, statistics + i % 2 * 2 * N,
-                (begin + (keys ? i % tiles : i)) * N, column);
+            backward_columns<D, bf16, keys, bends, M>(sums, h, w, now, statistics + i % 2 * 2 * N,
+                                                      (begin + (keys ? i % tiles : i)) * N, column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -8303,18 +8283,16 @@ __host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 
 
 /* Bytes of shared memory for `rows` rows in all tiles. */
 inline size_t plain_bytes(int rows, int scores, int64_t d) {
-    return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) *
-           sizeof(float);
+    return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) * sizeof(float);
 }
 
 template <int rows>
-__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
-                                   int64_t ld, int first, int end) {
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at, int64_t ld,
+                                   int first, int end) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < rows * width; i += attention_threads) {
         int row = i / width, j = i % width;
-        tile[i] =
-            first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
+        tile[i] = first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
     }
 }
 
@@ -8326,15 +8304,13 @@ __device__ inline float plain_dot(const float *a, const float *b, int d) {
 
 /* sums += the row's weights x the tile */
 template <int rows>
-__device__ inline void plain_add(float *sums, const float *weights, const float *tile,
-                                 int d) {
+__device__ inline void plain_add(float *sums, const float *weights, const float *tile, int d) {
     int lane = (int)threadIdx.x % 8;
     for (int i = 0; i < rows; i++) {
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++)
             if (8 * j < d)
-                sums[j] =
-                    fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
+                sums[j] = fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
     }
 }
 
@@ -8350,8 +8326,9 @@ __device__ inline float row_sum(float x) {
     return x;
 }
 
-__device__ inline void plain_put(mixp_out a, int64_t i, float x)
-{ put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
+__device__ inline void plain_put(mixp_out a, int64_t i, float x) {
+    put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x);
+}
 
 /* A score in range, bent if needed. *slope: the factor of its gradient. */
 __device__ inline float plain_score(const Heads &h, float s, int z, int query, int key,
@@ -8369,8 +8346,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     float *other = own + plain_rows * pitch;
     float *weights = other + plain_rows * pitch + row * plain_pitch;
     int blocks = (int)ceil_div(h.t, plain_rows);
-    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows,
-        query = first + row;
+    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows, query = first + row;
     int z = (int)(blockIdx.x / blocks), keys = keys_of(h, z);
     int64_t end = least(keys, (int64_t)first + plain_rows + h.ahead);
     int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
@@ -8416,8 +8392,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
 }
 
 /* there: 0 for padding, whose gradient is 0. */
-__device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at,
-                                   float factor, bool there) {
+__device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at, float factor,
+                                   bool there) {
     int lane = (int)threadIdx.x % 8;
     if (!out.data) return;
     MIXPI_UNROLL
@@ -8460,15 +8436,13 @@ __device__ inline void plain_delta(const Heads &h, const float *dy, int z, int q
     int lane = (int)threadIdx.x % 8;
     int64_t y = head_at(h, h.y_at, z) + query * h.y_at.row;
     float sum = 0.0f;
-    for (int j = lane; query < h.t && j < h.d; j += 8)
-        sum = fmaf(dy[j], get1(h.y, y + j), sum);
+    for (int j = lane; query < h.t && j < h.d; j += 8) sum = fmaf(dy[j], get1(h.y, y + j), sum);
     sum = row_sum(sum);
     if (query < h.t && lane == 0) h.delta[(int64_t)z * h.t + query] = sum;
 }
 
 template <bool keys, int rows>
-__device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first,
-                                       int end) {
+__device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first, int end) {
     float *second = tile + rows * plain_width(h.d);
     if (keys) {
         plain_fetch<rows>(tile, h, h.k, met_at(h, h.k_at, z), h.k_at.row, first, end);
@@ -8487,8 +8461,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     float *other = own + 2 * tile, *dy_or_v = other + others * plain_width(h.d);
     float *p = dy_or_v + others * plain_width(h.d) + row * plain_pitch;
     float *g = p + plain_rows * plain_pitch;
-    int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows),
-        block = (int)(blockIdx.x % blocks), mine, begin = 0;
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows), block = (int)(blockIdx.x % blocks),
+        mine, begin = 0;
     int first = (keys ? block : blocks - 1 - block) * plain_rows;
     int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), keys_end = keys_of(h, z);
     int64_t end = keys ? h.t : least(keys_end, (int64_t)first + plain_rows + h.ahead);
@@ -8516,28 +8490,28 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
         plain_store(sums_v, h.dv, h.d, met_at(h, h.v_at, z) + mine * h.v_at.row, 1.0f,
                     mine < keys_end);
     } else {
-        plain_store(sums, h.out, h.d, head_at(h, h.q_at, z) + mine * h.q_at.row, h.scale,
-                    true);
+        plain_store(sums, h.out, h.d, head_at(h, h.q_at, z) + mine * h.q_at.row, h.scale, true);
     }
 }
 
 /* --- calls ------------------------------------------------------------------------------- */
 
-inline int64_t query_blocks(const Heads &h, int rows)
-{ return ceil_div(h.t, rows) * h.b * h.heads; }
-inline int64_t key_blocks(const Heads &h, int rows)
-{ return ceil_div(h.keys, rows) * h.b * (h.heads / h.group); }
+inline int64_t query_blocks(const Heads &h, int rows) {
+    return ceil_div(h.t, rows) * h.b * h.heads;
+}
+inline int64_t key_blocks(const Heads &h, int rows) {
+    return ceil_div(h.keys, rows) * h.b * (h.heads / h.group);
+}
 
-inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks,
-                                    size_t bytes, const Heads &h) {
+inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks, size_t bytes,
+                                    const Heads &h) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
                    "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
-        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
-                         h);
+        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
     return k->launched("attention", e);
 }
 
@@ -8545,17 +8519,17 @@ inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }
 
 template <int D, bool bf16, bool bends>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
-    typedef Forward<D, bends>  Ahead;
+    typedef Forward<D, bends> Ahead;
     typedef Backward<D, bends> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, bends>,
-                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, bends>,
-                         query_blocks(h, Back::rows), Back::bytes, h);
+        return attention_launch(k, attention_forward<D, bf16, bends>, query_blocks(h, Ahead::rows),
+                                Ahead::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, false, bends>, query_blocks(h, Back::rows),
+                         Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, bends>,
-                            key_blocks(h, Back::rows), Back::bytes, h);
+    return attention_launch(k, attention_backward<D, bf16, true, bends>, key_blocks(h, Back::rows),
+                            Back::bytes, h);
 }
 
 template <int D> mixp_result tensor_by_dtype(Kernel *k, const Heads &h, bool backward) {
@@ -8576,11 +8550,10 @@ inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 
 template <int others> inline mixp_result plain_back(Kernel *k, const Heads &h) {
     size_t bytes = plain_bytes(2 * plain_rows + 2 * others, 2, h.d);
-    mixp_result r = attention_launch(k, plain_backward<false, others>,
-                                     query_blocks(h, plain_rows), bytes, h);
+    mixp_result r =
+        attention_launch(k, plain_backward<false, others>, query_blocks(h, plain_rows), bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, plain_backward<true, others>, key_blocks(h, plain_rows), bytes,
-                            h);
+    return attention_launch(k, plain_backward<true, others>, key_blocks(h, plain_rows), bytes, h);
 }
 
 /* Four tiles of 16 rows do not fit the 64 KB of capability 7.5 if heads are wider than 240. */
@@ -8593,8 +8566,9 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 }
 
 /* Can 16 bytes of a row of D be read at once? Yes for an absent array. */
-inline bool is_wide(mixp_in a, const mixp_head_strides &at)
-{ return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0; }
+inline bool is_wide(mixp_in a, const mixp_head_strides &at) {
+    return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0;
+}
 
 /* Does the GPU have the tensor cores and the shared memory? */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
@@ -8619,9 +8593,8 @@ inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) &&
            dtype != MIXP_F32 && h.k.dtype == dtype && h.v.dtype == dtype &&
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
-           is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) &&
-           is_wide(h.dv);
+           is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) && is_wide(h.y) &&
+           is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
 inline bool attends_nothing(const mixp_attention_args &args) {
@@ -8693,12 +8666,11 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
 
 inline bool writes(mixp_out a) { return !a.data || is_real(a.dtype); }
 
-inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_args &args,
-                              Heads *h) {
+inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_args &args, Heads *h) {
     mixp_result r = heads_make(k, args.forward, h);
     if (r != MIXP_OK) return r;
-    if (!is_real(args.dy.dtype) || !writes(args.dq) || !writes(args.dk) ||
-        !writes(args.dv)) return MIXP_ERR_DTYPE;
+    if (!is_real(args.dy.dtype) || !writes(args.dq) || !writes(args.dk) || !writes(args.dv))
+        return MIXP_ERR_DTYPE;
     h->y = as_in(args.forward.y);
     h->dy = args.dy;
     h->out = args.dq;
@@ -8709,8 +8681,7 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_arg
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x,
-                                        const mixp_attention_args *args) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;
@@ -8721,9 +8692,8 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x,
     return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result
-mixpi_cuda_attention_backward(const mixp_exec *x,
-                              const mixp_attention_backward_args *args) {
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
+                                                 const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;
@@ -8793,9 +8763,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
 
 const int most_devices = 16;
 
-template <int ordinal> mixp_result open_at(mixp_exec *x) {
-    return device_open(x, ordinal);
-}
+template <int ordinal> mixp_result open_at(mixp_exec *x) { return device_open(x, ordinal); }
 
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
@@ -8830,21 +8798,22 @@ const char *driver_fault(cudaError_t e) {
     case cudaErrorCompatNotSupportedOnDevice:
         return "the CUDA compatibility package does not support this GPU "
                "(cudaErrorCompatNotSupportedOnDevice): update the driver";
-    default:
-        return "the NVIDIA driver does not answer: see nvidia-smi";
+    default: return "the NVIDIA driver does not answer: see nvidia-smi";
     }
 }
 
 /* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
-    case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
         return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
                "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
                "GPU";
-    case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
+    case cudaErrorInvalidPtx:
+    case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
     case cudaErrorMemoryAllocation:
@@ -8852,8 +8821,7 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorDevicesUnavailable:
         return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
-    default:
-        return "the GPU cannot be used: see nvidia-smi and dmesg";
+    default: return "the GPU cannot be used: see nvidia-smi and dmesg";
     }
 }
 
@@ -8871,8 +8839,7 @@ const char *unusable(int ordinal) {
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (capability < 75)
-        return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
+    if (capability < 75) return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
@@ -8883,7 +8850,7 @@ const char *unusable(int ordinal) {
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = unusable(ordinal);
-    if (reason) cudaGetLastError();     /* clears the error of this query for the program */
+    if (reason) cudaGetLastError(); /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];
 }

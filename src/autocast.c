@@ -129,8 +129,9 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
-static int mixpi_region_is_pushed(mixpi_region_kind kind)
-{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+static int mixpi_region_is_pushed(mixpi_region_kind kind) {
+    return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
+}
 
 /* Counts a region of f16 or bf16 that differs from the region around it. */
 static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
@@ -144,9 +145,10 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
-                          r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
-                          r->most_recent, r->codes };
+    const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
+                          r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
+                          r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
+                          r->codes };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -255,8 +257,8 @@ static void mixpi_regions_trained(const mixp_context *ctx) {
 
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
-                                     mixpi_region_kind kind, int no_grad) {
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
+                                     int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
@@ -281,14 +283,12 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
     return !wrong ? MIXP_OK
-                  : mixp_context_fail(ctx, r,
-                                      "autocast to %s at level %d: %s",
+                  : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
-static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
-                                 mixpi_region_kind kind) {
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
@@ -297,11 +297,9 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
-MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
-                                           const mixp_autocast *region) {
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx, const mixp_autocast *region) {
     if (!ctx || !region)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_push: region is NULL");
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_push: region is NULL");
     return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
@@ -331,15 +329,13 @@ static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
 }
 
 /* Closes the innermost region, which must be of this kind. */
-static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
-                                    const char *who, const char *what,
-                                    const char *push) {
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
+                                    const char *what, const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first",
-                                 who, what, push);
-    if (mixpi_region_now(ctx)->kind != kind)
-        return mixpi_region_crossed(ctx, who);
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
+                                 push);
+    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
@@ -411,8 +407,7 @@ static int mixpi_regions_open(const mixp_context *ctx) {
 }
 
 /* Opens a region that only adds a name to the operators applied in it. */
-static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
-                                    mixpi_region_kind kind) {
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_region_kind kind) {
     mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
     mixpi_casting *c = ctx->casting;
     mixpi_region *region;
@@ -441,8 +436,7 @@ MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
-                            "mixp_scope_push");
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope", "mixp_scope_push");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -458,12 +452,11 @@ MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
-    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx))
-        ctx->casting->n_regions = opened;
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
 }
 
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
-                                            mixpi_tensor_fn fn, void *user) {
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
+                                            void *user) {
     mixp_tensor *t;
     int opened;
     if (!ctx || !fn) return NULL;
@@ -497,9 +490,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep",    "low",     "f32",
-                                         "f32_out", "promote", "banned", "low_out",
-                                         "all_f32" };
+    static const char *const names[] = { "keep",    "low",    "f32",     "f32_out",
+                                         "promote", "banned", "low_out", "all_f32" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -522,7 +514,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                         !op ? "op is NULL" : "cls is not a mixp_op_class");
+                                 !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -536,8 +528,8 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
-                                     mixp_dtype natural, int rank) {
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
+                                     int rank) {
     if (region.level == 0 || !mixpi_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
@@ -545,8 +537,9 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
 }
 
 /* The dtype that t would have without a guard. */
-static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
-{ return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype; }
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t) {
+    return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype;
+}
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
@@ -560,8 +553,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
 }
 
-static int mixpi_is_low(mixp_dtype dtype)
-{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype == MIXP_BF16; }
 
 /* --- counts ---------------------------------------------------------------------------- */
 
@@ -580,7 +572,7 @@ static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dt
     mixpi_casting *c = ctx->casting;
     int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
     while (i < c->n_tallies && c->tallies[i].op != op) i++;
-    if (i == most) return;      /* table full: operators beyond it are not counted */
+    if (i == most) return; /* table full: operators beyond it are not counted */
     if (i == c->n_tallies) {
         c->n_tallies++;
         c->tallies[i].op = op;
@@ -599,8 +591,7 @@ static void mixpi_count_weight(mixp_context *ctx, int fresh) {
     else c->casts.weight_casts++;
 }
 
-MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row,
-                                    mixp_op_count *out) {
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
     out->op = c->tallies[row].op->name;
@@ -647,8 +638,8 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 
     /* The weight was written since: convert it again. */
     ctx->capture.cast_recorded |= ctx->capture.active;
-    const mixp_result r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t),
-                                           t->count);
+    const mixp_result r =
+        mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     if (r != MIXP_OK) return NULL;
     t->own.low_version[which] = t->version;
     return low;
@@ -668,4 +659,3 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }
-

@@ -54,4 +54,3 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
-

@@ -27,8 +27,9 @@ struct mixp_scaler {
 static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
 
 /* Is x in [2^-126, 2^126], where both x and its reciprocal are normal? */
-static int mixpi_scale_is_usable(float x)
-{ return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u; }
+static int mixpi_scale_is_usable(float x) {
+    return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
+}
 
 /* The values of other systems, taken from their sources. Keras and jmp let the user choose the
  * first scale; the value here is the one in their guides. Floor and ceiling 0: no limit. */
@@ -71,8 +72,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
     return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
            mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) &&
-           mixpi_finite((double)d->recovery_scale) &&
+           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale) &&
            mixpi_finite((double)d->low_largest);
 }
 
@@ -82,8 +82,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
     if (r->backoff_factor <= 0.0 || r->backoff_factor >= 1.0)
         return "backoff_factor must lie between 0 and 1";
     if (r->growth_interval < 1) return "growth_interval must be at least 1";
-    if (r->growth_interval > INT32_MAX - 1)
-        return "growth_interval must be below 2^31 - 1";
+    if (r->growth_interval > INT32_MAX - 1) return "growth_interval must be below 2^31 - 1";
     if (r->hysteresis < 1) return "hysteresis must be at least 1";
     if (r->recovery_interval < 1 || r->recovery_interval > INT32_MAX - 1)
         return "recovery_interval must lie in [1, 2^31 - 1)";
@@ -94,8 +93,7 @@ static const char *mixpi_rule_pace_wrong(const mixp_scaler_rule *r) {
 /* Returns what is wrong with the settings of a predicting rule, or NULL. */
 static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
     if (r->margin < 1 || r->margin > 30) return "margin must lie in [1, 30] binades";
-    if (r->max_move < 1 || r->max_move > 252)
-        return "max_move must lie in [1, 252] binades";
+    if (r->max_move < 1 || r->max_move > 252) return "max_move must lie in [1, 252] binades";
     if (!(r->low_largest > 0.0f)) return "low_largest must be above 0";
     return NULL;
 }
@@ -105,27 +103,24 @@ static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
                                            const mixp_scaler_desc *from) {
     /* Compares bits: if the CPU flushes subnormals, a subnormal scale must not pass for the
      * default. */
-    if (mixp_bits_of_f32(from->init_scale) << 1 &&
-        !mixpi_scale_is_usable(from->init_scale))
+    if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
         return "init_scale must lie in [2^-126, 2^126]";
-    if (!mixpi_scale_is_usable(r->min_scale))
-        return "min_scale must lie in [2^-126, 2^126]";
+    if (!mixpi_scale_is_usable(r->min_scale)) return "min_scale must lie in [2^-126, 2^126]";
     if (from->max_scale != 0.0f && !mixpi_scale_is_usable(r->max_scale))
         return "max_scale must lie in [2^-126, 2^126]";
     return NULL;
 }
 
 /* Resolves a description into *rule. Returns what is wrong with the description, or NULL. */
-static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
-                                      mixp_scaler_rule *rule) {
+static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
-    if ((unsigned)from->rule >= MIXP_RULE_COUNT)
-        return "rule is not a mixp_scaler_preset";
+    if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
-    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(init_scale)
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(init_scale)
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
         r.growth_factor = (double)(float)r.growth_factor;
@@ -157,27 +152,29 @@ MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
     static const mixp_scaler_desc none = {
         MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
     };
-    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK
-                                                                  : MIXP_ERR_ARGUMENT;
+    return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
 /* Adopts d and its rule. If something is wrong, reports it and changes nothing. */
-static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
-                                      const char *wrong, const char *who) {
+static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
+                                      const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
-    if (!wrong) { s->desc = *d; return MIXP_OK; }
+    if (!wrong) {
+        s->desc = *d;
+        return MIXP_OK;
+    }
     return mixp_context_fail(s->ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
 }
 
 /* Reads the current state. Waits for the device. */
-static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
-{ return mixpi_download(s->ctx, state, s->state, sizeof *state); }
+static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state) {
+    return mixpi_download(s->ctx, state, s->state, sizeof *state);
+}
 
 MIXPI_SELDOM
-MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
-                                         const mixp_scaler_desc *desc) {
+MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
     mixp_scaler *s;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
@@ -192,8 +189,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
-    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
-        return NULL;
+    if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
     s->next = (mixp_scaler *)ctx->training.scalers;
     ctx->training.scalers = s;
     return s;
@@ -258,22 +254,22 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
-                                           const mixp_scaler_desc *from) {
+MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
     const char *wrong = NULL;
     if (!scaler || !from) return MIXP_ERR_ARGUMENT;
     d = scaler->desc;
-    MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(rule) MIXPI_TAKE(max_floor_skips)
-    d.init_scale = 0.0f;        /* used up: it must not conflict with new limits */
+    MIXPI_CHANGES(MIXPI_TAKE)
+    MIXPI_TAKE(rule)
+    MIXPI_TAKE(max_floor_skips)
+    d.init_scale = 0.0f; /* used up: it must not conflict with new limits */
     if (from->init_scale != 0.0f) wrong = "init_scale has no effect now; use mixp_scaler_update_to";
     if (from->disabled) wrong = "disabled is for mixp_scaler_new only";
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
-                                         mixp_scaler_saved *out) {
+MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
     mixp_scaler_state state;
     mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
@@ -282,13 +278,15 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     scaler->ctx->training.scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
+    out->growth_factor = scaler->rule.growth_factor;
+    out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
     out->growth_tracker = state.growth_tracker;
     out->hysteresis_left = state.hysteresis_left;
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
-    out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
+    out->forgiven = state.forgiven;
+    out->forgiven_at = state.forgiven_at;
     out->ahead = state.ahead;
     out->largest = scaler->rule.predicts ? state.largest : 0.0f;
     out->peak = scaler->rule.predicts ? state.peak : 0.0f;
@@ -314,8 +312,7 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
-                                         const mixp_scaler_saved *in) {
+MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
     mixp_result r;
@@ -330,8 +327,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
     r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK)
-        r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
+    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
     if (r != MIXP_OK) return r;
     mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
@@ -371,15 +367,15 @@ static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
 }
 
 /* Where a loss that is Inf or NaN is noted; NULL in a trial, which belongs to no update. */
-static int32_t *mixpi_loss_bad(const mixp_scaler *s)
-{ return mixpi_watched(s->ctx) & MIXPI_TRIAL ? NULL : &s->state->loss_bad; }
+static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
+    return mixpi_watched(s->ctx) & MIXPI_TRIAL ? NULL : &s->state->loss_bad;
+}
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_scaler_gone(c->ctx);
-    if (c->out->grad)
-        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
+    if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -400,9 +396,8 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
     if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
-    if (!s->began)
-        r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
-    s->began = 1;               /* a loss of this update is known */
+    if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
+    s->began = 1; /* a loss of this update is known */
     memset(&k, 0, sizeof k);
     k.n = loss->count;
     k.factor = &s->state->scale;
@@ -418,8 +413,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
 
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     if (!scaler || !loss) return NULL;
-    if (scaler->desc.disabled)
-        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
+    if (scaler->desc.disabled) return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
@@ -438,7 +432,7 @@ typedef struct mixpi_scaled_entropy {
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_infer(c);
-    mixpi_call_reads_all(c, 0);     /* the gradient exists already */
+    mixpi_call_reads_all(c, 0); /* the gradient exists already */
     return r;
 }
 
@@ -448,7 +442,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     mixp_unary_args u;
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->tape.calls += 1 + parts;    /* count like separate operators, for dropout keys */
+    c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -524,11 +518,12 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
     mixp_call reader;
-    if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
+    if (mixpi_class_of(ctx, plain) != plain->cls) return 0; /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
-        !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
+        !logits->own.from_tape || mixpi_no_grad_now(ctx))
+        return 0;
     memset(&reader, 0, sizeof reader);
     reader.ctx = scaler->ctx;
     reader.in = &logits;
@@ -558,4 +553,3 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     if (loss && scaled) *loss = plain;
     return scaled;
 }
-

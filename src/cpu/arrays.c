@@ -55,9 +55,9 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
     return convert(&x, &k);
 }
 
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
-                                          mixp_dtype to, const void *src, mixp_dtype from,
-                                          int64_t n, const mixp_rounding *rounding) {
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
+                                          const void *src, mixp_dtype from, int64_t n,
+                                          const mixp_rounding *rounding) {
     return mixpi_convert_by(cpu ? cpu->kernels->convert : mixpi_convert_best(),
                             mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
@@ -65,11 +65,11 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
                                              mixp_dtype from, int64_t n,
                                              const mixp_rounding *rounding) {
-    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from),
-                            n, rounding);
+    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n,
+                            rounding);
 }
 
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
-                                     mixp_dtype from, int64_t n)
-{ return mixp_convert_rounded(dst, to, src, from, n, NULL); }
-
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
+                                     int64_t n) {
+    return mixp_convert_rounded(dst, to, src, from, n, NULL);
+}

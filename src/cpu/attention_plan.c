@@ -31,8 +31,7 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
 
 /* A head's rows in q or in a mask. `head` counts through all sequences, here and below. */
-static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
-                                int64_t head) {
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h, int64_t head) {
     mixpi_head to;
     to.first = head / h->heads * at->sequence + head % h->heads * at->head;
     to.ld = at->row;
@@ -40,8 +39,7 @@ static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *
 }
 
 /* A head's rows in k or v: those of the head of k and v that head `head` of q uses. */
-static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
-                                 int64_t head) {
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h, int64_t head) {
     mixpi_head to;
     int64_t met = head % h->heads / h->group;
     to.first = head / h->heads * at->sequence + met * at->head;
@@ -63,8 +61,9 @@ static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
 }
 
 /* The number of keys before the first query's own key: past, at most all keys. */
-static int64_t mixpi_keys_before(const mixp_attention_args *k)
-{ return mixpi_min(k->past, k->keys); }
+static int64_t mixpi_keys_before(const mixp_attention_args *k) {
+    return mixpi_min(k->past, k->keys);
+}
 
 /* The number of keys that the queries before `end` may see. */
 static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
@@ -82,15 +81,17 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
-static int mixpi_attention_bends(const mixp_attention_args *k)
-{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+static int mixpi_attention_bends(const mixp_attention_args *k) {
+    return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
+}
 
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
-        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
-        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y))
+        return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 || !(k->softcap >= 0.0f) ||
+        !(k->dropout >= 0.0f && k->dropout < 1.0f))
         return MIXP_ERR_ARGUMENT;
     for (int64_t i = 0; k->lengths && i < k->b; i++)
         if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
@@ -157,8 +158,8 @@ typedef struct mixpi_attention_grad_room {
     float *p, *g;               /* probabilities and their gradients, shaped as scores     */
 } mixpi_attention_grad_room;
 
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
-                                          const mixpi_heads *h, float *from) {
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
+                                          float *from) {
     int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
@@ -188,7 +189,7 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
                                        mixpi_pairs have, int64_t lanes, mixp_task task) {
     int64_t many = k->b * k->heads, workers;
     const int64_t work = mixpi_attention_work(k, lanes);
-    mixpi_attention_job  job;
+    mixpi_attention_job job;
     mixpi_attention_room room;
     mixp_result r;
     if (mixpi_attention_empty(k)) return MIXP_OK;
@@ -199,9 +200,9 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     workers = mixpi_workers(x, work);
-    if (many < 2 * workers)     /* too few heads: cut them by queries */
-        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
-                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    if (many < 2 * workers) /* too few heads: cut them by queries */
+        job.chunks =
+            mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
     job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
     return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
 }
@@ -210,7 +211,7 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k,
                                                 mixpi_pairs have, int64_t lanes, mixp_task task) {
     const mixp_attention_args *forward = &k->forward;
-    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_job job;
     mixpi_attention_grad_room room;
     mixp_result r;
     int pairs;
@@ -218,7 +219,8 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     r = mixpi_attention_check(forward);
     if (r != MIXP_OK) return r;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
-        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+        !mixpi_may_write(k->dv))
+        return MIXP_ERR_DTYPE;
     job.k = k;
     pairs = mixpi_pairs_for(have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;

@@ -8,18 +8,24 @@ typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_p
  * differences of layout: weights and bf16 codes lie in the upper halves, and the codes that the
  * functions read are sign-extended. */
 #if MIXPI_PASS == 0
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
-{ return mixp_state_random(key, first); }
-MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random)
-{ return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16; }
-MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random)
-{ return mixp_state_m(mixp_f32_of_bits(x), scale, random); }
-MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale)
-{ return mixp_state_m_value(code & 0xFFu, scale); }
-MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random)
-{ return mixp_state_v(mixp_f32_of_bits(root), scale, random); }
-MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale)
-{ return mixp_state_v_value(code & 0xFFu, scale); }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+    return mixp_state_random(key, first);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
+    return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16;
+}
+MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
+    return mixp_state_m(mixp_f32_of_bits(x), scale, random);
+}
+MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
+    return mixp_state_m_value(code & 0xFFu, scale);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
+    return mixp_state_v(mixp_f32_of_bits(root), scale, random);
+}
+MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
+    return mixp_state_v_value(code & 0xFFu, scale);
+}
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
     mixp_master_parts parts = mixp_master_to_16(mixp_f32_of_bits(u));
     mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
@@ -47,8 +53,9 @@ MIXPI_V mixpi_vbits mixpi_vstate_word(uint64_t key, mixpi_vbits x) {
     x *= 0x846CA68Bu;
     return x ^ x >> 16;
 }
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
-{ return mixpi_vstate_word(key, mixpi_vstate_place(key, first)); }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+    return mixpi_vstate_word(key, mixpi_vstate_place(key, first));
+}
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);
@@ -65,7 +72,7 @@ MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits ra
     return (y >> 24 & 0x80u) | code;
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
-    mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code);     /* keeps the sign */
+    mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code); /* keeps the sign */
     return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {

@@ -14,9 +14,8 @@ static int mixpi_has_avx2(void) {
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) &&
-           MIXPI_CPU_HAS(avx512bw) && MIXPI_CPU_HAS(avx512dq) &&
-           MIXPI_CPU_HAS(avx512vl);
+    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) && MIXPI_CPU_HAS(avx512bw) &&
+           MIXPI_CPU_HAS(avx512dq) && MIXPI_CPU_HAS(avx512vl);
 }
 #endif
 
@@ -25,83 +24,82 @@ static int mixpi_has_avx512(void) {
 /* Also checks a known answer. The check takes about 20 ns and runs at each call, because the
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
-#  if MIXPI_BF16
-    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
-           mixpi_bf16_answers_avx512();
-#  else
+#    if MIXPI_BF16
+    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) && mixpi_bf16_answers_avx512();
+#    else
     return 0;
-#  endif
+#    endif
 }
-#  if MIXPI_AMX
+#    if MIXPI_AMX
 /* Asks CPUID, because compilers differ in which AMX features they can test. mixp_cpu never calls
  * this, as AMX is not selected by default. */
 static int mixpi_has_amx(int f16) {
-    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
-           mixpi_amx_answers_avx512(0) && (!f16 || mixpi_amx_answers_avx512(1));
+    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) && mixpi_amx_answers_avx512(0) &&
+           (!f16 || mixpi_amx_answers_avx512(1));
 }
+#    endif
 #  endif
-#endif
 
-#if MIXPI_ARM_PAIRS
+#  if MIXPI_ARM_PAIRS
 /* Asks Linux about the processor, then checks known answers. */
 static int mixpi_has_neon_f16(void) {
-    const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
+    const unsigned long fhm = 1ul << 23; /* HWCAP_ASIMDFHM */
     if (!(getauxval(AT_HWCAP) & fhm)) return 0;
     return mixpi_f16_answers_neon();
 }
 static int mixpi_has_neon_bf16(void) {
-    const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
+    const unsigned long bf16 = 1ul << 14; /* HWCAP2_BF16 */
     if (!mixpi_has_neon_f16()) return 0;
     if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
     return mixpi_bf16_answers_neon();
 }
-#endif
+#  endif
 
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
-#if MIXPI_WITH_SCALAR
+#  if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
-#endif
-#if MIXPI_WITH_AVX2
+#  endif
+#  if MIXPI_WITH_AVX2
     MIXPI_CPU(avx2, mixpi_kernels_avx2, "cpu avx2");
     if (isa == MIXP_ISA_AVX2) return mixpi_has_avx2() ? &avx2 : NULL;
-#endif
-#if MIXPI_X86
+#  endif
+#  if MIXPI_X86
     MIXPI_CPU(avx512, mixpi_kernels_avx512, "cpu avx512");
     if (isa == MIXP_ISA_AVX512) return mixpi_has_avx512() ? &avx512 : NULL;
-#  if MIXPI_BF16
+#    if MIXPI_BF16
     MIXPI_CPU(avx512_bf16, mixpi_kernels_bf16_avx512, "cpu avx512 bf16");
     if (isa == MIXP_ISA_AVX512_BF16) return mixpi_has_avx512_bf16() ? &avx512_bf16 : NULL;
-#  endif
-#  if MIXPI_AMX
+#    endif
+#    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
     if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
     if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+#    endif
 #  endif
-#endif
-#if MIXPI_ARM
+#  if MIXPI_ARM
     MIXPI_CPU(neon, mixpi_kernels_neon, "cpu neon");
     if (isa == MIXP_ISA_NEON) return &neon;
-#  if MIXPI_ARM_PAIRS
+#    if MIXPI_ARM_PAIRS
     MIXPI_CPU(neon_f16, mixpi_kernels_f16_neon, "cpu neon f16");
     MIXPI_CPU(neon_bf16, mixpi_kernels_bf16_neon, "cpu neon f16 bf16");
     if (isa == MIXP_ISA_NEON_F16) return mixpi_has_neon_f16() ? &neon_f16 : NULL;
     if (isa == MIXP_ISA_NEON_BF16) return mixpi_has_neon_bf16() ? &neon_bf16 : NULL;
+#    endif
 #  endif
-#endif
     return NULL;
 }
 
-#undef MIXPI_CPU
+#  undef MIXPI_CPU
 
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
  * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. AMX is never
  * selected by default, because its bits differ from those of machines without AMX. */
 static int mixpi_isa_pays(mixp_isa isa) {
-#if MIXPI_X86
+#  if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
-#endif
+#  endif
     if (isa == MIXP_ISA_AMX) return 0;
     return isa != MIXP_ISA_AMX_F16;
 }

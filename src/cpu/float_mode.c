@@ -30,8 +30,9 @@ static mixpi_float_mode mixpi_float_get(void) {
     return m;
 }
 static void mixpi_float_set(mixpi_float_mode m) { __asm__ __volatile__("msr fpcr, %0" : : "r"(m)); }
-static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m)
-{ return m & ~(mixpi_float_mode)MIXPI_FLOAT_TRAPS; }
+static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) {
+    return m & ~(mixpi_float_mode)MIXPI_FLOAT_TRAPS;
+}
 #else
 typedef unsigned mixpi_float_mode;
 #  define MIXPI_FLOAT_FLAGS 0u

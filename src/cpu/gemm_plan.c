@@ -7,8 +7,7 @@
 /* Is g large, entirely in f32, and small enough for the int sizes of BLAS? */
 static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
     const int64_t most = 0x7FFFFFFF;
-    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
-        return 0;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32) return 0;
     if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
     if (g->m > most || g->n > most || g->k > most) return 0;
     if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
@@ -32,8 +31,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         float *c = (float *)g->c.data + z * g->stride_c;
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
-                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+                    mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
                     g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
@@ -123,14 +122,15 @@ static const mixpi_pairs_known mixpi_known_f16 = {
 };
 
 /* The pair in the order of this machine: swapped halves on Arm. */
-static float mixpi_known_pair(uint32_t pair)
-{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+static float mixpi_known_pair(uint32_t pair) {
+    return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair);
+}
 
 /* Does a tile of one row return the known answer? */
 MIXPI_SELDOM
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
-    float      rows[2], columns[2 * 16], sums[16];
+    float rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
     if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
     for (int i = 0; i < 2; i++) {
@@ -186,8 +186,7 @@ static float mixpi_amx_known(int f16, int k, int column) {
 static float mixpi_amx_wanted(int f16, int column) {
     if (column == 0) return 2016.0f;
     if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f
-               : 1.1754943508222875e-38f;
+    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
 }
 
 /* Puts element k into its pair. x is exact in bf16 and in f16. */
@@ -202,7 +201,7 @@ static void mixpi_amx_put(float *pair, int k, int f16, float x) {
  * times the known row. */
 MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float      a[32][32], b[32][32], c[32][32];
+    float a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
     for (int i = 0; i < 32; i++)
         for (int k = 0; k < 64; k++) {
@@ -239,8 +238,9 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
 /* Scratch memory: a slice of `floats` floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
 
-static float *mixpi_slice(const mixpi_slices *s, int worker)
-{ return s->first + worker * s->floats; }
+static float *mixpi_slice(const mixpi_slices *s, int worker) {
+    return s->first + worker * s->floats;
+}
 
 /* Cuts a slice into pieces, one after another, in whole cache lines. With `from` NULL it only
  * counts. The same function counts and cuts, so the size always agrees with the pointers. */
@@ -254,8 +254,8 @@ static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
 
 /* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
  * slices->floats floats, which the job finds through `slices`. */
-static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work,
-                                    mixp_task task, void *job, mixpi_slices *slices) {
+static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
+                                    void *job, mixpi_slices *slices) {
     int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
     slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
     if (!slices->first) return MIXP_ERR_MEMORY;
@@ -324,15 +324,14 @@ typedef struct mixpi_gemm_block {
 static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     const mixpi_gemm_job *job = s->job;
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
-    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
-    int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
+    int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
     int64_t packed = job->panels * job->tall, turned = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
     if (job->pairs >= MIXPI_AMX_BF16) {
         turned = 16 * (packed + 15);
-        packed += job->tall;            /* tiles read rows beyond the last */
+        packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
     s->a_pack = mixpi_carve(&c, packed * ld);
@@ -368,15 +367,15 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
 }
 
 /* The number of elements packed: a once per column of blocks, b once per row of blocks. */
-static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
-{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across) {
+    return (double)across * (double)g->m + (double)down * (double)g->n;
+}
 
 /* The cost of a cut: elements packed more than once and, above all, threads idle in the last
  * round. */
-static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
-                              int64_t idle) {
+static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across, int64_t idle) {
     int64_t blocks = g->batch * down * across;
-    double  waste = (double)(blocks + idle) / (double)blocks;
+    double waste = (double)(blocks + idle) / (double)blocks;
     return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
 }
 
@@ -385,8 +384,7 @@ static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t acr
  * candidate cuts. */
 static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
-            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
@@ -399,7 +397,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     for (int64_t m = least_m; m <= most_m; m++)
         for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
-            double  cost = mixpi_gemm_cost(g, m, n, idle);
+            double cost = mixpi_gemm_cost(g, m, n, idle);
             if (cost < best) {
                 best = cost;
                 job->down = m;
@@ -412,10 +410,10 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
 /* Runs a gemm. have: the pairs that the device multiplies. */
 static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
                                   const mixpi_gemm_shape *set) {
-    mixpi_gemm_job   job;
+    mixpi_gemm_job job;
     mixpi_gemm_block block;
-    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
-    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
+    int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
     if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
 #if defined(MIXPREC_CBLAS)

@@ -145,16 +145,16 @@ static unsigned mixpi_cpu_ask(void) {
     uint32_t id[4], wide[4], saved;
     unsigned has = mixpi_cpu_asked;
     mixpi_cpuid(0, 0, id);
-    if (id[1] == 0x68747541u) has |= mixpi_cpu_amd;     /* "Auth" of "AuthenticAMD" */
+    if (id[1] == 0x68747541u) has |= mixpi_cpu_amd; /* "Auth" of "AuthenticAMD" */
     if (id[0] < 7) return has;
     mixpi_cpuid(1, 0, id);
-    if (!(id[2] >> 27 & 1u)) return has;                /* OSXSAVE: XGETBV exists */
+    if (!(id[2] >> 27 & 1u)) return has; /* OSXSAVE: XGETBV exists */
     saved = mixpi_xcr0();
-    if ((saved & 6u) != 6u) return has;                 /* xmm and ymm */
+    if ((saved & 6u) != 6u) return has; /* xmm and ymm */
     mixpi_cpuid(7, 0, wide);
     if (id[2] >> 12 & 1u) has |= mixpi_cpu_fma;
     if (wide[1] >> 5 & 1u) has |= mixpi_cpu_avx2;
-    if ((saved & 0xE0u) == 0xE0u) has |= mixpi_cpu_ask_avx512(wide);    /* masks and zmm */
+    if ((saved & 0xE0u) == 0xE0u) has |= mixpi_cpu_ask_avx512(wide); /* masks and zmm */
     return has;
 }
 
@@ -195,14 +195,14 @@ static unsigned mixpi_cpu_answers(void) {
  * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
 static int mixpi_amx_machine(int f16) {
     uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
-    long     answer = 158;                              /* arch_prctl */
+    long answer = 158; /* arch_prctl */
     mixpi_cpuid(7, 0, id);
-    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0; /* AMX-TILE, AMX-BF16 */
     if (id[0] >= 1) mixpi_cpuid(7, 1, more);
-    if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
+    if (f16 && !(more[0] & 1u << 21)) return 0; /* AMX-FP16 */
     low = mixpi_xcr0();
-    if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
-    __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
+    if ((low & 0x60000u) != 0x60000u) return 0; /* tiles and their configuration */
+    __asm__ volatile("syscall"                  /* ARCH_REQ_XCOMP_PERM, of tiles */
                      : "+a"(answer)
                      : "D"(0x1023L), "S"(18L)
                      : "rcx", "r11", "memory");

@@ -38,11 +38,11 @@ enum { MIXPI_KNOWN_CODES = sizeof mixpi_known_codes / sizeof mixpi_known_codes[0
 
 static uint32_t mixpi_known_code_as(const mixpi_known_code *k, mixp_dtype to) {
     switch (to) {
-    case MIXP_F16:     return k->f16;
-    case MIXP_BF16:    return k->bf16;
+    case MIXP_F16: return k->f16;
+    case MIXP_BF16: return k->bf16;
     case MIXP_F8_E4M3: return k->e4m3;
     case MIXP_F8_E5M2: return k->e5m2;
-    default:           return k->f32;
+    default: return k->f32;
     }
 }
 
@@ -52,12 +52,12 @@ static int mixpi_check_array(const mixp_device *cpu, mixp_dtype to) {
     unsigned char codes[MIXPI_KNOWN_CODES * 2];
     size_t size = mixp_dtype_size(to);
     for (int i = 0; i < MIXPI_KNOWN_CODES; i++) from[i] = mixpi_known_codes[i].f32;
-    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) !=
-        MIXP_OK)
+    if (mixp_convert_with(cpu, codes, to, from, MIXP_F32, MIXPI_KNOWN_CODES, NULL) != MIXP_OK)
         return 0;
     for (int i = 0; i < MIXPI_KNOWN_CODES; i++)
         if (mixpi_load_code(codes + (size_t)i * size, size) !=
-            mixpi_known_code_as(&mixpi_known_codes[i], to)) return 0;
+            mixpi_known_code_as(&mixpi_known_codes[i], to))
+            return 0;
     return 1;
 }
 
@@ -135,7 +135,7 @@ static int mixpi_check_float(void) {
 }
 
 static int mixpi_check_nearest(void) {
-    const float least = 1.4901161193847656e-08f;        /* 2^-26 */
+    const float least = 1.4901161193847656e-08f; /* 2^-26 */
     return mixpi_check_sum(1.0f, least) == 0x3F800000u &&
            mixpi_check_sum(-1.0f, -least) == 0xBF800000u &&
            mixpi_check_sum(1.0f, -least) == 0x3F800000u;
@@ -218,4 +218,3 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
 }
-

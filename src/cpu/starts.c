@@ -28,8 +28,7 @@ static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_m
         if (!s->partial) return MIXP_ERR_MEMORY;
     }
     mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), units->sum, s);
-    if (s->runs > 1)
-        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
+    if (s->runs > 1) mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
     return MIXP_OK;
 }
 
@@ -159,8 +158,7 @@ static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *
 static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mixpi_unit unit) {
     int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
     if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
 }
 
@@ -215,10 +213,8 @@ static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args
 }
 
 static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k,
-                                             mixpi_unit row) {
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
-        return MIXP_ERR_DTYPE;
+                                              const mixp_softmax_backward_args *k, mixpi_unit row) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
@@ -228,8 +224,7 @@ static mixp_result mixpi_cpu_norm(const mixp_exec *x, const mixp_norm_args *k, m
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k,
-                                      mixpi_unit row) {
+static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k, mixpi_unit row) {
     mixp_result r = mixpi_norm_check(k);
     if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
     if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
@@ -242,8 +237,8 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     mixpi_units units = { row, NULL, k->rows, 1 };
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
-        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) || !mixpi_may_write(k->dbeta) ||
+        !mixpi_may_write(k->db))
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
@@ -264,19 +259,17 @@ static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_
                                        mixpi_unit row) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
 static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
                                                 const mixp_embedding_backward_args *k,
-                                               mixpi_unit row) {
+                                                mixpi_unit row) {
     mixpi_embedding_back_job job = { k, NULL, NULL };
     void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_embedding_back_carve(&job, memory);
@@ -290,8 +283,7 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
                                            mixpi_unit row) {
     mixpi_entropy_job job = { k, NULL };
     if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
     job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixpi_each_unit(x, k->rows, k->cols, row, &job);
@@ -301,19 +293,18 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
 
 static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
                                                     const mixp_cross_entropy_backward_args *k,
-                                                   mixpi_unit row) {
+                                                    mixpi_unit row) {
     mixpi_entropy_back_job job = { k, 0.0f };
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
     job.factor = mixp_get(k->dloss, 0) / k->counted[0];
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
 static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
                                                 const mixp_cross_entropy_both_args *k,
-                                               mixpi_unit row) {
+                                                mixpi_unit row) {
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
@@ -332,8 +323,7 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
                                   const mixpi_map_units *units) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
-                   mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
     s.map.axes.s[0][0] = 0;
@@ -385,8 +375,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->saturated += p->past;
 }
 
-static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
-                                     mixp_task task) {
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k, mixp_task task) {
     int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
     mixpi_look_job job;
     if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;

@@ -96,10 +96,8 @@ static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int 
 }
 
 /* After the codes are written: copies the codes of a block cut short back to the row. */
-static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
-                                 const char *codes) {
-    if (codes)
-        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
+static void mixpi_small_put_back(const mixpi_small *b, void *state, int size, const char *codes) {
+    if (codes) memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
 }
 static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
     if (b->n == MIXP_STATE_BLOCK) return;
@@ -110,11 +108,13 @@ static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
 }
 
 /* How many of the stretch's elements lie in the block that begins at i. */
-static int mixpi_stretch_block(const mixpi_stretch *s, int i)
-{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+static int mixpi_stretch_block(const mixpi_stretch *s, int i) {
+    return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i);
+}
 
-static int mixpi_row_is_split(const mixp_param_row *row)
-{ return row->master && row->master_dtype != MIXP_F32; }
+static int mixpi_row_is_split(const mixp_param_row *row) {
+    return row->master && row->master_dtype != MIXP_F32;
+}
 
 /* Does the row have states that are not f32? */
 static int mixpi_row_is_coded(const mixp_param_row *row) {
@@ -131,8 +131,7 @@ static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count,
-                                    mixp_task task) {
+                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0, work = 0;
     for (i = 0; i < count; i++) {
         if (!rows[i].active) continue;
@@ -144,8 +143,7 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
     for (n = 0, i = 0; i < count; i++)
-        for (first = 0; rows[i].active && first < rows[i].count;
-             first += MIXPI_CHUNK, n++) {
+        for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
             const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
@@ -155,13 +153,11 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
 
 /* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
  * holds the squares of 3e38 and 1e-38. */
-static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
-                               int64_t first) {
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor, int64_t first) {
     int i;
     for (i = 0; i < n; i++) {
         float v = x[i] * factor;
-        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
-                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu, a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
         c->squares += (double)v * (double)v;
         if (raw < 0x7F800000u && a < 0x7F800000u) {
             if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
@@ -175,8 +171,7 @@ static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float fact
 /* Clears a piece of a gradient after its last read. */
 static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
     size_t size = mixp_dtype_size(row->grad_dtype);
-    if (row->active == 2)
-        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+    if (row->active == 2) memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
@@ -267,8 +262,7 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
-                                    mixp_task task) {
+static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
     mixp_result r;
     int64_t i;

@@ -50,8 +50,9 @@ const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is 
 
 /* The first element of head z of q, counted through all sequences; of the head of k or v that head
  * z of q uses; and of head z of k or v. */
-__device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
-{ return z / h.heads * at.sequence + z % h.heads * at.head; }
+__device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z) {
+    return z / h.heads * at.sequence + z % h.heads * at.head;
+}
 __device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
     int met = z % h.heads / h.group;
     return z / h.heads * at.sequence + met * at.head;
@@ -70,8 +71,9 @@ __device__ inline int keys_of(const Heads &h, int z) {
 /* --- what may stand between scores and weights ----------------------------------------- */
 
 /* A score, times scale and capped. */
-__device__ inline float capped(const Heads &h, float s)
-{ return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale; }
+__device__ inline float capped(const Heads &h, float s) {
+    return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale;
+}
 
 /* The slope of the cap. */
 __device__ inline float cap_slope(const Heads &h, float s) {
@@ -82,13 +84,12 @@ __device__ inline float cap_slope(const Heads &h, float s) {
 /* The mask's value for a query and a key, both in range. */
 __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
     if (!h.mask.data) return 0.0f;
-    return get1(h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row +
-                            (int64_t)key * h.mask_key);
+    return get1(h.mask,
+                head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
 }
 
 /* The key of dropout's random numbers; 0 without dropout. */
-__device__ inline uint64_t draws_key(const Heads &h)
-{ return h.limit ? key_now(h.draws) : 0; }
+__device__ inline uint64_t draws_key(const Heads &h) { return h.limit ? key_now(h.draws) : 0; }
 
 /* The factor of a weight: 0 where it is dropped. */
 __device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query, int key) {
@@ -106,13 +107,13 @@ __device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query
  * thread has row lane / 4 (f[0], f[1]) and row lane / 4 + 8 (f[2], f[3]), at columns
  * lane % 4 * 2 and the next.
  */
-template <int D> __device__ inline int chunk_at(int row, int chunk)
-{ return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8; }
+template <int D> __device__ inline int chunk_at(int row, int chunk) {
+    return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8;
+}
 
 /* Starts the copy of rows [first, first + rows) of a head; rows beyond t become 0. */
 template <int D, int rows>
-__device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, int first,
-                                  int t) {
+__device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, int first, int t) {
     const int step = attention_threads / (D / 8);
     int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
     const uint16_t *at = from + (int64_t)(first + row) * ld + chunk * 8;
@@ -126,8 +127,9 @@ __device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, 
 }
 
 /* chunk_at for row `row` + `within`. row is a multiple of 16, so row does not permute chunks. */
-template <int D> __device__ inline int fragment_at(int row, int within, int chunk)
-{ return row * D + chunk_at<D>(within, chunk); }
+template <int D> __device__ inline int fragment_at(int row, int within, int chunk) {
+    return row * D + chunk_at<D>(within, chunk);
+}
 
 /* The left factor: rows [row, row+16), columns [16 k, 16 k + 16). */
 template <int D>
@@ -139,8 +141,8 @@ __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row, i
 template <int D>
 __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
-    ldmatrix_x4<false>(b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8,
-                                                2 * k ^ lane / 8 % 2));
+    ldmatrix_x4<false>(b,
+                       tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
 }
 /* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
 template <int D>
@@ -162,8 +164,7 @@ template <bool bf16> __device__ inline uint32_t pair_code(float lo, float hi) {
 }
 
 /* Turns two accumulators side by side into a left factor of 16 columns, within their registers. */
-template <bool bf16>
-__device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
+template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
     a[0] = pair_code<bf16>(f[0][0], f[0][1]);
     a[1] = pair_code<bf16>(f[0][2], f[0][3]);
     a[2] = pair_code<bf16>(f[1][0], f[1][1]);
@@ -236,8 +237,7 @@ __device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[
 struct Place { int z, row, column, end; };
 
 /* Hides keys from `end` on, and keys too far ahead of their query. */
-template <int N>
-__device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
+template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -270,27 +270,25 @@ __device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draw
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++)
-            s[n][e] *=
-                kept_of(h, draws, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
+            s[n][e] *= kept_of(h, draws, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
     }
 }
 
 /* e^(s - top), for a score and its row's top. A mask can put bent scores far from 0, so their
  * difference is computed first: a product would round off more than the difference. */
-template <bool bends> __device__ inline float exp_from(float s, float top, float factor)
-{ return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top)); }
+template <bool bends> __device__ inline float exp_from(float s, float top, float factor) {
+    return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top));
+}
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. top is the maximum of
  * bent scores; otherwise of scores times factor, where factor is scale log2 e. */
 template <int D, bool bends, int M, int N>
-__device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
-                                       float factor) {
+__device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, float factor) {
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
         float most = -INFINITY, top, shrink, sum = 0.0f;
         MIXPI_UNROLL
-        for (int n = 0; n < N; n++)
-            most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
         top = fmaxf(r.top[m][half], bends ? most : most * factor);
@@ -327,12 +325,11 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
         int query = tile.row + 16 * m, key = tile.column;
         Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
         if (bends) forward_bend<N / 8>(s[m], h, at);
-        if (key + N > end || key + N - 1 > query + h.ahead)
-            hide_keys<N / 8>(s[m], h.ahead, at);
+        if (key + N > end || key + N - 1 > query + h.ahead) hide_keys<N / 8>(s[m], h.ahead, at);
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
-    if (bends) __syncwarp();    /* products need all threads of the warp together */
+    if (bends) __syncwarp(); /* products need all threads of the warp together */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -343,23 +340,23 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
 }
 
 template <int D, bool bends, int M>
-__device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z,
-                                     int row) {
+__device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z, int row) {
     int lane = (int)threadIdx.x % warp_size;
     MIXPI_UNROLL
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool  none;
+        bool none;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
         if (query >= h.t) continue;
         if (lane % 4 == 0)
-            h.lse[(int64_t)z * h.t + query] =
-                none ? INFINITY : bends ? top + log2f(sum) * ln_2 : (top + log2f(sum)) * ln_2;
+            h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
+                                              : bends ? top + log2f(sum) * ln_2
+                                                      : (top + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(h.out, at + 8 * n, r.o[m][n][2 * half] * inverse,
@@ -398,8 +395,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     for (int i = 0; i < M * (D / 16); i++)
         left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
     for (int i = 0; i < tiles; i++) {
-        uint16_t *now = others + i % 2 * 2 * keys * D,
-                 *next = others + (i + 1) % 2 * 2 * keys * D;
+        uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
             tile_fetch<D, keys>(next, k, ld_k, (i + 1) * keys, end);
             tile_fetch<D, keys>(next + keys * D, v, ld_v, (i + 1) * keys, end);
@@ -412,7 +408,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
-    cp_async_wait<0>();     /* without any tile the first copy is still in flight */
+    cp_async_wait<0>(); /* without any tile the first copy is still in flight */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
 
@@ -447,8 +443,8 @@ template <int D, int M> struct Own {
 
 /* s += a x other' for 32 columns, a: 16 of D. */
 template <int D, bool bf16, int M>
-__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
-                                    const uint16_t *other, int column, int k) {
+__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other,
+                                    int column, int k) {
     MIXPI_UNROLL
     for (int n = 0; n < 2; n++) {
         uint32_t b[4];
@@ -465,9 +461,8 @@ __device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
  * keeps own[1] (dy) in registers. The walk that owns keys has no registers left and reads own[1]
  * again. */
 template <int D, bool bf16, bool keys, int M>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
-                                       const Own<D, M> &w, const uint16_t *other,
-                                       int column) {
+__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w,
+                                       const uint16_t *other, int column) {
     MIXPI_UNROLL_BY((keys ? 2 : D / 16))
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[M][4], c[M][4];
@@ -499,9 +494,8 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
 
 /* The same for bent scores. */
 template <bool keys>
-__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h,
-                                     uint64_t draws, const Place &p, const float *lse,
-                                     const float *delta) {
+__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
+                                     const Place &p, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -523,15 +517,14 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
  * the weights are NaN. (In the forward pass, as in other flash attentions, a NaN or Inf in the
  * values of a later key does reach earlier queries of its tile, because 0 times it is NaN.) */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end,
-                                     int row, int column) {
+__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end, int row,
+                                     int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
-            if (j >= end || (keys ? j + ahead < i : j > i + ahead))
-                s[n][e] = g[n][e] = 0.0f;
+            if (j >= end || (keys ? j + ahead < i : j > i + ahead)) s[n][e] = g[n][e] = 0.0f;
         }
     }
 }
@@ -546,13 +539,13 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     float s[M][4][4] = {}, g[M][4][4] = {};
     const float *those = statistics + column + lane % 4 * 2;
     if (from >= end || low >= own_end ||
-        (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead)) return;
+        (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead))
+        return;
     backward_scores<D, bf16, keys, M>(s, g, w, other, column);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
-        const float *lse = keys ? those : w.lse[m],
-                    *delta = keys ? those + 64 : w.delta[m];
+        const float *lse = keys ? those : w.lse[m], *delta = keys ? those + 64 : w.delta[m];
         if (bends) backward_bent<keys>(s[m], g[m], h, w.draws, p, lse, delta);
         else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
         if (from + 32 > end ||
@@ -578,8 +571,8 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
 struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
 
 template <int D, int M>
-__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to,
-                                      int row, float factor) {
+__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to, int row,
+                                      float factor) {
     int lane = (int)threadIdx.x % warp_size;
     if (!to.out.data) return;
     MIXPI_UNROLL
@@ -596,8 +589,9 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
 }
 
 /* The reference of weights: lse log2e, or lse itself for bent scores. */
-__device__ inline float lse_of(const Heads &h, int64_t at)
-{ return h.bends ? h.lse[at] : h.lse[at] * log2_e; }
+__device__ inline float lse_of(const Heads &h, int64_t at) {
+    return h.bends ? h.lse[at] : h.lse[at] * log2_e;
+}
 
 /* A thread's piece of the statistics of 64 queries: lse, then delta. */
 __device__ inline float query_statistic(const Heads &h, int z, int first) {
@@ -610,8 +604,7 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
 /* The statistics of a warp's own queries. delta is dy . y, which the softmax gradient of a row
  * subtracts. The four threads that share a row in an accumulator compute delta and store it for dK
  * and dV. */
-template <int D, int M>
-__device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
+template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
     int lane = (int)threadIdx.x % warp_size;
     mixp_in dy = { w.own + 64 * M * D, h.dy.dtype };
     MIXPI_UNROLL
@@ -685,8 +678,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + 2 * rows * D;
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
-    int blocks = (int)ceil_div(keys ? h.keys : h.t, rows),
-        block = (int)(blockIdx.x % blocks), begin = 0, tiles, count, z;
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, rows), block = (int)(blockIdx.x % blocks),
+        begin = 0, tiles, count, z;
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
@@ -699,7 +692,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
-    tiles = tiles > begin ? tiles - begin : 0;      /* of a head */
+    tiles = tiles > begin ? tiles - begin : 0; /* of a head */
     count = tiles * (keys ? h.group : 1);
     own_fetch<D, keys, rows>(own, h, z, w.first, keys ? w.end : h.t);
     cp_async_commit();
@@ -716,8 +709,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
             left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
     }
     for (int i = 0; i < count; i++) {
-        uint16_t *now = others + i % 2 * 2 * N * D,
-                 *next = others + (i + 1) % 2 * 2 * N * D;
+        uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
         if (i + 1 < count) {
             int turn = keys ? (i + 1) / tiles : 0, tile = begin + (i + 1) - turn * tiles;
             walk_fetch<D, keys>(next, h, z, turn, tile, keys ? h.t : w.end);
@@ -728,9 +720,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, bends, M>(
-                sums, h, w, now, statistics + i % 2 * 2 * N,
-                (begin + (keys ? i % tiles : i)) * N, column);
+            backward_columns<D, bf16, keys, bends, M>(sums, h, w, now, statistics + i % 2 * 2 * N,
+                                                      (begin + (keys ? i % tiles : i)) * N, column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -751,18 +742,16 @@ __host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 
 
 /* Bytes of shared memory for `rows` rows in all tiles. */
 inline size_t plain_bytes(int rows, int scores, int64_t d) {
-    return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) *
-           sizeof(float);
+    return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) * sizeof(float);
 }
 
 template <int rows>
-__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
-                                   int64_t ld, int first, int end) {
+__device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at, int64_t ld,
+                                   int first, int end) {
     int width = plain_width(h.d);
     for (int i = (int)threadIdx.x; i < rows * width; i += attention_threads) {
         int row = i / width, j = i % width;
-        tile[i] =
-            first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
+        tile[i] = first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
     }
 }
 
@@ -774,15 +763,13 @@ __device__ inline float plain_dot(const float *a, const float *b, int d) {
 
 /* sums += the row's weights x the tile */
 template <int rows>
-__device__ inline void plain_add(float *sums, const float *weights, const float *tile,
-                                 int d) {
+__device__ inline void plain_add(float *sums, const float *weights, const float *tile, int d) {
     int lane = (int)threadIdx.x % 8;
     for (int i = 0; i < rows; i++) {
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++)
             if (8 * j < d)
-                sums[j] =
-                    fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
+                sums[j] = fmaf(weights[i], tile[i * plain_width(d) + lane + 8 * j], sums[j]);
     }
 }
 
@@ -798,8 +785,9 @@ __device__ inline float row_sum(float x) {
     return x;
 }
 
-__device__ inline void plain_put(mixp_out a, int64_t i, float x)
-{ put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
+__device__ inline void plain_put(mixp_out a, int64_t i, float x) {
+    put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x);
+}
 
 /* A score in range, bent if needed. *slope: the factor of its gradient. */
 __device__ inline float plain_score(const Heads &h, float s, int z, int query, int key,
@@ -817,8 +805,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     float *other = own + plain_rows * pitch;
     float *weights = other + plain_rows * pitch + row * plain_pitch;
     int blocks = (int)ceil_div(h.t, plain_rows);
-    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows,
-        query = first + row;
+    int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * plain_rows, query = first + row;
     int z = (int)(blockIdx.x / blocks), keys = keys_of(h, z);
     int64_t end = least(keys, (int64_t)first + plain_rows + h.ahead);
     int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
@@ -864,8 +851,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
 }
 
 /* there: 0 for padding, whose gradient is 0. */
-__device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at,
-                                   float factor, bool there) {
+__device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at, float factor,
+                                   bool there) {
     int lane = (int)threadIdx.x % 8;
     if (!out.data) return;
     MIXPI_UNROLL
@@ -908,15 +895,13 @@ __device__ inline void plain_delta(const Heads &h, const float *dy, int z, int q
     int lane = (int)threadIdx.x % 8;
     int64_t y = head_at(h, h.y_at, z) + query * h.y_at.row;
     float sum = 0.0f;
-    for (int j = lane; query < h.t && j < h.d; j += 8)
-        sum = fmaf(dy[j], get1(h.y, y + j), sum);
+    for (int j = lane; query < h.t && j < h.d; j += 8) sum = fmaf(dy[j], get1(h.y, y + j), sum);
     sum = row_sum(sum);
     if (query < h.t && lane == 0) h.delta[(int64_t)z * h.t + query] = sum;
 }
 
 template <bool keys, int rows>
-__device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first,
-                                       int end) {
+__device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first, int end) {
     float *second = tile + rows * plain_width(h.d);
     if (keys) {
         plain_fetch<rows>(tile, h, h.k, met_at(h, h.k_at, z), h.k_at.row, first, end);
@@ -935,8 +920,8 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     float *other = own + 2 * tile, *dy_or_v = other + others * plain_width(h.d);
     float *p = dy_or_v + others * plain_width(h.d) + row * plain_pitch;
     float *g = p + plain_rows * plain_pitch;
-    int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows),
-        block = (int)(blockIdx.x % blocks), mine, begin = 0;
+    int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows), block = (int)(blockIdx.x % blocks),
+        mine, begin = 0;
     int first = (keys ? block : blocks - 1 - block) * plain_rows;
     int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), keys_end = keys_of(h, z);
     int64_t end = keys ? h.t : least(keys_end, (int64_t)first + plain_rows + h.ahead);
@@ -964,28 +949,28 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
         plain_store(sums_v, h.dv, h.d, met_at(h, h.v_at, z) + mine * h.v_at.row, 1.0f,
                     mine < keys_end);
     } else {
-        plain_store(sums, h.out, h.d, head_at(h, h.q_at, z) + mine * h.q_at.row, h.scale,
-                    true);
+        plain_store(sums, h.out, h.d, head_at(h, h.q_at, z) + mine * h.q_at.row, h.scale, true);
     }
 }
 
 /* --- calls ------------------------------------------------------------------------------- */
 
-inline int64_t query_blocks(const Heads &h, int rows)
-{ return ceil_div(h.t, rows) * h.b * h.heads; }
-inline int64_t key_blocks(const Heads &h, int rows)
-{ return ceil_div(h.keys, rows) * h.b * (h.heads / h.group); }
+inline int64_t query_blocks(const Heads &h, int rows) {
+    return ceil_div(h.t, rows) * h.b * h.heads;
+}
+inline int64_t key_blocks(const Heads &h, int rows) {
+    return ceil_div(h.keys, rows) * h.b * (h.heads / h.group);
+}
 
-inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks,
-                                    size_t bytes, const Heads &h) {
+inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks, size_t bytes,
+                                    const Heads &h) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
                    "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
-        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
-                         h);
+        e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
     return k->launched("attention", e);
 }
 
@@ -993,17 +978,17 @@ inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }
 
 template <int D, bool bf16, bool bends>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
-    typedef Forward<D, bends>  Ahead;
+    typedef Forward<D, bends> Ahead;
     typedef Backward<D, bends> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, bends>,
-                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, bends>,
-                         query_blocks(h, Back::rows), Back::bytes, h);
+        return attention_launch(k, attention_forward<D, bf16, bends>, query_blocks(h, Ahead::rows),
+                                Ahead::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, false, bends>, query_blocks(h, Back::rows),
+                         Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, bends>,
-                            key_blocks(h, Back::rows), Back::bytes, h);
+    return attention_launch(k, attention_backward<D, bf16, true, bends>, key_blocks(h, Back::rows),
+                            Back::bytes, h);
 }
 
 template <int D> mixp_result tensor_by_dtype(Kernel *k, const Heads &h, bool backward) {
@@ -1024,11 +1009,10 @@ inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
 
 template <int others> inline mixp_result plain_back(Kernel *k, const Heads &h) {
     size_t bytes = plain_bytes(2 * plain_rows + 2 * others, 2, h.d);
-    mixp_result r = attention_launch(k, plain_backward<false, others>,
-                                     query_blocks(h, plain_rows), bytes, h);
+    mixp_result r =
+        attention_launch(k, plain_backward<false, others>, query_blocks(h, plain_rows), bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, plain_backward<true, others>, key_blocks(h, plain_rows), bytes,
-                            h);
+    return attention_launch(k, plain_backward<true, others>, key_blocks(h, plain_rows), bytes, h);
 }
 
 /* Four tiles of 16 rows do not fit the 64 KB of capability 7.5 if heads are wider than 240. */
@@ -1041,8 +1025,9 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
 }
 
 /* Can 16 bytes of a row of D be read at once? Yes for an absent array. */
-inline bool is_wide(mixp_in a, const mixp_head_strides &at)
-{ return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0; }
+inline bool is_wide(mixp_in a, const mixp_head_strides &at) {
+    return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0;
+}
 
 /* Does the GPU have the tensor cores and the shared memory? */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
@@ -1067,9 +1052,8 @@ inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) &&
            dtype != MIXP_F32 && h.k.dtype == dtype && h.v.dtype == dtype &&
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
-           is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
-           is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) &&
-           is_wide(h.dv);
+           is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) && is_wide(h.y) &&
+           is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
 inline bool attends_nothing(const mixp_attention_args &args) {
@@ -1141,12 +1125,11 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
 
 inline bool writes(mixp_out a) { return !a.data || is_real(a.dtype); }
 
-inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_args &args,
-                              Heads *h) {
+inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_args &args, Heads *h) {
     mixp_result r = heads_make(k, args.forward, h);
     if (r != MIXP_OK) return r;
-    if (!is_real(args.dy.dtype) || !writes(args.dq) || !writes(args.dk) ||
-        !writes(args.dv)) return MIXP_ERR_DTYPE;
+    if (!is_real(args.dy.dtype) || !writes(args.dq) || !writes(args.dk) || !writes(args.dv))
+        return MIXP_ERR_DTYPE;
     h->y = as_in(args.forward.y);
     h->dy = args.dy;
     h->out = args.dq;
@@ -1157,8 +1140,7 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_arg
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_attention(const mixp_exec *x,
-                                        const mixp_attention_args *args) {
+static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;
@@ -1169,9 +1151,8 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x,
     return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result
-mixpi_cuda_attention_backward(const mixp_exec *x,
-                              const mixp_attention_backward_args *args) {
+static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
+                                                 const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;

@@ -21,27 +21,29 @@ struct Conversion {
 
 __device__ inline uint64_t load_code(const mixp_in &a, int64_t i) {
     switch (dtype_bytes(a.dtype)) {
-    case 1:  return ((const uint8_t *)a.data)[i];
-    case 2:  return ((const uint16_t *)a.data)[i];
-    case 4:  return ((const uint32_t *)a.data)[i];
+    case 1: return ((const uint8_t *)a.data)[i];
+    case 2: return ((const uint16_t *)a.data)[i];
+    case 4: return ((const uint32_t *)a.data)[i];
     default: return ((const uint64_t *)a.data)[i];
     }
 }
 __device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
     switch (dtype_bytes(a.dtype)) {
-    case 1:  ((uint8_t *)a.data)[i] = (uint8_t)code; break;
-    case 2:  ((uint16_t *)a.data)[i] = (uint16_t)code; break;
-    case 4:  ((uint32_t *)a.data)[i] = (uint32_t)code; break;
+    case 1: ((uint8_t *)a.data)[i] = (uint8_t)code; break;
+    case 2: ((uint16_t *)a.data)[i] = (uint16_t)code; break;
+    case 4: ((uint32_t *)a.data)[i] = (uint32_t)code; break;
     default: ((uint64_t *)a.data)[i] = code;
     }
 }
 
 /* The random number of element i, or 0. */
-__device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
-{ return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
+__device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i) {
+    return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u;
+}
 
-__device__ inline uint64_t rounding_key(const Conversion &c)
-{ return c.k.rounding.stochastic ? key_now(c.draws) : 0; }
+__device__ inline uint64_t rounding_key(const Conversion &c) {
+    return c.k.rounding.stochastic ? key_now(c.draws) : 0;
+}
 
 /* Converts any dtype to any dtype. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
@@ -51,19 +53,18 @@ __global__ void convert_each(const __grid_constant__ Conversion c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x) {
         mixpi_number x = mixpi_unpack(from, load_code(c.k.src, i));
-        store_code(c.k.dst, i,
-                   mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
+        store_code(c.k.dst, i, mixpi_pack(to, x, r.saturate, r.stochastic, draw(r, key, i)));
     }
 }
 
-__host__ __device__ inline bool is_f8(mixp_dtype d)
-{ return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
+__host__ __device__ inline bool is_f8(mixp_dtype d) {
+    return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+}
 /* The dtypes that convert through f32. */
 __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
-    return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code))
-                             : f16_value(code << 8);
+    return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
 }
 
 __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, float *v) {
@@ -86,11 +87,10 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
 }
 
-__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key,
-                                   int64_t i, float x) {
+__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
+                                   float x) {
     if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
-    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic,
-                           draw(r, key, i));
+    return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
 
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
@@ -104,12 +104,11 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
     if (c.wide && n == 8 && is_f8(dst.dtype)) {
-        *(uint2 *)(void *)((uint8_t *)dst.data + i) =
-            make_uint2(u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24,
-                       u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
+        *(uint2 *)(void *)((uint8_t *)dst.data + i) = make_uint2(
+            u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24, u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
     } else if (c.wide && n == 8) {
-        *(uint4 *)(void *)((uint16_t *)dst.data + i) = make_uint4(
-            u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
+        *(uint4 *)(void *)((uint16_t *)dst.data + i) =
+            make_uint4(u[0] | u[1] << 16, u[2] | u[3] << 16, u[4] | u[5] << 16, u[6] | u[7] << 16);
     } else {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -117,8 +116,7 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
     }
 }
 
-__global__ void __launch_bounds__(map_threads)
-    convert_real(const __grid_constant__ Conversion c) {
+__global__ void __launch_bounds__(map_threads) convert_real(const __grid_constant__ Conversion c) {
     uint64_t key = rounding_key(c);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < c.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -132,15 +130,16 @@ __global__ void __launch_bounds__(map_threads)
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
-        return kernel.launched("convert", MIXPI_LAUNCH(convert_real,
-            grid_for(ceil_div(n, 8), map_threads), map_threads, 0, kernel.stream, c));
+        return kernel.launched("convert",
+                               MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                                            map_threads, 0, kernel.stream, c));
     return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
                                                    map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault,
-                                                      kernel.stream));
+    return kernel.launched("convert",
+                           cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -202,11 +201,8 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
     for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
     if (pattern == 0)
-        return kernel.launched("fill",
-                               cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
-    return kernel.launched("fill",
-                           MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                        k->dst, k->n, pattern, is_wide(k->dst)));
+    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                                k->dst, k->n, pattern, is_wide(k->dst)));
 }
-

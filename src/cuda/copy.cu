@@ -60,7 +60,10 @@ inline Axes merged(const Axes &x) {
         bool join = last >= 0;
         if (x.n[i] == 1) continue;
         for (int k = 0; k < 4; k++) join = join && m.s[k][last] == x.s[k][i] * x.n[i];
-        if (!join) { append(&m, x, i); continue; }
+        if (!join) {
+            append(&m, x, i);
+            continue;
+        }
         set_length(&m, last, m.n[last] * x.n[i]);
         for (int k = 0; k < 4; k++) m.s[k][last] = x.s[k][i];
     }
@@ -70,8 +73,7 @@ inline Axes merged(const Axes &x) {
 /* Adds to at[] the offset of the index-th point of the axes in each array. */
 __device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
     for (int axis = x.rank - 1; axis >= 0; axis--) {
-        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0,
-                i = index - q * x.n[axis];
+        int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0, i = index - q * x.n[axis];
         MIXPI_UNROLL
         for (int k = 0; k < 4; k++) at[k] += i * x.s[k][axis];
         index = q;
@@ -95,7 +97,10 @@ inline void swap_axes(Axes *x, int i, int j) {
     Axes was = *x;
     set_length(x, i, was.n[j]);
     set_length(x, j, was.n[i]);
-    for (int k = 0; k < 4; k++) { x->s[k][i] = was.s[k][j]; x->s[k][j] = was.s[k][i]; }
+    for (int k = 0; k < 4; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
 }
 
 inline int64_t magnitude(int64_t a) { return a < 0 ? -a : a; }
@@ -123,12 +128,12 @@ template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     }
 }
 
-__device__ inline void store_real(const mixp_out &a, int64_t i, float x)
-{ put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x); }
+__device__ inline void store_real(const mixp_out &a, int64_t i, float x) {
+    put1(a, i, a.accumulate ? __fadd_rn(get1(as_in(a), i), x) : x);
+}
 
 /* out[i, i+n) (+)= v. */
-__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide,
-                              float *v) {
+__device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide, float *v) {
     float old[8];
     if (out.accumulate) {
         get8_any(as_in(out), i, n, wide, old);
@@ -152,27 +157,28 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
 
 /* Copies the last two axes in tiles: src is read along the second to last axis, dst is written
  * along the last. outer: the axes, with the last two counted in tiles. */
-template <class T> __device__ inline T tile_load(const Copy &c, int64_t i)
-{ return ((const T *)c.src.data)[i]; }
-template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
-{ return get1(c.src, i); }
-template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v)
-{ ((T *)c.dst.data)[i] = v; }
-template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v)
-{ store_real(c.dst, i, v); }
+template <class T> __device__ inline T tile_load(const Copy &c, int64_t i) {
+    return ((const T *)c.src.data)[i];
+}
+template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i) {
+    return get1(c.src, i);
+}
+template <class T> __device__ inline void tile_store(const Copy &c, int64_t i, T v) {
+    ((T *)c.dst.data)[i] = v;
+}
+template <> __device__ inline void tile_store<float>(const Copy &c, int64_t i, float v) {
+    store_real(c.dst, i, v);
+}
 
 template <class T>
 __global__ void __launch_bounds__(map_threads)
-    copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer,
-               int64_t tiles) {
+    copy_tiles(const __grid_constant__ Copy c, const __grid_constant__ Axes outer, int64_t tiles) {
     MIXPI_SHARED(T, part, tile * (tile + 1));
     const int a = c.axes.rank - 2, b = a + 1, r = outer.rank - 2;
     const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
-    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile,
-              step = map_threads / tile;
+    const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        int64_t at[4] = { 0, 0, 0, 0 },
-                above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
         int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
         rest = over(above, outer.n[r], outer.inverse[r]);
         row = (above - rest * outer.n[r]) * tile;
@@ -194,12 +200,14 @@ __global__ void __launch_bounds__(map_threads)
 inline bool grouped(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     int last = x.rank - 1;
-    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width)
-        return false;
+    if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
     if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
     for (int i = 0; i < last; i++)
         if (x.s[0][i] % width || x.s[1][i] % width) return false;
-    for (int i = 0; i < last; i++) { x.s[0][i] /= width; x.s[1][i] /= width; }
+    for (int i = 0; i < last; i++) {
+        x.s[0][i] /= width;
+        x.s[1][i] /= width;
+    }
     set_length(&x, last, x.n[last] / width);
     return true;
 }
@@ -210,18 +218,17 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
     while (unit > size && !grouped(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
     grid = grid_for(c->units, map_threads);
-    return unit == 16 ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
-         : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
-         : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
-         : unit == 2 ? MIXPI_LAUNCH(copy_bits<uint16_t>, grid, map_threads, 0, stream, *c)
-                     : MIXPI_LAUNCH(copy_bits<uint8_t>, grid, map_threads, 0, stream, *c);
+    return unit == 16  ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
+           : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
+           : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
+           : unit == 2 ? MIXPI_LAUNCH(copy_bits<uint16_t>, grid, map_threads, 0, stream, *c)
+                       : MIXPI_LAUNCH(copy_bits<uint8_t>, grid, map_threads, 0, stream, *c);
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
     c->width = grouped(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
-    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0,
-                        stream, *c);
+    return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }
 
 /* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
@@ -246,14 +253,11 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
     }
     int64_t tiles = count_of(outer);
     unsigned grid = grid_for(tiles, 1), n = map_threads;
-    return !bits ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
-           : size == 8
-               ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
-           : size == 4
-               ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
-           : size == 2
-               ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
-               : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
+    return !bits       ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
+           : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
+           : size == 2 ? MIXPI_LAUNCH(copy_tiles<uint16_t>, grid, n, 0, stream, c, outer, tiles)
+                       : MIXPI_LAUNCH(copy_tiles<uint8_t>, grid, n, 0, stream, c, outer, tiles);
 }
 
 }   /* namespace */
@@ -263,8 +267,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     Copy c;
     bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
-    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype))
-        return MIXP_ERR_DTYPE;
+    if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype)) return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
     for (int i = 0; i < k->rank; i++) {
@@ -278,9 +281,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (transposes(&c))
-        return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
-                                        : launch_real(&c, kernel.stream));
+    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.launched("copy",
+                           bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }
-

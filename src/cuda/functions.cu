@@ -79,8 +79,9 @@ static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no ca
 /* The larger of a and b, or b if either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
-__device__ inline float clamped(float x, float bound)
-{ return x > bound ? bound : x < -bound ? -bound : x; }
+__device__ inline float clamped(float x, float bound) {
+    return x > bound ? bound : x < -bound ? -bound : x;
+}
 
 /* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 __device__ inline float sigmoid(float x, float *rest) {
@@ -105,16 +106,17 @@ __device__ inline float power(float x, float p) {
 }
 
 /* x (GELU_LINEAR + GELU_CUBIC x^2). */
-__device__ inline float gelu_2u(float x, float square)
-{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+__device__ inline float gelu_2u(float x, float square) {
+    return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
+}
 
 /* x with the sign of s; 0 where s is 0. */
-__device__ inline float signed_by(float s, float x)
-{ return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
+__device__ inline float signed_by(float s, float x) { return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
 
 /* max(a, 0) + log(1 + e^-|p a|) / p: never overflows. */
-__device__ inline float softplus(float a, float p)
-{ return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p; }
+__device__ inline float softplus(float a, float p) {
+    return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p;
+}
 
 __device__ inline float squared(float a) { return a * a; }
 __device__ inline float twice(float a) { return a + a; }
@@ -169,6 +171,7 @@ __device__ inline float soft_cap_slope(float g, float x, float p) {
 
 #define MIXPI_UNARY_VALUE(op, value, slope) case MIXP_UNARY_##op: return value;
 #define MIXPI_UNARY_SLOPE(op, value, slope) case MIXP_UNARY_##op: return slope;
+/* clang-format off */
 template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
     float t;
     switch (op) {
@@ -177,13 +180,13 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     }
     return a;
 }
+/* clang-format on */
 
 /* g: the incoming gradient. */
-template <mixp_unary op>
-__device__ inline float unary_slope(float g, float b, float p, float q) {
+template <mixp_unary op> __device__ inline float unary_slope(float g, float b, float p, float q) {
     float t;
     switch (op) {
-    MIXPI_CUDA_UNARIES(MIXPI_UNARY_SLOPE)
+        MIXPI_CUDA_UNARIES(MIXPI_UNARY_SLOPE)
     case MIXP_UNARY_COUNT: break;
     }
     return g;
@@ -192,9 +195,11 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
 #undef MIXPI_UNARY_SLOPE
 
 /* NaN if either is NaN: larger propagates b's NaN, and the product with 0 propagates a's. */
-__device__ inline float nan_of(float a, float of_both)
-{ return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
+__device__ inline float nan_of(float a, float of_both) {
+    return fmaf(clamped(a, 1.0f), 0.0f, of_both);
+}
 
+/* clang-format off */
 template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
     float t;
     switch (op) {
@@ -209,6 +214,7 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
     }
     return a;
 }
+/* clang-format on */
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
@@ -218,20 +224,17 @@ __device__ inline float huber(float d, float delta) {
     return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
 }
 
-template <mixp_loss_kind kind>
-__device__ inline float loss_value(float a, float b, float delta) {
+template <mixp_loss_kind kind> __device__ inline float loss_value(float a, float b, float delta) {
     switch (kind) {
-    case MIXP_LOSS_MSE:        return (a - b) * (a - b);
-    case MIXP_LOSS_BCE_LOGITS:
-        return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
-    case MIXP_LOSS_BCE:
-        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
-    case MIXP_LOSS_L1:         return fabsf(a - b);
-    case MIXP_LOSS_HUBER:      return huber(a - b, delta);
-    case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
-    case MIXP_LOSS_KL:         return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
-    case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
-    case MIXP_LOSS_COUNT:      break;
+    case MIXP_LOSS_MSE: return (a - b) * (a - b);
+    case MIXP_LOSS_BCE_LOGITS: return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
+    case MIXP_LOSS_BCE: return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_L1: return fabsf(a - b);
+    case MIXP_LOSS_HUBER: return huber(a - b, delta);
+    case MIXP_LOSS_SMOOTH_L1: return huber(a - b, delta) / delta;
+    case MIXP_LOSS_KL: return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
+    case MIXP_LOSS_KL_LOG: return expf(b) * (b - a);
+    case MIXP_LOSS_COUNT: break;
     }
     return a;
 }
@@ -240,40 +243,38 @@ template <mixp_loss_kind kind>
 __device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
-    case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
-    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancellation        */
+    case MIXP_LOSS_MSE: return 2.0f * (a - b) * p;
+    case MIXP_LOSS_BCE_LOGITS: /* (1-t) s - t (1-s): no cancellation        */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
-    case MIXP_LOSS_L1:         return signed_by(a - b, p);
-    case MIXP_LOSS_HUBER:      return clamped(a - b, delta) * p;
-    case MIXP_LOSS_SMOOTH_L1:  return clamped((a - b) / delta, 1.0f) * p;
-    case MIXP_LOSS_KL:         return -(b * p);
-    case MIXP_LOSS_KL_LOG:     return -(expf(b) * p);
-    case MIXP_LOSS_COUNT:      break;
+    case MIXP_LOSS_L1: return signed_by(a - b, p);
+    case MIXP_LOSS_HUBER: return clamped(a - b, delta) * p;
+    case MIXP_LOSS_SMOOTH_L1: return clamped((a - b) / delta, 1.0f) * p;
+    case MIXP_LOSS_KL: return -(b * p);
+    case MIXP_LOSS_KL_LOG: return -(expf(b) * p);
+    case MIXP_LOSS_COUNT: break;
     }
     return a;
 }
 
 /* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
-__device__ inline float larger_slope(float g, float x, float y)
-{ return x < y ? 0.0f : x == y ? 0.5f * g : g; }
+__device__ inline float larger_slope(float g, float x, float y) {
+    return x < y ? 0.0f : x == y ? 0.5f * g : g;
+}
 
-template <int fn>
-__device__ inline float value(float a, float b, float c, float p, float q) {
+template <int fn> __device__ inline float value(float a, float b, float c, float p, float q) {
     if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p, q);
     else if constexpr (fn < FN_BINARY)
         return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p, q);
-    else if constexpr (fn < FN_DIVISOR_D)
-        return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn < FN_DIVISOR_D) return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
     else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
     else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
-    else if constexpr (fn < FN_LOSS_D)
-        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
+    else if constexpr (fn < FN_LOSS_D) return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
     else if constexpr (fn < FN_COPY)
         return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p, q);
     else return a;
@@ -314,8 +315,9 @@ template <int fn> __device__ inline float map_parameter(const Map &m) {
 /* The minimum of blocks on a multiprocessor. Without it, nvcc saves registers and spills. */
 const int map_blocks = 4;
 
-template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
-map_dense(const __grid_constant__ Map m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads, map_blocks)
+    map_dense(const __grid_constant__ Map m) {
     float p = map_parameter<fn>(m);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -324,8 +326,7 @@ map_dense(const __grid_constant__ Map m) {
         get8_any(m.a, i, n, m.wide, a);
         if (m.b.data) get8_any(m.b, i, n, m.wide, b);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
+        for (int k = 0; k < 8; k++) a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
         store8(m.out, i, n, m.wide, a);
     }
 }
@@ -391,25 +392,23 @@ template <int fn> __device__ inline float quick_value(float g, float a) {
     float t;
     switch (fn) {
     case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
-    case FN_UNARY + MIXP_UNARY_GELU_ERF:
-        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
-    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF: return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU: return g * quick_sigmoid(g, &t);
     case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
-    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
-    default:                                return quick_silu_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF: return quick_gelu_erf_slope(g, a);
+    default: return quick_silu_slope(g, a);
     }
 }
 
-template <mixp_dtype D>
-__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+template <mixp_dtype D> __device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
     float old[8];
     plain_get<D>(m.out.data, i, n, m.wide, old);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] += old[k];
 }
 
-template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
-map_low(const __grid_constant__ Map m) {
+template <int fn, mixp_dtype D>
+__global__ void __launch_bounds__(map_threads, map_blocks) map_low(const __grid_constant__ Map m) {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         int n = (int)least(8, m.n - i);
@@ -417,8 +416,7 @@ map_low(const __grid_constant__ Map m) {
         plain_get<D>(m.a.data, i, n, m.wide, a);
         if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        for (int k = 0; k < 8; k++) a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
         if (m.out.accumulate) add_low<D>(m, i, n, a);
         plain_put<D>(m.out.data, i, n, m.wide, a);
     }
@@ -432,8 +430,7 @@ struct Dropout {
     bool            wide;
 };
 
-__global__ void __launch_bounds__(map_threads)
-    dropout_dense(const __grid_constant__ Dropout d) {
+__global__ void __launch_bounds__(map_threads) dropout_dense(const __grid_constant__ Dropout d) {
     uint64_t key = key_now(d.draws);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
@@ -455,7 +452,7 @@ struct RandomJob {
 };
 
 __global__ void __launch_bounds__(map_threads)
-random_elements(const __grid_constant__ RandomJob d) {
+    random_elements(const __grid_constant__ RandomJob d) {
     uint64_t key = key_now(d.draws);
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x)
@@ -476,13 +473,14 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 /* The kernel for arrays that all have the same low dtype, or NULL. */
 template <mixp_dtype D> inline MapKernel low_map(int fn) {
     switch (fn) {
-#define MIXPI_LOW(f) case f: return map_low<f, D>;
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
-    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
-    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#define MIXPI_LOW(f)                                                                               \
+  case f: return map_low<f, D>;
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+        MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+        MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
 #undef MIXPI_LOW
     default: return NULL;
     }
@@ -500,13 +498,11 @@ inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_thread
 
 /* The checks that all maps share, then the launch. */
 inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
-    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype))
-        return MIXP_ERR_DTYPE;
+    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype)) return MIXP_ERR_DTYPE;
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what,
-                       MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
 
 }   /* namespace */
@@ -524,16 +520,14 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
     bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &told_by = alone                          ? nothing_in
-                             : mixpi_unary_by_result(k->op) ? k->y
-                                                            : k->a;
+    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
     Map m = map_of(k->da, k->dy, told_by, k->n);
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward",
-                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
+    return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
+                   m);
 }
 
 /* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
@@ -552,8 +546,8 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     m.factor = k->factor;
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
-        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
-                                                     k->a, k->n, k->bad));
+        r = kernel.launched(
+            "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
@@ -572,8 +566,8 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
     d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
     d.wide = is_wide(k->y) && is_wide(k->a);
-    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
-                                                   map_threads, 0, kernel.stream, d));
+    return kernel.launched(
+        "dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0, kernel.stream, d));
 }
 
 static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
@@ -593,8 +587,7 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
                                               map_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
-                                            const mixp_loss_backward_args *k) {
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
     Kernel on(x);
     Map m = map_of(k->da, k->a, k->target, k->n);
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -605,4 +598,3 @@ static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
     m.q = k->delta;
     return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
 }
-

@@ -56,8 +56,8 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
-                                  int64_t j, const float (*sums)[4]) {
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
+                                  const float (*sums)[4]) {
     float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -73,8 +73,8 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
 }
 
 __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
-    MIXPI_SHARED(float, a, tile_depth * tile_pitch);
-    MIXPI_SHARED(float, b, tile_depth * tile_pitch);
+    MIXPI_SHARED(float, a, tile_depth *tile_pitch);
+    MIXPI_SHARED(float, b, tile_depth *tile_pitch);
     int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
     int64_t ai = g.trans_a ? 1 : g.lda, ap = g.trans_a ? g.lda : 1;
     int64_t bj = g.trans_b ? g.ldb : 1, bp = g.trans_b ? 1 : g.ldb;
@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
             tile_multiply(sums, a, b);
             __syncthreads();
         }
-        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4,
-                   sums);
+        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
     }
 }
 
@@ -103,27 +102,24 @@ struct Matrix {
 };
 
 inline Matrix matrix_a(const mixp_gemm_args &g) {
-    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
-                   g.stride_a ? g.batch : 1 };
+    return Matrix{ g.a,        g.trans_a ? g.k : g.m,   g.trans_a ? g.m : g.k, g.lda,
+                   g.stride_a, g.stride_a ? g.batch : 1 };
 }
 inline Matrix matrix_b(const mixp_gemm_args &g) {
-    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
-                   g.stride_b ? g.batch : 1 };
+    return Matrix{ g.b,        g.trans_b ? g.n : g.k,   g.trans_b ? g.k : g.n, g.ldb,
+                   g.stride_b, g.stride_b ? g.batch : 1 };
 }
-inline Matrix matrix_c(const mixp_gemm_args &g)
-{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
-inline Matrix matrix_bias(const mixp_gemm_args &g) {
-    return Matrix{ g.bias, 1, g.n, g.n, 0, 1 };
+inline Matrix matrix_c(const mixp_gemm_args &g) {
+    return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch };
 }
+inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
 inline bool starts_aligned(const Matrix &m) {
-    return is_wide(m.at) &&
-           (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
+    return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
 }
 /* Can the matrix's rows be read 8 elements at a time? */
 inline bool rows_aligned(const Matrix &m) {
-    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) &&
-           (m.count == 1 || m.stride % 8 == 0);
+    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
 /* Copies src to `to`, laid out as dst: aligned, full rows. Columns beyond src's width become 0. */
@@ -131,11 +127,9 @@ __global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        int64_t row = i / across % dst.rows, z = i / across / dst.rows,
-                j = i % across * 8;
+        int64_t row = i / across % dst.rows, z = i / across / dst.rows, j = i % across * 8;
         float v[8];
-        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j),
-                 wide, v);
+        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j), wide, v);
         put8(to, z * dst.stride + row * dst.ld + j, v);
     }
 }
@@ -188,8 +182,7 @@ inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *
 }
 
 /* A matrix of one row may have any ld, but cuBLASLt requires ld >= the width. */
-inline int64_t row_pitch(const Matrix &m)
-{ return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
+inline int64_t row_pitch(const Matrix &m) { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
 /* strict: for the second attempt; packs unaligned operands and adds the bias in a kernel. */
 inline Product product_of(const mixp_gemm_args &g, bool strict) {
@@ -204,9 +197,8 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
     p.g.ldc = row_pitch(c);
     p.pack_a = needs_pack(a, dtype, strict);
     p.pack_b = needs_pack(b, dtype, strict);
-    p.finish =
-        needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
-        (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
+    p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+               (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
     p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
     if (p.pack_a) {
         p.g.a.dtype = dtype;
@@ -295,14 +287,23 @@ inline PlanKey plan_key(const Product &p) {
     PlanKey key;
     bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
-    key.m = g.m; key.n = g.n; key.k = g.k; key.batch = g.batch;
-    key.lda = g.lda; key.ldb = g.ldb; key.ldc = g.ldc;
+    key.m = g.m;
+    key.n = g.n;
+    key.k = g.k;
+    key.batch = g.batch;
+    key.lda = g.lda;
+    key.ldb = g.ldb;
+    key.ldc = g.ldc;
     key.stride_a = many ? g.stride_a : 0;
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
-    key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
-    key.dtype_a = g.a.dtype; key.dtype_b = g.b.dtype; key.dtype_c = g.c.dtype;
-    key.epilogue = p.epilogue; key.modes = p.mode_a + 16 * p.mode_b;
+    key.trans_a = g.trans_a != 0;
+    key.trans_b = g.trans_b != 0;
+    key.dtype_a = g.a.dtype;
+    key.dtype_b = g.b.dtype;
+    key.dtype_c = g.c.dtype;
+    key.epilogue = p.epilogue;
+    key.modes = p.mode_a + 16 * p.mode_b;
     if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
     if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
     if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
@@ -331,23 +332,19 @@ inline cudaDataType_t library_type(int32_t dtype) {
 }
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
-inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
-                        int64_t cols, int64_t ld, int64_t batch, int64_t stride) {
+inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
+                        int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
-    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols,
-                                      (uint64_t)rows, ld) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                            &count,
+    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
+                                      ld) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
                                             sizeof count) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatrixLayoutSetAttribute(
-               *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
-               sizeof stride) == CUBLAS_STATUS_SUCCESS;
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
 }
 
-inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value,
-                     size_t size) {
-    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) ==
-           CUBLAS_STATUS_SUCCESS;
+inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size) {
+    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) == CUBLAS_STATUS_SUCCESS;
 }
 
 /* Does the epilogue have a bias or sums? Does it read or write the values before GELU? */
@@ -424,21 +421,20 @@ inline bool plan_describe(Plan *p, const void *at) {
     cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
-                       k.lda, k.batch, k.stride_a) &&
-           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
-                       k.ldb, k.batch, k.stride_b) &&
+           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
+                       k.batch, k.stride_a) &&
+           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
+                       k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
-           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_alpha(p) && plan_set_modes(p, at) && plan_set_epilogue(p, at);
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) && plan_set_alpha(p) &&
+           plan_set_modes(p, at) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
  * not depend on where the allocator happened to place an array. */
-inline bool prefer_aligned(cublasLtMatmulPreference_t p,
-                           cublasLtMatmulPreferenceAttributes_t what, bool aligned,
-                           int32_t dtype) {
+inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+                           bool aligned, int32_t dtype) {
     uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
     return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
            CUBLAS_STATUS_SUCCESS;
@@ -448,12 +444,12 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int off = key.flags;
-    return cublasLtMatmulPreferenceSetAttribute(
-               p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
-               sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
-           cublasLtMatmulPreferenceSetAttribute(
-               p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+    return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                &workspace_bytes,
+                                                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &reductions,
+                                                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
                           key.dtype_b) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
@@ -482,8 +478,9 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
 
 /* After a refusal by cuBLASLt, which is no error: clears the CUDA error that it left, unless there
  * was an error before. */
-inline void forget_refusal(cudaError_t before)
-{ if (before == cudaSuccess) cudaGetLastError(); }
+inline void forget_refusal(cudaError_t before) {
+    if (before == cudaSuccess) cudaGetLastError();
+}
 
 inline bool plan_usable(const Plan *p) { return p->at < p->count; }
 
@@ -506,8 +503,8 @@ inline mixp_result choice_refused(State *s) {
 inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     cublasLtMatmulHeuristicResult_t about;
     cudaError_t before = cudaPeekAtLastError();
-    cublasStatus_t e = cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                               &c.algorithm, &about);
+    cublasStatus_t e =
+        cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c, &c.algorithm, &about);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
     forget_refusal(before);
@@ -537,11 +534,10 @@ inline mixp_result plan_ask(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                           preference, most_algorithms, list, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
+                                           most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))
-        return library_failed(s, e);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
     if (!plan_usable(p)) forget_refusal(before);
     return MIXP_OK;
@@ -569,8 +565,12 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     p->key = key;
     /* A bias is aligned to only 16 bytes; the workspace's own address would promise more. */
     r = plan_describe(p, (char *)s->workspace + 16)
-      ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
-    if (r != MIXP_OK) { plan_free(s, p); return r; }
+            ? plan_choose(s, p)
+            : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    if (r != MIXP_OK) {
+        plan_free(s, p);
+        return r;
+    }
     p->next = s->plans->first[list];
     s->plans->first[list] = *made = p;
     s->plans->count++;
@@ -603,20 +603,17 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched(
-        "gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256,
-                             0, k->stream, out, dst, from, rows_aligned(from)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
+                                            256, 0, k->stream, out, dst, from, rows_aligned(from)));
 }
 
-inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
-                                char *scratch) {
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
     mixp_result r = MIXP_OK;
     if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
     if (p->pack_b && r == MIXP_OK)
         r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
     if (p->pack_bias && r == MIXP_OK)
-        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8),
-                         scratch + p->at_bias);
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8), scratch + p->at_bias);
     if (p->finish) p->g.c.data = scratch + p->at_c;
     return r;
 }
@@ -628,8 +625,7 @@ inline bool product_point(const Product &p, Plan *plan) {
            (!has_vector(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
            (!has_before(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
-                     sizeof p.before));
+            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before, sizeof p.before));
 }
 
 /* Runs the product with the plan's algorithm `which`. */
@@ -639,8 +635,8 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
     float one = g.c.accumulate ? 1.0f : 0.0f;
     const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
     const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
-    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a,
-                          beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a, beta,
+                          g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
                           s->workspace, workspace_bytes, k->stream);
 }
 
@@ -649,8 +645,7 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
 inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     State *s = k->state;
     cudaError_t before = cudaPeekAtLastError();
-    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
-                                              : CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
     for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
         e = product_call(k, p, plan, plan->at);
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
@@ -671,8 +666,9 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
 const int   measured_runs = 5;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
 
-inline bool is_measured(const State *s, const Plan *plan)
-{ return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan); }
+inline bool is_measured(const State *s, const Plan *plan) {
+    return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan);
+}
 
 /* The time of measured_runs runs in milliseconds, after a warm-up run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
@@ -694,9 +690,12 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     cudaError_t before = cudaPeekAtLastError();
-    mixp_result r = time_of(k, [&] {
-        if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
-    }, ms);
+    mixp_result r = time_of(
+        k,
+        [&] {
+            if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
+        },
+        ms);
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
     *ms = INFINITY;
     if (!is_refusal(status)) return library_failed(k->state, status);
@@ -752,14 +751,13 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm",
-                       MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
-                                    c, sums, g.bias, rows_aligned(c)));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
+                                            c, sums, g.bias, rows_aligned(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
-                               Product p, bool *done) {
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p,
+                               bool *done) {
     Plan *plan = NULL;
     char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
@@ -774,8 +772,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
-                                            tile_threads, 0, k->stream, g));
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
+                                            0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
@@ -784,9 +782,15 @@ inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
     mixp_result r = product_try(x, k, g, product_of(g, false), &done);
-    if (r == MIXP_OK && done) { count->direct++; return MIXP_OK; }
+    if (r == MIXP_OK && done) {
+        count->direct++;
+        return MIXP_OK;
+    }
     if (r == MIXP_OK) r = product_try(x, k, g, product_of(g, true), &done);
-    if (r == MIXP_OK && done) { count->packed++; return MIXP_OK; }
+    if (r == MIXP_OK && done) {
+        count->packed++;
+        return MIXP_OK;
+    }
     if (r != MIXP_OK) return r;
     count->plain++;
     return product_by_tiles(k, g);
@@ -832,8 +836,7 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (g.batch != 1) return "an epilogue needs batch 1";
     if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
-    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
-                  k.before.dtype != g.c.dtype))
+    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n || k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -850,8 +853,7 @@ inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
 inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
     if (p.pack_a || p.pack_b || p.finish) return false;
     if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
-        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype &&
-               !k.sums.accumulate &&
+        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype && !k.sums.accumulate &&
                is_wide(as_in(k.sums));
     return is_wide(as_in(k.before)) && k.gemm.n % 8 == 0;
 }
@@ -899,7 +901,7 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
     r = mixpi_cuda_gemm(x, &g);
     if (r != MIXP_OK) return r;
     return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
-         : k.kind == MIXP_EPILOGUE_GELU     ? gelu_of(x, k)
+           : k.kind == MIXP_EPILOGUE_GELU   ? gelu_of(x, k)
                                             : gelu_back(x, k);
 }
 
@@ -912,7 +914,12 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
     float joined, apart = INFINITY;
     mixp_result r = algorithms_order(on, p, plan, &joined), done = MIXP_OK;
     if (r == MIXP_OK)
-        r = time_of(on, [&] { if (done == MIXP_OK) done = epilogue_apart(x, trial); }, &apart);
+        r = time_of(
+            on,
+            [&] {
+                if (done == MIXP_OK) done = epilogue_apart(x, trial);
+            },
+            &apart);
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
     if (apart < joined * worth_it) plan->at = plan->count;
@@ -936,8 +943,8 @@ inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
     return r;
 }
 
-inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
-                                const mixp_gemm_epilogue_args &k, bool *done) {
+inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k,
+                                bool *done) {
     Product p = product_of(k.gemm, false);
     mixp_result r = open_products(on->state);
     if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
@@ -952,8 +959,7 @@ inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
-                                            const mixp_gemm_epilogue_args *k) {
+static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
     Kernel on(x);
     const mixp_gemm_args &g = k->gemm;
     const char *wrong = epilogue_wrong(*k);
@@ -962,8 +968,8 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
     if (g.m <= 0 || g.n <= 0) return MIXP_OK;
-    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
-        !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
+    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) || !is_real(g.a.dtype) ||
+        !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
     return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;

@@ -24,16 +24,18 @@ struct Encoding {
     void            *scales;
 };
 
-__host__ __device__ inline int64_t outer_of(const Encoding &e)
-{ return e.over_rows ? e.cols : e.rows; }
-__host__ __device__ inline int64_t sum_of(const Encoding &e)
-{ return e.over_rows ? e.rows : e.cols; }
+__host__ __device__ inline int64_t outer_of(const Encoding &e) {
+    return e.over_rows ? e.cols : e.rows;
+}
+__host__ __device__ inline int64_t sum_of(const Encoding &e) {
+    return e.over_rows ? e.rows : e.cols;
+}
 
 /* The code of the scale at place s of the sum. */
 __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
     int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
-    return e.how.scales[row / e.how.block_rows * (e.cols / e.how.block_cols) +
-                        col / e.how.block_cols];
+    return e.how
+        .scales[row / e.how.block_rows * (e.cols / e.how.block_cols) + col / e.how.block_cols];
 }
 
 /* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */
@@ -43,8 +45,7 @@ __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
 }
 
 /* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
-__global__ void __launch_bounds__(encode_threads)
-    narrow_codes(const __grid_constant__ Encoding e) {
+__global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
     int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
     int64_t step = e.over_rows ? e.cols : 1;
     bool four = e.how.element == MIXP_F4_E2M1;
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(encode_threads)
         uint32_t bytes[4] = {}, halves[2] = {};
         MIXPI_UNROLL
         for (int i = 0; i < codes_each; i++) {
-            uint32_t code = narrow_code(e.how.element,
-                                        get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
+            uint32_t code =
+                narrow_code(e.how.element, get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
             if (four) halves[i / 8] |= code << i % 8 * 4;
             else bytes[i / 4] |= code << i % 4 * 8;
         }
@@ -75,8 +76,9 @@ __global__ void __launch_bounds__(encode_threads)
 const int64_t tile_outer = 128, tile_blocks = 4;
 
 /* A mode that cuBLASLt's header does not have is 0. */
-inline bool in_tiles(int32_t mode)
-{ return mode && (mode == scales_of_16 || mode == scales_of_32); }
+inline bool in_tiles(int32_t mode) {
+    return mode && (mode == scales_of_16 || mode == scales_of_32);
+}
 
 /* Writes the tiles, with 0 beyond the operand. block: elements of the sum under one scale. */
 __global__ void __launch_bounds__(encode_threads)
@@ -173,10 +175,9 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    r = k->launched("gemm",
-                    MIXPI_LAUNCH(narrow_codes,
-                                 grid_for(e->rows * e->cols / codes_each, encode_threads),
-                                 encode_threads, 0, k->stream, *e));
+    r = k->launched("gemm", MIXPI_LAUNCH(narrow_codes,
+                                         grid_for(e->rows * e->cols / codes_each, encode_threads),
+                                         encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 

@@ -10,26 +10,29 @@ namespace {
  */
 const int warp_size = 32;
 
-__host__ __device__ inline bool is_real(mixp_dtype d)
-{ return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+__host__ __device__ inline bool is_real(mixp_dtype d) {
+    return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16;
+}
 
 /* sizeof one element, on host and device. */
 __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     switch (d) {
-    case MIXP_F64: case MIXP_I64: return 8;
-    case MIXP_F32: case MIXP_I32: return 4;
-    case MIXP_F16: case MIXP_BF16: return 2;
+    case MIXP_F64:
+    case MIXP_I64: return 8;
+    case MIXP_F32:
+    case MIXP_I32: return 4;
+    case MIXP_F16:
+    case MIXP_BF16: return 2;
     default: return 1;
     }
 }
 
 /* 0 for an unknown dtype. With MIXPREC_STATIC the header's function is static in another file. */
-inline size_t size_of_dtype(mixp_dtype d)
-{ return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
-
-__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
+inline size_t size_of_dtype(mixp_dtype d) {
+    return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0;
 }
+
+__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* The least multiple of b that is not below a. */
 __host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -38,8 +41,9 @@ __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
 __host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
 
 /* The address of element i of an array, a mixp_in or a mixp_out. */
-template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
-{ return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
+template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i) {
+    return bytes_of(a.data) + i * dtype_bytes(a.dtype);
+}
 
 __device__ inline uint32_t f16_code(float x) {
     __half h = __float2half_rn(x);
@@ -52,18 +56,17 @@ __device__ inline float f16_value(uint32_t code) {
     uint16_t bits = (uint16_t)code;
     __half h;
     memcpy((void *)&h, &bits, 2);
-    return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code))
-                                      : __half2float(h);
+    return (code & 0x7FFFu) > 0x7C00u ? mixp_f32_of_bits(mixpi_f32_of_f16(code)) : __half2float(h);
 }
-__device__ inline uint32_t bf16_code(float x) {
-    return mixpi_bf16_of_f32(mixp_bits_of_f32(x));
-}
+__device__ inline uint32_t bf16_code(float x) { return mixpi_bf16_of_f32(mixp_bits_of_f32(x)); }
 __device__ inline float bf16_value(uint32_t code) { return mixp_f32_of_bits(code << 16); }
 
-__device__ inline uint32_t low_code(mixp_dtype d, float x)
-{ return d == MIXP_F16 ? f16_code(x) : bf16_code(x); }
-__device__ inline float low_value(mixp_dtype d, uint32_t code)
-{ return d == MIXP_F16 ? f16_value(code) : bf16_value(code); }
+__device__ inline uint32_t low_code(mixp_dtype d, float x) {
+    return d == MIXP_F16 ? f16_code(x) : bf16_code(x);
+}
+__device__ inline float low_value(mixp_dtype d, uint32_t code) {
+    return d == MIXP_F16 ? f16_value(code) : bf16_value(code);
+}
 
 /* Element i of a real array. */
 __device__ inline float get1(mixp_in a, int64_t i) {
@@ -80,39 +83,55 @@ __device__ inline void get8(mixp_in a, int64_t i, float *v) {
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
-        v[0] = lo.x; v[1] = lo.y; v[2] = lo.z; v[3] = lo.w;
-        v[4] = hi.x; v[5] = hi.y; v[6] = hi.z; v[7] = hi.w;
+        v[0] = lo.x;
+        v[1] = lo.y;
+        v[2] = lo.z;
+        v[3] = lo.w;
+        v[4] = hi.x;
+        v[5] = hi.y;
+        v[6] = hi.z;
+        v[7] = hi.w;
     } else {
         uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
-        v[0] = low_value(a.dtype, u.x & 0xFFFFu); v[1] = low_value(a.dtype, u.x >> 16);
-        v[2] = low_value(a.dtype, u.y & 0xFFFFu); v[3] = low_value(a.dtype, u.y >> 16);
-        v[4] = low_value(a.dtype, u.z & 0xFFFFu); v[5] = low_value(a.dtype, u.z >> 16);
-        v[6] = low_value(a.dtype, u.w & 0xFFFFu); v[7] = low_value(a.dtype, u.w >> 16);
+        v[0] = low_value(a.dtype, u.x & 0xFFFFu);
+        v[1] = low_value(a.dtype, u.x >> 16);
+        v[2] = low_value(a.dtype, u.y & 0xFFFFu);
+        v[3] = low_value(a.dtype, u.y >> 16);
+        v[4] = low_value(a.dtype, u.z & 0xFFFFu);
+        v[5] = low_value(a.dtype, u.z >> 16);
+        v[6] = low_value(a.dtype, u.w & 0xFFFFu);
+        v[7] = low_value(a.dtype, u.w >> 16);
     }
 }
-__device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi)
-{ return low_code(d, lo) | low_code(d, hi) << 16; }
+__device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi) {
+    return low_code(d, lo) | low_code(d, hi) << 16;
+}
 __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
         p[0] = make_float4(v[0], v[1], v[2], v[3]);
         p[1] = make_float4(v[4], v[5], v[6], v[7]);
     } else {
-        uint4 u =
-            make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                       low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+        uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
         *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
     }
 }
 
 /* The same for n elements (the others read as 0), aligned or not. */
 __device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
-    if (wide && n == 8) { get8(a, i, v); return; }
+    if (wide && n == 8) {
+        get8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < n ? get1(a, i + k) : 0.0f;
 }
 __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const float *v) {
-    if (wide && n == 8) { put8(a, i, v); return; }
+    if (wide && n == 8) {
+        put8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < n) put1(a, i + k, v[k]);
@@ -176,12 +195,11 @@ template <mixp_dtype D> __device__ inline void plain_values(const Raw8<D> &raw, 
         }
     }
 }
-template <mixp_dtype D>
-__device__ inline void plain_get8(const void *data, int64_t i, float *v)
-{ plain_values<D>(raw_get8<D>(data, i), v); }
+template <mixp_dtype D> __device__ inline void plain_get8(const void *data, int64_t i, float *v) {
+    plain_values<D>(raw_get8<D>(data, i), v);
+}
 /* One 16-byte store: the compiler would merge a plain store with the scalar path's stores. */
-template <mixp_dtype D>
-__device__ inline void plain_put8(void *data, int64_t i, const float *v) {
+template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     if constexpr (D == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)data + i);
         __stwb(p, make_float4(v[0], v[1], v[2], v[3]));

@@ -31,8 +31,7 @@ __device__ inline Walk walk_of(const mixp_param_row *rows, int64_t count) {
 __device__ inline void next_window(Walk &w) {
     int64_t chunks = 0, all;
     w.row = w.next + (int64_t)threadIdx.x;
-    if (w.row < w.count && w.rows[w.row].active)
-        chunks = ceil_div(w.rows[w.row].count, chunk_size);
+    if (w.row < w.count && w.rows[w.row].active) chunks = ceil_div(w.rows[w.row].count, chunk_size);
     w.from = w.to;
     w.end = w.to + block_scan(chunks, &all);
     w.first = w.end - chunks;
@@ -58,12 +57,11 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
 }
 __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
 
-__device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
-{ return least(c.first + chunk_size, count); }
-
-inline unsigned blocks_of(const State *s, int each) {
-    return (unsigned)(s->processors * each);
+__device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
+    return least(c.first + chunk_size, count);
 }
+
+inline unsigned blocks_of(const State *s, int each) { return (unsigned)(s->processors * each); }
 
 /* --- prepare, advance ------------------------------------------------------------------ */
 
@@ -92,16 +90,15 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
     mirror_store(both);
 }
 
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
-                             mixp_step_state *step, const Prepare p) {
+__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
+                             const Prepare p) {
     prepare(plan, step, p);
 }
 
 /* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
                                const mixp_look *wide, const mixp_look *narrow, int32_t forgives,
-                               int32_t falls, const int32_t *stop,
-                               const Mirrored mirror) {
+                               int32_t falls, const int32_t *stop, const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
@@ -132,8 +129,8 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
 }
 
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
-__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
-                            const mixp_agree_args k, const int32_t *stop) {
+__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
+                            const int32_t *stop) {
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     const int words = k.size * MIXP_AGREE_WORDS;
     if (k.reads) {
@@ -167,13 +164,11 @@ struct Look {
 /* x * factor; a NaN keeps its payload, as on the CPU. */
 __device__ inline float scaled(float x, float factor) {
     uint32_t u = mixp_bits_of_f32(x);
-    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u)
-                                           : x * factor;
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? mixp_f32_of_bits(u | 0x00400000u) : x * factor;
 }
 
 /* Finds the Inf or NaN element, and sums squares in double, in whose range 3e38 and 1e-38 stay. */
-__device__ inline void look_closely(Look &l, const float *given, const float *v,
-                                    int64_t place) {
+__device__ inline void look_closely(Look &l, const float *given, const float *v, int64_t place) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t had = mixp_bits_of_f32(given[k]) & 0x7FFFFFFFu;
@@ -187,8 +182,7 @@ __device__ inline void look_closely(Look &l, const float *given, const float *v,
     }
 }
 
-__device__ inline void look_at(Look &l, const float *given, const float *v,
-                               int64_t place) {
+__device__ inline void look_at(Look &l, const float *given, const float *v, int64_t place) {
     float squares = 0.0f, top = 0.0f;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -245,8 +239,7 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     Look l = { 0.0, nothing_bad, 0.0f };
     mixp_grad_stats stats;
     Chunk c = { -1, -1 };
-    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to);
-         i += (int64_t)blockDim.x) {
+    for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
         l.squares += bins[i].squares;
         l.largest = fmaxf(l.largest, bins[i].largest);
         l.bad = least(l.bad, bins[i].bad);
@@ -277,8 +270,8 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 }
 
 __global__ void __launch_bounds__(look_threads)
-gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
-              const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+    gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
+                  const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     Walk w = walk_of(k.rows, k.count);
     Chunk at;
     float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
@@ -297,8 +290,7 @@ gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
 
 /* --- clip ------------------------------------------------------------------------------ */
 
-__global__ void __launch_bounds__(look_threads, 4)
-clip_chunks(const mixp_clip_args job) {
+__global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_args job) {
     const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
     Chunk at;
@@ -308,8 +300,7 @@ clip_chunks(const mixp_clip_args job) {
     Walk w = walk_of(rows, job.count);
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
         mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
-        int64_t end = chunk_end(at, rows[at.row].count),
-                i = at.first + 8 * (int64_t)threadIdx.x;
+        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
         bool wide = is_aligned(grad.data);
         for (; i < end; i += 8 * (int64_t)blockDim.x) {
             int n = (int)least(8, end - i);
@@ -342,8 +333,9 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.past += !bad && v >= at.past;
 }
 
-__device__ inline void add_count(int64_t *to, int64_t n)
-{ if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
+__device__ inline void add_count(int64_t *to, int64_t n) {
+    if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n);
+}
 
 /* Joins counts and an integer maximum, which give the same result in any order. */
 __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
@@ -381,14 +373,12 @@ __device__ inline uint32_t warp_top(uint32_t v) {
 const int64_t look_piece = (int64_t)1 << 16;
 
 __global__ void __launch_bounds__(look_threads)
-look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
-    for (int64_t first = blockIdx.x * look_piece; first < k.n;
-         first += gridDim.x * look_piece) {
+    look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
+    for (int64_t first = blockIdx.x * look_piece; first < k.n; first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
         Seen s = { 0, 0, 0, 0, 0, 0, 0, 0 };
-        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
-             i += 8 * (int64_t)blockDim.x) {
+        for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
             float v[8];
             int n = (int)least(8, end - i);
             get8_any(k.x, i, n, wide, v);
@@ -483,8 +473,7 @@ __device__ inline uint32_t block_largest(const Cell &c, const float *x) {
 
 __device__ inline void get_blocks(const mixp_param_row &row, Cell &c, bool second) {
     const uint8_t *scales = second ? row.v_scale : row.m_scale;
-    const Eight<uint8_t> e =
-        get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
+    const Eight<uint8_t> e = get_codes<uint8_t>(second ? row.v : row.m, c.i, c.n, c.wide);
     const uint32_t scale = c.n > 0 ? scales[c.i / MIXP_STATE_BLOCK] : 15u;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
@@ -524,15 +513,13 @@ __device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shi
     put_codes(to, c.i, c.n, c.wide, e);
 }
 
-template <bool small>
-__device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
+template <bool small> __device__ inline void get_moments(const mixp_param_row &row, Cell &c) {
     if (small && row.m_scale) get_blocks(row, c, false);
     else if (row.m) get8_any(mixp_in{ row.m, row.m_dtype }, c.i, c.n, c.wide, c.m);
     if (small && row.v_scale) get_blocks(row, c, true);
     else if (row.v) get8_any(mixp_in{ row.v, row.v_dtype }, c.i, c.n, c.wide, c.v);
 }
-template <bool small>
-__device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
+template <bool small> __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
     if (small && row.m_scale) put_m_blocks(row, c);
     else if (small && row.m && row.m_dtype == MIXP_BF16) put_bf16(row.m, c, c.m, 0);
     else if (row.m) put8_any(array_at(row.m, MIXP_F32), c.i, c.n, c.wide, c.m);
@@ -542,16 +529,16 @@ __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
 }
 
 /* Does the row's master hold only the bits that its bf16 weight lacks? */
-__device__ inline bool is_split(const mixp_param_row &row)
-{ return row.master && row.master_dtype != MIXP_F32; }
+__device__ inline bool is_split(const mixp_param_row &row) {
+    return row.master && row.master_dtype != MIXP_F32;
+}
 
 __device__ inline void get_split(const mixp_param_row &row, Cell &c) {
     Eight<uint16_t> w = get_codes<uint16_t>(row.weight, c.i, c.n, c.wide);
     if (row.master_dtype == MIXP_BF16) {
         Eight<uint16_t> rest = get_codes<uint16_t>(row.master, c.i, c.n, c.wide);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
+        for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_16(w.code[k], rest.code[k]);
         return;
     }
     Eight<uint8_t> rest = get_codes<uint8_t>(row.master, c.i, c.n, c.wide);
@@ -564,28 +551,24 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         uint32_t random = mixpi_random_master(c.random[k]);
-        mixp_master_parts parts = row.master_dtype == MIXP_BF16
-                                      ? mixp_master_to_16(c.p[k])
-                                      : mixp_master_to_8(c.p[k], random);
+        mixp_master_parts parts = row.master_dtype == MIXP_BF16 ? mixp_master_to_16(c.p[k])
+                                                                : mixp_master_to_8(c.p[k], random);
         w.code[k] = (uint16_t)parts.weight;
         wide_rest.code[k] = (uint16_t)parts.rest;
         rest.code[k] = (uint8_t)parts.rest;
     }
     put_codes(row.weight, c.i, c.n, c.wide, w);
-    if (row.master_dtype == MIXP_BF16)
-        put_codes(row.master, c.i, c.n, c.wide, wide_rest);
+    if (row.master_dtype == MIXP_BF16) put_codes(row.master, c.i, c.n, c.wide, wide_rest);
     else put_codes(row.master, c.i, c.n, c.wide, rest);
 }
 
-template <bool small>
-__device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
+template <bool small> __device__ inline void get_weight(const mixp_param_row &row, Cell &c) {
     mixp_in weight = { row.weight, row.weight_dtype };
     mixp_in master = { row.master, MIXP_F32 };
     if (small && is_split(row)) get_split(row, c);
     else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
-template <bool small>
-__device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
+template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
@@ -610,12 +593,10 @@ __device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum,
 __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
 /* The passes of Muon and of averages. */
@@ -629,19 +610,17 @@ __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_
         else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
     }
 }
-__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                bool momentum, Cell &c) {
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind, bool momentum,
+                                Cell &c) {
     if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
     else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
+        for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
     } else {
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++)
-            mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        for (int k = 0; k < 8; k++) mixp_adam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
     }
 }
 
@@ -659,8 +638,7 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
  * than f32. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                mixp_optimizer_kind kind, uint64_t key, Cell &c,
-                                mixp_lost &lost) {
+                                mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     float was[8];
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
@@ -683,9 +661,8 @@ __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
  * bias corrections. */
-__device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
-                                               const mixp_step_state *step,
-                                               const mixp_param_row &row) {
+__device__ inline mixp_step_scalars
+update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
@@ -694,10 +671,10 @@ __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
     return *late;
 }
 
-template <bool small, bool counting> __global__ void
-__launch_bounds__(look_threads, small ? 1 : 2)
-update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
-              int64_t count, const mixp_step_state *step, mixp_lost *lost) {
+template <bool small, bool counting>
+__global__ void __launch_bounds__(look_threads, small ? 1 : 2)
+    update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
+                  int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
     Chunk at;
     const bool skip = step->skip != 0;
@@ -738,8 +715,7 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
-                                         const mixp_grad_stats_args *args) {
+static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
     mixp_grad_stats_args job = *args;
@@ -749,27 +725,25 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
     if (!bins) return MIXP_ERR_MEMORY;
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
-    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
-    return k.launched(
-        "grad_stats",
-        MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                     look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                     args->plan ? *args->plan : no_plan, then));
+    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    return k.launched("grad_stats",
+                      MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                                   look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                                   args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8),
-                                           look_threads, 0, k.stream, *args));
+    return k.launched(
+        "clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("prepare",
-                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
-                                   args->step,
+                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
                                    prepare_of(k.state, args->step, args->scaler)));
 }
 
@@ -779,18 +753,19 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     if (args->lost)
         kernel = args->plan->small ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads,
-                                             0, k.stream, *args->plan, args->rows,
-                                             args->count, args->step, args->lost));
+    return k.launched("update",
+                      MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                   *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->wide, args->narrow, args->forgives, args->falls,
-        &k.state->block->stop,
-        mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+    return k.launched("advance",
+                      MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
+                                   args->scaler, args->wide, args->narrow, args->forgives,
+                                   args->falls, &k.state->block->stop,
+                                   mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -801,8 +776,8 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
     const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.launched("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream,
-                                              *args));
+    return k.launched("restore",
+                      MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -812,17 +787,15 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
-    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most),
-                                           look_threads, 0, k.stream, *args,
-                                           mixpi_look_limits_of(args->low)));
+    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
+                                           0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
     Kernel k(x);
     mixp_agree_args job = *args;
     if (!k.state) return MIXP_ERR_ORDER;
-    job.plan = NULL;            /* the host's: the kernel gets the plan itself */
-    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream,
-                                            *args->plan, job, &k.state->block->stop));
+    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
+                                            job, &k.state->block->stop));
 }
-

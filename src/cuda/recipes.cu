@@ -58,9 +58,8 @@ __device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, fl
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
-    uint32_t r = q.k.stochastic
-               ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
-               : mixpi_grid_round(&q.grid, a);
+    uint32_t r = q.k.stochastic ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
+                                : mixpi_grid_round(&q.grid, a);
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 
@@ -74,8 +73,9 @@ __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, i
     put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
 }
 
-__device__ inline uint64_t quantise_key(const Quantising &q)
-{ return q.k.stochastic ? key_now(q.draws) : 0; }
+__device__ inline uint64_t quantise_key(const Quantising &q) {
+    return q.k.stochastic ? key_now(q.draws) : 0;
+}
 
 /* The scale of the array. All threads call it; one writes the product's factor, and
  * the amax if wanted. */
@@ -91,8 +91,7 @@ __device__ inline float array_scale(const Quantising &q) {
     if (blockIdx.x || threadIdx.x) return scale;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
-    if (q.k.decode)
-        *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
+    if (q.k.decode) *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
     return scale;
 }
 
@@ -148,8 +147,7 @@ __global__ void __launch_bounds__(quantise_threads)
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
         uint64_t key = quantise_key(q);
-        for (int64_t e = rank; e < end; e += q.team)
-            quantise8(q, key, at + eight_at(q.k, e), 8, s);
+        for (int64_t e = rank; e < end; e += q.team) quantise8(q, key, at + eight_at(q.k, e), 8, s);
     }
 }
 
@@ -211,9 +209,8 @@ __global__ void __launch_bounds__(quantise_threads)
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
-        q.k.scales[blockIdx.x / across * q.k.cols +
-                   (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x] =
-            mixpi_scale_code(q.k.scale, s.out);
+        q.k.scales[blockIdx.x / across * q.k.cols + (int64_t)(blockIdx.x % across) * column_tile +
+                   threadIdx.x] = mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
 }
@@ -276,8 +273,9 @@ __device__ inline void factors8(const mixp_recode_args &k, int64_t i, float *s) 
 
 __device__ inline bool is_e2m1(const mixp_recode_args &k) { return k.element == MIXP_F4_E2M1; }
 
-__device__ inline uint8_t *codes_at(const mixp_recode_args &k, int64_t i)
-{ return k.codes + (is_e2m1(k) ? i / 2 : i); }
+__device__ inline uint8_t *codes_at(const mixp_recode_args &k, int64_t i) {
+    return k.codes + (is_e2m1(k) ? i / 2 : i);
+}
 
 __device__ inline void put_codes8(const Recoding &q, int64_t i, Codes8 c) {
     uint8_t *p = codes_at(q.k, i);
@@ -331,7 +329,8 @@ __device__ inline void decode8(const Recoding &q, int64_t i, const float *s) {
     float v[8];
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) {
-        float x = is_e2m1(q.k)
+        float x =
+            is_e2m1(q.k)
                 ? mixpi_e2m1_value(c.lo >> 4 * j)
                 : mixp_f32_of_bits(mixpi_f32_of_e4m3((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFu));
         v[j] = __fmul_rn(x, s[j]);
@@ -492,13 +491,11 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    q.wide = is_wide(k->x) && is_wide(k->y) &&
-             (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
+    q.wide = is_wide(k->x) && is_wide(k->y) && (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
     kernel = quantise_kernel(&q, &grid);
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
-    return on.launched("quantise",
-                       MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+    return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
@@ -510,10 +507,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
-    return on.launched("recode",
-                       MIXPI_LAUNCH(recode_eights,
-                                    grid_for(k->rows * k->cols / 8, quantise_threads),
-                                    quantise_threads, 0, on.stream, q));
+    return on.launched("recode", MIXPI_LAUNCH(recode_eights,
+                                              grid_for(k->rows * k->cols / 8, quantise_threads),
+                                              quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -522,8 +518,8 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
     return on.launched("hadamard",
-                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256,
-                                    0, on.stream, *k));
+                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
+                                    on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -531,8 +527,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched("turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0,
-                                            on.stream, *k));
+    return on.launched(
+        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
@@ -549,8 +545,8 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    r = on.launched("lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0,
-                                         on.stream, q));
+    r = on.launched(
+        "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
     return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }

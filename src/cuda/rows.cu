@@ -54,24 +54,26 @@ __device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
     mixp_out a = { data, dtype, 0 };
     return a;
 }
-__host__ __device__ inline bool is_aligned(const void *p) {
-    return (uintptr_t)p % 16 == 0;
-}
+__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 /* --- teams ----------------------------------------------------------------------------- */
 
 const int     team_threads = 256;
 const int64_t warp_cols = 1024;             /* rows up to this length are a warp's         */
 
-template <int T> __device__ inline int64_t team_first()
-{ return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T; }
-template <int T> __device__ inline int64_t team_step()
-{ return (int64_t)gridDim.x * (team_threads / T); }
+template <int T> __device__ inline int64_t team_first() {
+    return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T;
+}
+template <int T> __device__ inline int64_t team_step() {
+    return (int64_t)gridDim.x * (team_threads / T);
+}
 
-template <int T, class V> __device__ inline V team_sum(V v)
-{ return T == warp_size ? warp_sum(v) : block_sum(v); }
-template <int T> __device__ inline float team_max(float v)
-{ return T == warp_size ? warp_max(v) : block_max(v); }
+template <int T, class V> __device__ inline V team_sum(V v) {
+    return T == warp_size ? warp_sum(v) : block_sum(v);
+}
+template <int T> __device__ inline float team_max(float v) {
+    return T == warp_size ? warp_max(v) : block_max(v);
+}
 
 /* Launches kernel<T> over rows. A job holds the arguments of the table's kernel, and what the
  * threads need in addition. */
@@ -116,7 +118,10 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 __device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
                                 float missing, float *v) {
     int64_t i = row + p.col;
-    if (wide && p.step == 1 && p.n == 8) { get8(a, i, v); return; }
+    if (wide && p.step == 1 && p.n == 8) {
+        get8(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
 }
@@ -137,7 +142,10 @@ __device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) 
 __device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
                                 const float *v) {
     int64_t i = row + p.col;
-    if (wide && p.step == 1 && p.n == 8) { put8_whole(a, i, v); return; }
+    if (wide && p.step == 1 && p.n == 8) {
+        put8_whole(a, i, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         if (k < p.n) put1(a, i + k * p.step, v[k]);
@@ -178,9 +186,12 @@ __device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part
 }
 
 /* An absent array reads as `otherwise` everywhere. */
-__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
-                                   float otherwise, float *v) {
-    if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
+__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
+                                   float *v) {
+    if (a.data) {
+        get_part(a, 0, p, wide, otherwise, v);
+        return;
+    }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = otherwise;
 }
@@ -220,8 +231,7 @@ template <int T> __device__ inline Exponents team_exponents(const Exponents &e) 
     return all;
 }
 template <int T, mixp_dtype D = any_real>
-__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols,
-                                          bool wide) {
+__device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t cols, bool wide) {
     int rank = (int)threadIdx.x % T;
     Exponents e = { minus_infinity(), 0.0f };
     float v[8];
@@ -236,8 +246,9 @@ __device__ inline Exponents row_exponents(const mixp_in &a, int64_t row, int64_t
 struct SoftmaxJob : mixp_softmax_args { bool wide; };
 struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_rows(const __grid_constant__ SoftmaxJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3)
+    softmax_rows(const __grid_constant__ SoftmaxJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -256,8 +267,9 @@ softmax_rows(const __grid_constant__ SoftmaxJob s) {
 }
 
 /* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. */
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3)
+    softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -268,8 +280,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++)
-                part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
+            for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             sum += (double)part;
         }
         total = (float)team_sum<T>(sum);
@@ -278,8 +289,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
-                dy[k] =
-                    s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
+                dy[k] = s.log_of ? fmaf(exp_of(y[k]), -total, dy[k]) : y[k] * (dy[k] - total);
             add_part(s.da, r * s.cols, p, s.wide, dy);
         }
     }
@@ -292,8 +302,7 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
  */
 struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is absent                    */
 
-template <int T>
-__device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
+template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
     double sum = 0.0;
     float v[8];
     Part p;
@@ -321,8 +330,8 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
     return (float)(1.0 / sqrt(team_sum<T>(sum) / (double)s.cols + (double)s.eps));
 }
 
-template <int T> __global__ void __launch_bounds__(team_threads, 3)
-norm_rows(const __grid_constant__ NormJob s) {
+template <int T>
+__global__ void __launch_bounds__(team_threads, 3) norm_rows(const __grid_constant__ NormJob s) {
     int rank = (int)threadIdx.x % T;
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
@@ -367,8 +376,7 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
             if (col < s.cols) add_second<B, In>(s, row + col, v[q]);
     }
 }
-template <int parts>
-__device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
+template <int parts> __device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
     double sum = 0.0;
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
@@ -392,8 +400,8 @@ __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8]
     return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
 }
 template <mixp_dtype Out>
-__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v,
-                                  float mean, float rstd) {
+__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
+                                  float rstd) {
     float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     plain_get8<MIXP_F32>(s.gamma.data, col, g);
     if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
@@ -404,7 +412,7 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
 
 template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
-norm_kept_rows(const __grid_constant__ NormJob s) {
+    norm_kept_rows(const __grid_constant__ NormJob s) {
     int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         float v[parts][8], mean, rstd;
@@ -423,8 +431,7 @@ norm_kept_rows(const __grid_constant__ NormJob s) {
 
 typedef void (*NormKernel)(NormJob s);
 
-template <mixp_dtype B, mixp_dtype In, mixp_dtype Out>
-inline NormKernel norm_kept(int64_t cols) {
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
     return cols <= 512   ? norm_kept_rows<B, In, Out, 2>
            : cols <= 768 ? norm_kept_rows<B, In, Out, 3>
                          : norm_kept_rows<B, In, Out, 4>;
@@ -471,8 +478,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p,
-                                 float *dy, float *h, float *d) {
+__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
+                                 float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -490,22 +497,24 @@ __device__ inline void block_sums(float &a, float &b, float *parts) {
     bool there = lane < (int)blockDim.x / warp_size;
     a = warp_sum(a);
     b = warp_sum(b);
-    if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
+    if (lane == 0) {
+        parts[warp] = a;
+        parts[32 + warp] = b;
+    }
     __syncthreads();
     a = warp_sum(there ? parts[lane] : 0.0f);
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
 
-__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
-                                   const float *h) {
+__device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy, const float *h) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         dgamma[k] = fmaf(dy[k], h[k], dgamma[k]);
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBackJob &s, const Part &p,
-                                   const float *dgamma, const float *dbeta) {
+__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
+                                   const float *dbeta) {
     mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
@@ -513,8 +522,8 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p,
 }
 
 /* Writes one part of da = rstd (d - mean(d) - h mean(d h)). v: d. */
-__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
-                                const float *h, float *v, float m1, float m2) {
+__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
+                                float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
@@ -523,7 +532,7 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
 }
 
 __global__ void __launch_bounds__(back_threads)
-norm_back_slices(const __grid_constant__ NormBackJob s) {
+    norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int team = (int)blockDim.x, rank = (int)threadIdx.x;
     int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
@@ -535,7 +544,10 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
         MIXPI_PARTS(p, s.cols, team, rank) {
             back_part(s, r, p, dy, h, d);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) { sum += d[k]; dot = fmaf(d[k], h[k], dot); }
+            for (int k = 0; k < 8; k++) {
+                sum += d[k];
+                dot = fmaf(d[k], h[k], dot);
+            }
             if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
         }
         if (!s.da.data) continue;
@@ -582,7 +594,7 @@ __device__ inline void read_back(BackRow<Dy, A> &row, const NormBackJob &s, int6
 
 template <mixp_dtype Dy, mixp_dtype A>
 __global__ void __launch_bounds__(kept_threads, 6)
-norm_back_kept(const __grid_constant__ NormBackJob s) {
+    norm_back_kept(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
     int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
     int64_t col = 8 * (int64_t)threadIdx.x;
@@ -634,9 +646,9 @@ inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
 }
 
 /* Adds the slices: 32 sums for each column of a warp, then these sums in order. */
-__global__ void __launch_bounds__(join_cols * join_rows)
-norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
-    MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
+__global__ void __launch_bounds__(join_cols *join_rows)
+    norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
+    MIXPI_SHARED(float, sums, join_rows *(join_cols + 1));
     const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
     int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
     int64_t col = (int64_t)blockIdx.x * join_cols + lane;
@@ -663,13 +675,11 @@ struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
-__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
-                                int lane) {
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
     if (s.wide && s.cols % 8 == 0) {
         int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
         uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
-        const uint4 *p =
-            (const uint4 *)(const void *)((const char *)s.table.data + from * size);
+        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
         for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
     } else if (s.y.dtype == MIXP_F32) {
         for (int64_t i = lane; i < s.cols; i += warp_size)
@@ -681,7 +691,7 @@ __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
 }
 
 __global__ void __launch_bounds__(team_threads, 4)
-embedding_rows(const __grid_constant__ EmbeddingJob s) {
+    embedding_rows(const __grid_constant__ EmbeddingJob s) {
     int lane = (int)threadIdx.x % warp_size;
     Part p;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
@@ -696,7 +706,8 @@ embedding_rows(const __grid_constant__ EmbeddingJob s) {
         MIXPI_PARTS(p, s.cols, warp_size, lane) {
             if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) if (!good) v[k] = not_a_number();
+            for (int k = 0; k < 8; k++)
+                if (!good) v[k] = not_a_number();
             put_part(s.y, r * s.cols, p, s.wide, v);
         }
     }
@@ -716,8 +727,7 @@ const int64_t id_blocks = 1024;
 const int     ids_each = 4;     /* ids that a thread reads at a time                       */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
-__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high,
-                               int64_t *to) {
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
     int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
         int64_t i = first + ids_each * (int64_t)threadIdx.x;
@@ -734,8 +744,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
-                               const int64_t *list, int64_t n, int64_t *to) {
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     int64_t count = 0;
@@ -758,14 +768,12 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
 }
 
 __global__ void __launch_bounds__(team_threads)
-    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to,
-                   int64_t each) {
+    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
     int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
     int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
-        if (blockIdx.x == 0 && !is_id(id, s.vocab))
-            note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
+        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
         below += id >= 0 && id < low;
         own += id >= low && id < high;
     }
@@ -782,7 +790,7 @@ __global__ void __launch_bounds__(team_threads)
 
 /* Each thread computes one column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
-embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
+    embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
@@ -830,8 +838,7 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
 };
 
 /* The mean distance of a row's elements below the row's largest. */
-template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row,
-                                                   float top) {
+template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row, float top) {
     int rank = (int)threadIdx.x % T;
     float sum = 0.0f, v[8];
     Part p;
@@ -849,8 +856,8 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
 /* Stores the row's loss; its parts are added in double. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e,
-                                float below, float at_target) {
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
+                                float at_target) {
     int32_t target = s.targets[r];
     float top = e.top, log_sum = logf(e.sum);
     s.top_rsum[2 * r] = top;
@@ -866,8 +873,9 @@ __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents 
         s.losses[r] = (double)not_a_number();
     }
 }
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_rows(const __grid_constant__ EntropyJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
@@ -890,8 +898,7 @@ __device__ inline int64_t counted_rows(const EntropyJob &s) {
         MIXPI_UNROLL
         for (int k = 0; k < loads_ahead; k++) target[k] = s.targets[i + k * step];
         MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++)
-            count += target[k] != s.ignore;
+        for (int k = 0; k < loads_ahead; k++) count += target[k] != s.ignore;
     }
     for (; i < s.rows; i += step) count += s.targets[i] != s.ignore;
     return count;
@@ -913,12 +920,11 @@ __device__ inline double summed_losses(const EntropyJob &s) {
 }
 
 /* The mean over the counted rows. */
-__global__ void __launch_bounds__(1024)
-entropy_mean(const __grid_constant__ EntropyJob s) {
+__global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ EntropyJob s) {
     double sum = block_sum(summed_losses(s));
     int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x) return;
-    if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
+    if (s.before > 0 && *s.counted > 0.0f) { /* the mean of earlier rows goes on */
         sum += (double)*s.loss * (double)*s.counted;
         count += (int64_t)*s.counted;
     }
@@ -927,8 +933,9 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
     float factor = get1(s.dloss, 0) / *s.counted, v[8];
     float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
@@ -968,8 +975,7 @@ struct EntropyBothJob : EntropyJob {
 const int beside_row = 512;
 
 /* Counts the rows that count: the divisor of each gradient. */
-__global__ void __launch_bounds__(1024)
-entropy_count(const __grid_constant__ EntropyBothJob s) {
+__global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ EntropyBothJob s) {
     int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x == 0) *s.counted = (float)count;
 }
@@ -984,8 +990,7 @@ __device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t 
     cp_async_16(kept + at, from, 16);
     if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
 }
-template <mixp_dtype D>
-__device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
+template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
     for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
         fetch_part<D>(s, row, col);
     cp_async_commit();
@@ -1024,8 +1029,9 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
     if (T == team_threads && s.kept) cp_async_commit();
 }
 
-template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
-entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
     int rank = (int)threadIdx.x % T;
     if (kept) fetch_row<D>(s, team_first<T>());
@@ -1036,7 +1042,7 @@ entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
-        __syncwarp();       /* dlogits may be logits: lane 0 has read its target by now */
+        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
         put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
     }
 }
@@ -1067,7 +1073,7 @@ __device__ inline Most larger_of(const Most &a, const Most &b) {
 
 /* One warp per column if columns are few and long; otherwise one thread per column. */
 __global__ void __launch_bounds__(team_threads)
-max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
+    max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
     int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
     int64_t step = (int64_t)gridDim.x * team_threads / lanes;
     int lane = (int)threadIdx.x % lanes;
@@ -1094,7 +1100,7 @@ max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
 
 /* One thread per element of da. */
 __global__ void __launch_bounds__(team_threads)
-max_back(const __grid_constant__ mixp_max_backward_args s) {
+    max_back(const __grid_constant__ mixp_max_backward_args s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.n * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / (s.n * s.inner), j = i / s.inner % s.n, c = i % s.inner;
@@ -1111,7 +1117,7 @@ struct GatherJob : mixp_gather_args { FaultFlag fault; };
 
 /* One thread per element of y. */
 __global__ void __launch_bounds__(team_threads)
-gather_elements(const __grid_constant__ GatherJob s) {
+    gather_elements(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / (s.m * s.inner), c = i % s.inner;
@@ -1123,8 +1129,7 @@ gather_elements(const __grid_constant__ GatherJob s) {
 }
 
 /* One thread per column: no other thread adds to the column. */
-__global__ void __launch_bounds__(team_threads)
-gather_back(const __grid_constant__ GatherJob s) {
+__global__ void __launch_bounds__(team_threads) gather_back(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
         int64_t o = i / s.inner, c = i % s.inner;
@@ -1155,7 +1160,7 @@ __device__ inline double exact1(const mixp_in &a, int64_t i) {
 
 /* One thread per element of y. */
 __global__ void __launch_bounds__(team_threads)
-compare_elements(const __grid_constant__ CompareJob s) {
+    compare_elements(const __grid_constant__ CompareJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.count; i += (int64_t)gridDim.x * team_threads) {
         int64_t at[4] = { 0, 0, 0, 0 };
@@ -1169,7 +1174,7 @@ const int topk_short = 64;
 
 /* One thread per element of a: the element's place is the number of elements before it. */
 __global__ void __launch_bounds__(team_threads)
-topk_places(const __grid_constant__ mixp_topk_args s) {
+    topk_places(const __grid_constant__ mixp_topk_args s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
         int64_t row = i / s.cols, own = i - row * s.cols, before = 0;
@@ -1186,14 +1191,15 @@ topk_places(const __grid_constant__ mixp_topk_args s) {
 const int sort_room = 2048;
 
 /* Does topk_sorted run this call? */
-inline bool topk_is_sorted(const mixp_topk_args &k)
-{ return k.cols <= sort_room || k.k <= sort_room / 2; }
+inline bool topk_is_sorted(const mixp_topk_args &k) {
+    return k.cols <= sort_room || k.k <= sort_room / 2;
+}
 
 /* The rank of element i of a row: earlier of equal elements have larger ranks. 0: no element. */
 __device__ inline uint64_t topk_rank(const mixp_topk_args &s, int64_t row, int64_t i) {
     if (i >= s.cols) return 0;
     uint32_t key = mixpi_topk_key(get1(s.a, row * s.cols + i), s.smallest);
-    return (uint64_t)key << 32 | (uint32_t)~(uint32_t)i;
+    return (uint64_t)key << 32 | (uint32_t) ~(uint32_t)i;
 }
 
 /* Sorts n ranks, a power of two, the largest first: Batcher's bitonic network (1968). */
@@ -1215,7 +1221,7 @@ __device__ inline void sort_ranks(uint64_t *ranks, int n) {
 /* A block per row. Of a row of more than sort_room elements, each turn keeps the best half of the
  * room and reads as many elements again. */
 __global__ void __launch_bounds__(team_threads)
-topk_sorted(const __grid_constant__ mixp_topk_args s) {
+    topk_sorted(const __grid_constant__ mixp_topk_args s) {
     MIXPI_SHARED(uint64_t, best, sort_room);
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
@@ -1228,7 +1234,7 @@ topk_sorted(const __grid_constant__ mixp_topk_args s) {
             sort_ranks(best, n);
         }
         for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
-            s.index[row * s.k + t] = (int32_t)~(uint32_t)best[t];
+            s.index[row * s.k + t] = (int32_t) ~(uint32_t)best[t];
         __syncthreads();
     }
 }
@@ -1241,8 +1247,7 @@ struct MergeJob : mixp_topk_args {
 };
 
 /* A block per piece. */
-__global__ void __launch_bounds__(team_threads)
-topk_pieces(const __grid_constant__ MergeJob s) {
+__global__ void __launch_bounds__(team_threads) topk_pieces(const __grid_constant__ MergeJob s) {
     MIXPI_SHARED(uint64_t, ranks, sort_room);
     int64_t pieces = ceil_div(s.cols, sort_room);
     for (int64_t unit = blockIdx.x; unit < s.rows * pieces; unit += gridDim.x) {
@@ -1270,29 +1275,28 @@ __device__ inline int64_t ranks_above(const uint64_t *ranks, int64_t n, uint64_t
 
 /* One thread per rank: its place is its place in its own run, plus the number of larger ranks in
  * the other run of the pair. No two ranks of a row are equal. */
-__global__ void __launch_bounds__(team_threads)
-topk_merge(const __grid_constant__ MergeJob s) {
+__global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant__ MergeJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
         int64_t row = i / s.cols, own = i - row * s.cols;
         int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
         int64_t other = own - in_run == pair ? pair + s.width : pair;
         uint64_t rank = s.from[i];
-        int64_t place = pair + in_run + ranks_above(s.from + row * s.cols + other,
-                                                    least(s.width, s.cols - other), rank);
+        int64_t place =
+            pair + in_run +
+            ranks_above(s.from + row * s.cols + other, least(s.width, s.cols - other), rank);
         if (s.to) s.to[row * s.cols + place] = rank;
-        else if (place < s.k) s.index[row * s.k + place] = (int32_t)~(uint32_t)rank;
+        else if (place < s.k) s.index[row * s.k + place] = (int32_t) ~(uint32_t)rank;
     }
 }
 
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
-__global__ void __launch_bounds__(team_threads)
-rope_angles(const __grid_constant__ RopeJob s) {
+__global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double sine, cosine;        /* by sincospi: sin and cos would need a stack           */
+        double sine, cosine; /* by sincospi: sin and cos would need a stack           */
         sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
         s.cosine[i] = (float)cosine;
         s.sine[i] = (float)sine;
@@ -1300,8 +1304,7 @@ rope_angles(const __grid_constant__ RopeJob s) {
 }
 
 /* One thread per pair. */
-__global__ void __launch_bounds__(team_threads)
-rope_pairs(const __grid_constant__ RopeJob s) {
+__global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
         int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;

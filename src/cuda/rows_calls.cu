@@ -10,9 +10,7 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
 }
 
 /* A missing array may have any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) {
-    return !a.data || is_real(a.dtype);
-}
+template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
 
 static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
     Kernel on(x);
@@ -45,7 +43,8 @@ static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
 }
 static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
     if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
-        !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
+        !mixpi_cuda_may_be(job.beta))
+        return MIXP_ERR_DTYPE;
     return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
@@ -91,19 +90,18 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
-    return on.launched("add_norm", MIXPI_LAUNCH(kept,
-        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
-                                               int64_t slices) {
+static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
     int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
-    return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-        (unsigned)least(threads, back_threads), 0, on->stream, job));
+    return on->launched("norm_backward",
+                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
-                                            const mixp_norm_backward_args *k) {
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
     Kernel on(x);
     NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
     bool sums = k->dgamma.data || k->dbeta.data;
@@ -112,30 +110,26 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
         !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db)) return MIXP_ERR_DTYPE;
+        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
+        return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
-    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) &&
-               is_wide(k->db);
+    job.wide =
+        is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
-    if (sums)
-        job.partial =
-            (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+    if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
     if (sums && !job.partial) return MIXP_ERR_MEMORY;
     if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data))
-        r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
     if (r != MIXP_OK || !sums) return r;
     return on.launched("norm_backward",
-                       MIXPI_LAUNCH(norm_back_join,
-                                    dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
                                     join_cols * join_rows, 0, on.stream, job, slices));
 }
 
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
-                                        const mixp_embedding_args *k) {
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
     Kernel on(x);
     EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
     job.fault = fault_flag(on.state);
@@ -144,8 +138,9 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0) return MIXP_OK;
-    return on.launched("embedding", MIXPI_LAUNCH(embedding_rows,
-        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("embedding",
+                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                                    team_threads, 0, on.stream, job));
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
@@ -184,16 +179,17 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, k, memory);
-    r = on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sort,
-        (unsigned)ceil_div(k->vocab, each), team_threads, 0, on.stream, job, to, each));
+    r = on.launched("embedding_backward",
+                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
+                                 0, on.stream, job, to, each));
     return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
 }
 
 static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16:  return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
+    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
-    default:        return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
     }
 }
 
@@ -205,8 +201,7 @@ static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJo
     return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
 }
 
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
-                                            const mixp_cross_entropy_args *k) {
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
     Kernel on(x);
     EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     mixp_result r = MIXP_OK;
@@ -218,19 +213,17 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x,
     if (!job.losses) return MIXP_ERR_MEMORY;
     if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy",
-                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
-        const mixp_cross_entropy_backward_args *k) {
+                                                     const mixp_cross_entropy_backward_args *k) {
     Kernel on(x);
     EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
     job.fault = fault_flag(on.state);
     job.wide = is_wide(k->dlogits) && is_wide(k->logits);
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) ||
-        !is_real(k->logits.dtype))
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
@@ -252,9 +245,9 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
 }
 static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16:  return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
+    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
     case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
-    default:        return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
     }
 }
 
@@ -285,8 +278,8 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
     if (r == MIXP_OK && job.rows > 0)
         r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream,
-                                                     (const EntropyJob &)job));
+    return on.launched("cross_entropy",
+                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }
 
 static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
@@ -295,15 +288,13 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
                                            team_threads, 0, on.stream, *k, lanes));
 }
 
-static mixp_result mixpi_cuda_max_backward(const mixp_exec *x,
-                                           const mixp_max_backward_args *k) {
+static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_backward_args *k) {
     Kernel on(x);
     int64_t count = k->outer * k->n * k->inner;
     if (!on.state) return MIXP_ERR_ORDER;
@@ -337,12 +328,13 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0 || k->m <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
-    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back,
-        grid_for(columns, team_threads), team_threads, 0, on.stream, job));
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
+                                                       team_threads, 0, on.stream, job));
 }
 
-static bool mixpi_cuda_comparable(const mixp_in &a)
-{ return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32); }
+static bool mixpi_cuda_comparable(const mixp_in &a) {
+    return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
 
 static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
     Kernel on(x);
@@ -375,8 +367,8 @@ static mixp_result mixpi_cuda_merged(Kernel *on, const mixp_exec *x, const mixp_
     uint64_t *ranks = (uint64_t *)scratch_of(x, (size_t)(2 * count) * sizeof(uint64_t));
     if (!ranks) return MIXP_ERR_MEMORY;
     job.to = ranks;
-    mixp_result r = on->launched("topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1),
-                                                      team_threads, 0, on->stream, job));
+    mixp_result r = on->launched(
+        "topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1), team_threads, 0, on->stream, job));
     for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
         job.from = job.to;
         job.to = job.from == ranks ? ranks + count : ranks;
@@ -398,8 +390,8 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
         return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                                 team_threads, 0, on.stream, *k));
     if (!topk_is_sorted(*k)) return mixpi_cuda_merged(&on, x, k);
-    return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
-                                            0, on.stream, *k));
+    return on.launched(
+        "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -414,11 +406,11 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
-                                         team_threads, 0, on.stream, job));
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
+                                         0, on.stream, job));
     if (r != MIXP_OK) return r;
-    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads),
-                                            team_threads, 0, on.stream, job));
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
+                                            0, on.stream, job));
 }
 #undef MIXPI_ROWS
 #undef MIXPI_PARTS

@@ -115,8 +115,9 @@ inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL
 
 /* Clears the error that a failed call left for cudaGetLastError. After a success, keeps the
  * program's own error there. */
-inline void quiet(cudaError_t e)
-{ if (e != cudaSuccess) cudaGetLastError(); }
+inline void quiet(cudaError_t e) {
+    if (e != cudaSuccess) cudaGetLastError();
+}
 
 /* The driver's query: does this process have a context on a GPU? NULL: the query is missing. */
 typedef int PrimaryState(int device, unsigned *flags, int *active);
@@ -124,15 +125,14 @@ inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
     void *found = NULL;
 #if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found,
-                                                     7000, cudaEnableDefault, &how);
+    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
+                                                     cudaEnableDefault, &how);
 #else
-    cudaError_t e = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found,
-                                            cudaEnableDefault, &how);
+    cudaError_t e =
+        cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
 #endif
     quiet(e);
-    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found
-                                                                  : NULL;
+    return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
 }
 inline bool has_context(int ordinal) {
     static PrimaryState *const primary_state = find_primary_state();
@@ -146,16 +146,18 @@ inline bool has_context(int ordinal) {
  * restores the previous GPU only if the program has a context there. Otherwise cudaSetDevice would
  * create a context: half a gigabyte on GPU 0 for each rank of a program. */
 class OnDevice {
-public:
+  public:
     explicit OnDevice(int ordinal) : error(cudaSuccess), before(ordinal), now(ordinal) {
         if (now < 0) return;
         error = cudaGetDevice(&before);
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
         quiet(error);
     }
-    ~OnDevice() { if (before != now && has_context(before)) quiet(cudaSetDevice(before)); }
-    cudaError_t error;          /* why the GPU could not be made current                     */
-private:
+    ~OnDevice() {
+        if (before != now && has_context(before)) quiet(cudaSetDevice(before));
+    }
+    cudaError_t error; /* why the GPU could not be made current                     */
+  private:
     int before, now;
 };
 
@@ -175,21 +177,22 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
-    case cudaErrorHardwareStackError: case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
     case cudaErrorMisalignedAddress:
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
-    case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
         return "; this process can no longer use the GPU: restart the process from a checkpoint";
-    default:
-        return "";
+    default: return "";
     }
 }
 
 inline bool is_capture_error(cudaError_t e) {
-    return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) ||
-           e == cudaErrorIllegalState;
+    return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState;
 }
 
 /* The result of a CUDA call. Clears the error that the call left for cudaGetLastError. */
@@ -209,8 +212,7 @@ inline FaultFlag fault_flag(const State *s) {
 }
 
 /* Records a fault. Any of several racing threads may win; a fault of an earlier kernel stays. */
-__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
-                                  int32_t index) {
+__device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, int32_t index) {
     volatile uint64_t *noted = f.fault;
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
     *(volatile int32_t *)f.stop = 1;
@@ -226,12 +228,12 @@ __global__ void forget_fault(const FaultFlag f) {
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
 inline mixp_result tell_fault(State *s) {
-    static const char *const texts[][3] = {     /* for each Fault: who, what, its range      */
-        { "", "", "" },
-        { "embedding", "id", "vocab)" },
-        { "cross_entropy", "target", "cols)" },
-        { "attention", "length", "keys]" },
-        { "gather", "id", "n)" }
+    static const char *const texts[][3] = { /* for each Fault: who, what, its range      */
+                                            { "", "", "" },
+                                            { "embedding", "id", "vocab)" },
+                                            { "cross_entropy", "target", "cols)" },
+                                            { "attention", "length", "keys]" },
+                                            { "gather", "id", "n)" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
     const char *const *text = texts[fault >> 61];
@@ -239,16 +241,14 @@ inline mixp_result tell_fault(State *s) {
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
     checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
-    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied",
-             text[1], (int)(int32_t)(uint32_t)fault,
-             (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), text[2]);
+    snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
+             (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
+             text[2]);
     return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
 /* The stream to launch on: during a capture, the stream that records. */
-inline cudaStream_t queue_of(const State *s) {
-    return s->capture ? s->recorder : s->stream;
-}
+inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder : s->stream; }
 
 /* --- kernels' entry and exit ----------------------------------------------------------- *
  *
@@ -270,13 +270,12 @@ private:
 };
 
 /* Device memory for one kernel; see mixp_exec. */
-inline void *scratch_of(const mixp_exec *x, size_t bytes)
-{ return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
+inline void *scratch_of(const mixp_exec *x, size_t bytes) {
+    return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL;
+}
 
 /* Device address of the number of steps between capture and replay; NULL outside a capture. */
-inline const uint64_t *later_of(const State *s) {
-    return s->capture ? &s->block->later : NULL;
-}
+inline const uint64_t *later_of(const State *s) { return s->capture ? &s->block->later : NULL; }
 
 /* The parts of the key of a kernel's random numbers. A captured kernel runs in many steps and adds
  * the steps since its capture. So each thread computes the key once; the host computes none. */
@@ -392,8 +391,9 @@ inline int mirror_at(const State *s, const void *device, size_t bytes) {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-inline mixp_result in_capture(State *s, const char *what)
-{ return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured"); }
+inline mixp_result in_capture(State *s, const char *what) {
+    return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured");
+}
 
 /* Zeroed memory of the host, from the context's allocator. */
 inline void *host_new(const mixp_allocator &from, size_t bytes) {
@@ -431,7 +431,10 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
                 "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
-    if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
+    if (r != MIXP_OK) {
+        from.release(*p, from.user);
+        *p = NULL;
+    }
     return r;
 }
 /* Frees p when no queued work uses p any more. cudaFree waits; the user's allocator need not. */
@@ -444,7 +447,10 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
     Kernel k(x);
     void *p = NULL;
     if (!k.state) return NULL;
-    if (k.state->capture) { in_capture(k.state, "allocation"); return NULL; }
+    if (k.state->capture) {
+        in_capture(k.state, "allocation");
+        return NULL;
+    }
     if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
     return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
@@ -456,7 +462,7 @@ void device_release(const mixp_exec *x, void *p) {
     if (!p || !k.state) return;
     if (k.state->capture) abandon_capture(x);
     memory_free(k.state, p);
-    for (int i = 0; i < mirror_count; i++)      /* the address may be reused */
+    for (int i = 0; i < mirror_count; i++) /* the address may be reused */
         if (k.state->mirrored[i] == p) k.state->mirrored[i] = NULL;
 }
 
@@ -479,8 +485,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         cudaError_t e = cudaEventSynchronize(s->sent[i]);
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
-            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice,
-                                s->stream);
+            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
         r = checked(s, e, "upload");
@@ -493,8 +498,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
-                   "upload");
+    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -512,17 +516,17 @@ inline mixp_result check_stream(State *s, const char *what) {
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
 class Relaxed {
-public:
-  Relaxed() : mode(cudaStreamCaptureModeRelaxed) {
-      cudaThreadExchangeStreamCaptureMode(&mode);
-  }
+  public:
+    Relaxed() : mode(cudaStreamCaptureModeRelaxed) { cudaThreadExchangeStreamCaptureMode(&mode); }
     ~Relaxed() { cudaThreadExchangeStreamCaptureMode(&mode); }
-private:
+
+  private:
     cudaStreamCaptureMode mode;
 };
 
-inline size_t whole_alignments(size_t bytes)
-{ return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment; }
+inline size_t whole_alignments(size_t bytes) {
+    return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
+}
 
 inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     Block *b = (Block *)host_new(s->host, sizeof *b);
@@ -530,7 +534,10 @@ inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     if (!b) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     b->size = bytes > piece_bytes ? bytes : piece_bytes;
     r = memory_new(s, b->size, &b->memory);
-    if (r != MIXP_OK) { host_free(s->host, b); return r; }
+    if (r != MIXP_OK) {
+        host_free(s->host, b);
+        return r;
+    }
     b->next = g->blocks;
     g->blocks = b;
     return MIXP_OK;
@@ -552,8 +559,7 @@ inline Upload *upload_new(State *s, Graph *g) {
         int room = g->room ? 2 * g->room : 16;
         Upload *more = (Upload *)host_new(s->host, (size_t)room * sizeof *more);
         if (!more) return NULL;
-        if (g->count)
-            memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
+        if (g->count) memcpy((void *)more, (void *)g->uploads, (size_t)g->count * sizeof *more);
         host_free(s->host, (void *)g->uploads);
         g->uploads = more;
         g->room = room;
@@ -579,8 +585,7 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
         memcpy(u->kept, host, bytes);
     }
     g->count++;
-    r = checked(s,
-                cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
                 "upload");
     return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
 }
@@ -593,26 +598,25 @@ inline mixp_result upload_send(State *s, Upload *u) {
     return r;
 }
 
-inline mixp_result upload(const mixp_exec *x, void *device, const void *host,
-                          size_t bytes, bool again) {
+inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
+                          bool again) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host)
-        return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
     if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
     r = check_stream(k.state, "upload");
     if (r == MIXP_OK) r = send(k.state, device, host, bytes);
     return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
 }
 
-mixp_result device_upload(const mixp_exec *x, void *device, const void *host,
-                          size_t bytes) {
+mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
     return upload(x, device, host, bytes, false);
 }
-mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes)
-{ return upload(x, device, host, bytes, true); }
+mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size_t bytes) {
+    return upload(x, device, host, bytes, true);
+}
 
 mixp_result device_wait(const mixp_exec *x) {
     Kernel k(x);
@@ -620,24 +624,21 @@ mixp_result device_wait(const mixp_exec *x) {
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return in_capture(k.state, "waiting");
     r = check_stream(k.state, "waiting");
-    if (r == MIXP_OK)
-        r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? tell_fault(k.state) : r;
 }
 
-mixp_result device_download(const mixp_exec *x, void *host, const void *device,
-                            size_t bytes) {
+mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
     mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
-    if (!device || !host)
-        return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
+    if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
     if (k.state->capture) return in_capture(k.state, "download");
     r = check_stream(k.state, "download");
     if (r == MIXP_OK)
-        r = k.launched("download", cudaMemcpyAsync(host, device, bytes,
-                                                   cudaMemcpyDeviceToHost, k.stream));
+        r = k.launched("download",
+                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
@@ -665,8 +666,8 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     r = check_stream(s, "post");
     if (r == MIXP_OK) r = post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
-                                               cudaMemcpyDeviceToHost, k.stream));
+        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDeviceToHost,
+                                               k.stream));
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
 }
 
@@ -688,8 +689,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
 
 /* Before the first write to the mirror, reads the block itself. Host memory is filled even when a
  * fault is reported. */
-mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
-                        size_t bytes) {
+mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
     int i = s ? mirror_at(s, device, bytes) : -1;
@@ -713,7 +713,7 @@ void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
     if (!g) return;
-    if (k.state->capture) abandon_capture(x);   /* CUDA frees nothing in a capture */
+    if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
@@ -749,9 +749,12 @@ mixp_result capture_begin(mixp_exec *x) {
     if (r != MIXP_OK) return r;
     g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
-    r = k.launched("capture", cudaStreamBeginCapture(s->recorder,
-                                                     cudaStreamCaptureModeThreadLocal));
-    if (r != MIXP_OK) { host_free(x->host, g); return r; }
+    r = k.launched("capture",
+                   cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
+    if (r != MIXP_OK) {
+        host_free(x->host, g);
+        return r;
+    }
     s->capture = g;
     s->captured = x;
     x->stream = (void *)s->recorder;
@@ -768,12 +771,12 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     s->capture = NULL;
     s->captured->stream = (void *)s->stream;
     r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
-    if (r == MIXP_OK)
-        r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) quiet(cudaGraphDestroy(recorded));
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
-    if (r == MIXP_OK) *graph = g; else graph_free(x, g);
+    if (r == MIXP_OK) *graph = g;
+    else graph_free(x, g);
     return r;
 }
 
@@ -803,11 +806,10 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
     r = check_stream(k.state, "replay");
-    for (i = 0; i < g->count && r == MIXP_OK; i++)
-        r = upload_send(k.state, &g->uploads[i]);
+    for (i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
-                                              &k.state->block->later, later));
+        r = k.launched("replay",
+                       MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
@@ -840,8 +842,8 @@ void device_close(mixp_exec *x) {
 }
 
 inline cudaError_t open_pinned(State *s) {
-    cudaError_t e = cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared,
-                                  cudaHostAllocMapped);
+    cudaError_t e =
+        cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared, cudaHostAllocMapped);
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
@@ -858,9 +860,9 @@ inline mixp_result open_memory(State *s) {
     mixp_result r = checked(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
-    return r != MIXP_OK ? r
-                        : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream),
-                                  "device memory");
+    return r != MIXP_OK
+               ? r
+               : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
 }
 
 /* Does a given stream belong to this GPU? CUDA and drivers before 12.8 cannot tell. */
@@ -886,7 +888,10 @@ inline cudaError_t open_stream(State *s) {
                           : cudaStreamCreateWithFlags(&s->stream, cudaStreamDefault);
     if (e != cudaSuccess) return e;
     if (given) s->stream = given;
-    if (given && given != cudaStreamLegacy) { s->recorder = given; return cudaSuccess; }
+    if (given && given != cudaStreamLegacy) {
+        s->recorder = given;
+        return cudaSuccess;
+    }
     return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
@@ -917,8 +922,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     s->measure = x->gemm_measure != 0;
     e = on.error;
     if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount,
-                                   ordinal);
+        e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                    ordinal);

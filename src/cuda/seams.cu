@@ -25,16 +25,21 @@
 
 namespace {
 
-template <bool bf16> inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
-{ cudasim::mma_m16n8k16(d, a, b, bf16); }
-template <bool transposed> inline void ldmatrix_x1(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<1, transposed>(r, row); }
-template <bool transposed> inline void ldmatrix_x2(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<2, transposed>(r, row); }
-template <bool transposed> inline void ldmatrix_x4(uint32_t *r, const void *row)
-{ cudasim::ldmatrix<4, transposed>(r, row); }
-inline void cp_async_16(void *shared, const void *global, int given)
-{ cudasim::cp_async(shared, global, 16, given); }
+template <bool bf16> inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
+    cudasim::mma_m16n8k16(d, a, b, bf16);
+}
+template <bool transposed> inline void ldmatrix_x1(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<1, transposed>(r, row);
+}
+template <bool transposed> inline void ldmatrix_x2(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<2, transposed>(r, row);
+}
+template <bool transposed> inline void ldmatrix_x4(uint32_t *r, const void *row) {
+    cudasim::ldmatrix<4, transposed>(r, row);
+}
+inline void cp_async_16(void *shared, const void *global, int given) {
+    cudasim::cp_async(shared, global, 16, given);
+}
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
 /* ex2.approx.ftz flushes subnormals to 0, and may be off by two units in the last place. */
@@ -70,8 +75,8 @@ namespace {
 /* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
  * other libraries' calls. */
 template <class... P, class... A>
-cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
-                   cudaStream_t stream, A... arguments) {
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
+                   A... arguments) {
     cudaLaunchConfig_t config;
     memset((void *)&config, 0, sizeof config);
     config.gridDim = grid;
@@ -81,8 +86,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
     return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 
-__device__ inline uint32_t shared_address(const void *p)
-{ return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
 
 /* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -113,56 +119,62 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 #endif
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
-template <bool transposed>
-__device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0])
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
-                     : "=r"(r[0]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0])
+                     : "r"(shared_address(row))
+                     : "memory");
 }
-template <bool transposed>
-__device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                     : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+                     : "=r"(r[0]), "=r"(r[1])
+                     : "r"(shared_address(row))
+                     : "memory");
 }
-template <bool transposed>
-__device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
+template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row)) : "memory");
+                     : "r"(shared_address(row))
+                     : "memory");
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(shared_address(row)) : "memory");
+                     : "r"(shared_address(row))
+                     : "memory");
 }
 
 /* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 /* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
-__device__ inline void cp_async_16(void *shared, const void *global, int given)
-{ *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0); }
+__device__ inline void cp_async_16(void *shared, const void *global, int given) {
+    *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0);
+}
 __device__ inline void cp_async_commit() {}
 template <int N> __device__ inline void cp_async_wait() {}
 #else
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-        "l"(__cvta_generic_to_global(global)), "r"(given)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(given)
+                 : "memory");
 }
-__device__ inline void cp_async_commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Waits until at most the newest N groups of copies are pending. */
-template <int N> __device__ inline void cp_async_wait()
-{ asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> __device__ inline void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 #endif
 
 __device__ inline float exp2_approx(float x) {

@@ -20,8 +20,7 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width,
-                            float *v) {
+__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -33,8 +32,8 @@ __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int widt
 }
 
 /* The function of the elements at at[]. axes: the walk goes along the last of them. */
-template <int fn> __device__ inline void values_at(const Strided &m, const Axes &axes,
-                                                   const int64_t *at, float *v) {
+template <int fn>
+__device__ inline void values_at(const Strided &m, const Axes &axes, const int64_t *at, float *v) {
     int last = axes.rank - 1;
     float b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, c[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
@@ -47,8 +46,8 @@ template <int fn> __device__ inline void values_at(const Strided &m, const Axes 
 }
 
 /* No sum: out (+)= fn(...). */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-map_strided(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) map_strided(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
@@ -62,7 +61,7 @@ map_strided(const __grid_constant__ Strided m) {
 /* A sum of two dense arrays whose dtypes the compiler knows. */
 template <mixp_dtype A, mixp_dtype B, mixp_dtype Y>
 __global__ void __launch_bounds__(map_threads, map_blocks)
-add_dense(const __grid_constant__ Strided m) {
+    add_dense(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups; i += (int64_t)gridDim.x * blockDim.x) {
         float a[8], b[8];
@@ -75,8 +74,8 @@ add_dense(const __grid_constant__ Strided m) {
 }
 
 /* Stores a run's sums of `width` outputs from `output` on, which are at `at` in the result. */
-__device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
-                                 int64_t at, float *v) {
+__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
+                                 float *v) {
     if (m.runs > 1) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -89,8 +88,8 @@ __device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
 }
 
 /* Each thread adds one run of rows for 8 outputs, or one. */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-sum_columns(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t run = over(i, m.groups, m.per_group), base[4] = { 0, 0, 0, 0 };
@@ -125,8 +124,9 @@ __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *s
         sum[k] += ((v[0][k] + v[1][k]) + (v[2][k] + v[3][k])) +
                   ((v[4][k] + v[5][k]) + (v[6][k] + v[7][k]));
 }
-template <mixp_dtype D> __global__ void __launch_bounds__(map_threads, 2)
-sum_dense_columns(const __grid_constant__ Strided m) {
+template <mixp_dtype D>
+__global__ void __launch_bounds__(map_threads, 2)
+    sum_dense_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t run = over(i, m.groups, m.per_group), output = (i - run * m.groups) * 8;
@@ -139,22 +139,20 @@ sum_dense_columns(const __grid_constant__ Strided m) {
 }
 
 /* Each block adds one run of one output; `width` is along the summed axis. */
-template <int fn> __global__ void __launch_bounds__(map_threads)
-sum_rows(const __grid_constant__ Strided m) {
+template <int fn>
+__global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ Strided m) {
     for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
         int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
         int64_t base[4] = { 0, 0, 0, 0 };
-        int64_t end = least((run + 1) * m.run, m.rows),
-                r = run * m.run + threadIdx.x * m.width;
+        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
         float sum = 0.0f, v[8];
         locate(m.kept, output, base);
         for (; r < end; r += (int64_t)blockDim.x * m.width) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
             values_at<fn>(m, m.summed, at, v);
-            sum += m.width == 8
-                       ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
-                       : v[0];
+            sum += m.width == 8 ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
+                                : v[0];
         }
         sum = block_sum(sum);
         if (threadIdx.x) continue;
@@ -164,15 +162,14 @@ sum_rows(const __grid_constant__ Strided m) {
 }
 
 /* Adds the runs of each output, with one thread per output, or one block if outputs are few. */
-__global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ Strided m,
-                                                        bool by_block) {
+__global__ void __launch_bounds__(map_threads)
+    sum_runs(const __grid_constant__ Strided m, bool by_block) {
     int64_t step = by_block ? blockDim.x : 1, first = by_block ? threadIdx.x : 0;
     int64_t o = by_block ? blockIdx.x : (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
-        for (int64_t r = first; r < m.runs; r += step)
-            sum += (double)m.partial[r * m.outputs + o];
+        for (int64_t r = first; r < m.runs; r += step) sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
         if (first) continue;
         locate(m.kept, o, at);
@@ -183,9 +180,9 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
 /* The same for many runs and many outputs: 32 sums for each output, then these sums in order. */
 const int sums_each = 32;
 
-__global__ void __launch_bounds__(warp_size * sums_each)
-sum_many_runs(const __grid_constant__ Strided m) {
-    MIXPI_SHARED(double, part, sums_each * (warp_size + 1));
+__global__ void __launch_bounds__(warp_size *sums_each)
+    sum_many_runs(const __grid_constant__ Strided m) {
+    MIXPI_SHARED(double, part, sums_each *(warp_size + 1));
     int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
     int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
     double sum = 0.0;
@@ -203,6 +200,7 @@ typedef void (*StridedKernel)(Strided m);
 struct Strided3 { StridedKernel map, columns, rows; };
 
 /* The kernels of fn that are in use. */
+/* clang-format off */
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
@@ -243,11 +241,11 @@ inline Strided3 strided_kernels(int fn) {
     }
     return s;
 }
+/* clang-format on */
 
 /* Splits the merged axes by whether the output repeats along them. */
 inline void split_axes(Strided *m, const Axes &x, bool sums) {
-    for (int i = 0; i < x.rank; i++)
-        append(sums && x.s[0][i] == 0 ? &m->summed : &m->kept, x, i);
+    for (int i = 0; i < x.rank; i++) append(sums && x.s[0][i] == 0 ? &m->summed : &m->kept, x, i);
     m->outputs = count_of(m->kept);
     m->rows = count_of(m->summed);
 }
@@ -260,8 +258,10 @@ inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, in
         if (!m.a[k].data) continue;
         if (walked.s[k][last] == 0 && k > 0) continue;
         if (walked.s[k][last] != 1 || !is_wide(m.a[k])) return false;
-        for (int i = 0; i < last; i++) if (walked.s[k][i] % 8) return false;
-        for (int i = 0; i < fixed.rank; i++) if (fixed.s[k][i] % 8) return false;
+        for (int i = 0; i < last; i++)
+            if (walked.s[k][i] % 8) return false;
+        for (int i = 0; i < fixed.rank; i++)
+            if (fixed.s[k][i] % 8) return false;
     }
     return true;
 }
@@ -292,8 +292,8 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
     return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                          grid_for(m->groups, map_threads), map_threads,
-                                          0, k->stream, *m));
+                                          grid_for(m->groups, map_threads), map_threads, 0,
+                                          k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -309,25 +309,23 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     bool by_block = m.outputs < 1024 && m.runs > 32;
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
-        return k->launched(what, MIXPI_LAUNCH(sum_many_runs,
-                                              (unsigned)ceil_div(m.outputs, warp_size),
-                                              warp_size * sums_each, 0, k->stream, m));
-    return k->launched(
-        what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+        return k->launched(what,
+                           MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
+                                        warp_size * sums_each, 0, k->stream, m));
+    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
-inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
-                           Strided *m) {
+inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
     int last = m->kept.rank - 1;
     bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
-    bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* not for a loss */
-    int64_t shortest = columns ? 64 : 8192,
-            threads = columns || m->rows > 1024 ? map_threads : 32;
+    bool columns = beside || (m->rows < 64 && m->outputs > 1); /* not for a loss */
+    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
     StridedKernel dense;
     mixp_result r;
-    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0)
-                        : by_eight(*m, m->summed, m->kept, 1)) ? 8 : 1;
+    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0) : by_eight(*m, m->summed, m->kept, 1))
+                   ? 8
+                   : 1;
     dense = columns ? dense_columns(fn, *m) : NULL;
     m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
     if (m->run < shortest) m->run = shortest;
@@ -335,23 +333,21 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
     m->groups = columns ? m->outputs / m->width : m->outputs;
     m->per_group = inverse_of(m->groups);
     if (m->runs > 1) {
-        m->partial =
-            (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
+        m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    r = k->launched(what, columns
-                              ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
-                                             grid_for(m->groups * m->runs, (int)threads),
-                                             (unsigned)threads, 0, k->stream, *m)
-                              : MIXPI_LAUNCH(strided_kernels(fn).rows,
-                                             grid_for(m->groups * m->runs, 1),
-                                             (unsigned)threads, 0, k->stream, *m));
+    r = k->launched(what, columns ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
+                                                 grid_for(m->groups * m->runs, (int)threads),
+                                                 (unsigned)threads, 0, k->stream, *m)
+                                  : MIXPI_LAUNCH(strided_kernels(fn).rows,
+                                                 grid_for(m->groups * m->runs, 1),
+                                                 (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
-inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn,
-                               const Axes &axes, Strided *m, bool sums) {
+inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
+                               Strided *m, bool sums) {
     Kernel k(x);
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
@@ -373,8 +369,9 @@ inline Strided strided_of(const mixp_out &y, float p) {
     return m;
 }
 
-inline void set_strides(Axes *axes, int k, const int64_t *strides)
-{ for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i]; }
+inline void set_strides(Axes *axes, int k, const int64_t *strides) {
+    for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i];
+}
 
 /* Gives absent arrays the output's strides, so that they do not keep axes from merging. */
 inline void follow(Axes *axes, const Strided &m) {
@@ -405,9 +402,9 @@ namespace {
 inline int binary_slope(const mixp_binary_args *k, bool sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
-    case MIXP_BINARY_SUB:   return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
-    case MIXP_BINARY_MUL:   return FN_BINARY + MIXP_BINARY_MUL;
-    case MIXP_BINARY_DIV:   return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
+    case MIXP_BINARY_SUB: return sums ? FN_COPY : FN_UNARY + MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL: return FN_BINARY + MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV: return k->which ? FN_DIVISOR_D : FN_BINARY + MIXP_BINARY_DIV;
     case MIXP_BINARY_MAXIMUM:
     case MIXP_BINARY_MINIMUM: return FN_LARGER_D;
     case MIXP_BINARY_SWIGLU: break;
@@ -438,8 +435,7 @@ inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x,
-                                              const mixp_binary_args *k) {
+static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
     bool sums = false;
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
@@ -500,11 +496,11 @@ inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int 
 
 }   /* namespace */
 
-static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k)
-{ return reduce_any(x, "reduce", FN_COPY, 0, k); }
+static mixp_result mixpi_cuda_reduce(const mixp_exec *x, const mixp_reduce_args *k) {
+    return reduce_any(x, "reduce", FN_COPY, 0, k);
+}
 
-static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x,
-                                              const mixp_reduce_args *k) {
+static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k) {
     return reduce_any(x, "reduce_backward", FN_UNARY + MIXP_UNARY_SCALE, 1, k);
 }
 
@@ -520,4 +516,3 @@ static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) 
     set_strides(&axes, 0, &zero);
     return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
-

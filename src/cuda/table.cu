@@ -61,9 +61,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
 
 const int most_devices = 16;
 
-template <int ordinal> mixp_result open_at(mixp_exec *x) {
-    return device_open(x, ordinal);
-}
+template <int ordinal> mixp_result open_at(mixp_exec *x) { return device_open(x, ordinal); }
 
 #define MIXPI_DEVICE(ordinal)                                                             \
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
@@ -98,21 +96,22 @@ const char *driver_fault(cudaError_t e) {
     case cudaErrorCompatNotSupportedOnDevice:
         return "the CUDA compatibility package does not support this GPU "
                "(cudaErrorCompatNotSupportedOnDevice): update the driver";
-    default:
-        return "the NVIDIA driver does not answer: see nvidia-smi";
+    default: return "the NVIDIA driver does not answer: see nvidia-smi";
     }
 }
 
 /* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
-    case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
         return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
                "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
                "GPU";
-    case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
+    case cudaErrorInvalidPtx:
+    case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
     case cudaErrorMemoryAllocation:
@@ -120,8 +119,7 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorDevicesUnavailable:
         return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
-    default:
-        return "the GPU cannot be used: see nvidia-smi and dmesg";
+    default: return "the GPU cannot be used: see nvidia-smi and dmesg";
     }
 }
 
@@ -139,8 +137,7 @@ const char *unusable(int ordinal) {
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (capability < 75)
-        return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
+    if (capability < 75) return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
@@ -151,7 +148,7 @@ const char *unusable(int ordinal) {
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = unusable(ordinal);
-    if (reason) cudaGetLastError();     /* clears the error of this query for the program */
+    if (reason) cudaGetLastError(); /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];
 }

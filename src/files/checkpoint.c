@@ -8,8 +8,7 @@
 static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
     if (!value->name || !value->data) return "a value or its name is NULL";
     if (value->count < 1) return "a value's count is below 1";
-    if (!mixpi_st_type_of(value->dtype))
-        return "a value has a dtype that safetensors lacks";
+    if (!mixpi_st_type_of(value->dtype)) return "a value has a dtype that safetensors lacks";
     if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
         return "a value is larger than memory can be";
     return NULL;
@@ -25,10 +24,8 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
         return "an array is NULL although its count is not 0";
     if ((what->n_values && !what->values) || (what->n_metadata && !what->metadata))
         return "an array is NULL although its count is not 0";
-    if (what->scaler && what->scaler->ctx != what->ctx)
-        return "the scaler is of another context";
-    for (i = 0; !wrong && i < what->n_values; i++)
-        wrong = mixpi_value_wrong(&what->values[i]);
+    if (what->scaler && what->scaler->ctx != what->ctx) return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++) wrong = mixpi_value_wrong(&what->values[i]);
     for (i = 0; !wrong && i < what->n_optimizers; i++)
         if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
             wrong = "an optimizer is NULL or of another context";
@@ -75,8 +72,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "mixp_scaler_update first",
                                  who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait)
-        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -97,8 +93,8 @@ static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
 static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     plan->ctx = s->ctx;
     plan->n_items = s->n_items;
-    plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
-                                                     sizeof plan->items[0]);
+    plan->items =
+        (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items, sizeof plan->items[0]);
     if (!plan->items) return;
     memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
     for (size_t i = 0; i < s->n_items; i++) {
@@ -144,7 +140,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
     int i;
-    plan->metadata = (const char *const (*)[2])pairs;
+    plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
@@ -187,8 +183,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
 static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     const uint64_t ranks = mixpi_world(ctx) - 1;
     char *own = NULL;
-    if (mixpi_place(ctx) == 0)
-        own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
+    if (mixpi_place(ctx) == 0) own = (char *)mixpi_st_allocate(r, ctx, ranks, mixpi_own_bytes(ctx));
     if (mixpi_crew_of(ctx)->collect_buffers(ctx, own) != MIXP_OK)
         mixpi_report_fail(r, MIXP_ERR_RANKS, "ranks did not send their buffers");
     return own;
@@ -249,14 +244,13 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
     return text;
 }
 
-static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
-                            const char *format, ...) {
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
+                            ...) {
     size_t used = strlen(d->text);
     va_list args;
     if (d->result != MIXP_ERR_SHAPE) d->result = code;
     if (d->n++ >= 3) return;
-    used +=
-        (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    used += (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
     if (used >= sizeof d->text) return;
     va_start(args, format);
     vsnprintf(d->text + used, sizeof d->text - used, format, args);
@@ -275,13 +269,12 @@ static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
     return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
 }
 
-static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
-                            const mixp_st_entry *file) {
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp_st_entry *file) {
     char here_text[256], file_text[256];
     int same = mixpi_same_shape(here, file);
     if (same && mixpi_same_type(here, file)) return;
-    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
-                    "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
+                    mixpi_describe(file_text, sizeof file_text, file),
                     mixpi_describe(here_text, sizeof here_text, here));
 }
 
@@ -301,11 +294,12 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer.", 10) == 0)
-        hint = mixpi_state_trains(s, name)
-             ? "; in the file this optimizer trains other parameters: build the same model, and "
-               "set .optimizers in the order in which they were saved"
-             : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
-               ".optimizers";
+        hint =
+            mixpi_state_trains(s, name)
+                ? "; in the file this optimizer trains other parameters: build the same model, and "
+                  "set .optimizers in the order in which they were saved"
+                : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+                  ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
@@ -321,8 +315,9 @@ static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
-static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
-{ return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
+static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b) {
+    return !b ? -1 : !a ? 1 : strcmp(a->name, b->name);
+}
 
 /* Compares two lists sorted by name. Optional items that only one list has are left out of it. */
 static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
@@ -334,16 +329,14 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
         int order = mixpi_merge_order(here, there);
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
-        else if (order < 0)
-            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
                                (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
             mixpi_state_hint(&diff, s, there->name);
-        }
-        else mixpi_diff_pair(&diff, here, there);
+        } else mixpi_diff_pair(&diff, here, there);
         i += order <= 0;
         k += order >= 0;
     }
@@ -363,20 +356,20 @@ static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file)
 
 /* Can a save have written the number x? */
 static int mixpi_number_is_good(mixpi_must must, double x) {
-    const double most = 4611686018427387904.0;  /* 2^62 */
+    const double most = 4611686018427387904.0; /* 2^62 */
     switch (must) {
-    case MIXPI_FINITE:     return mixpi_finite(x);
+    case MIXPI_FINITE: return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
-    case MIXPI_BETA:       return mixpi_is_beta(x);
-    case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
-    case MIXPI_SCALE_OR_0: return mixp_bits_of_f32((float)x) == 0 ||
-                                  mixpi_scale_is_usable((float)x);
-    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
-    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
-    case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;
-    case MIXPI_AMAX:       return x >= 0.0;
-    case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
-    default:               return 0;
+    case MIXPI_BETA: return mixpi_is_beta(x);
+    case MIXPI_SCALE: return mixpi_scale_is_usable((float)x);
+    case MIXPI_SCALE_OR_0:
+        return mixp_bits_of_f32((float)x) == 0 || mixpi_scale_is_usable((float)x);
+    case MIXPI_COUNTER: return x >= 0.0 && x <= most;
+    case MIXPI_FLAG: return x >= 0.0 && x <= 1.0;
+    case MIXPI_LOSSY: return x >= 0.0 && x < 1073741824.0;
+    case MIXPI_AMAX: return x >= 0.0;
+    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_finite(x);
+    default: return 0;
     }
 }
 
@@ -395,8 +388,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
 }
 
 /* Returns the group that the file would give; the caller checks its numbers together. */
-static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
-                                           const mixp_param_group *now) {
+static mixp_param_group mixpi_group_loaded(const mixpi_state *s, const mixp_param_group *now) {
     const uintptr_t begin = (uintptr_t)now;
     mixp_param_group group = *now;
     size_t i;
@@ -434,8 +426,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, more than '%.60s', which is %.0f",
-                              part->e.name, (double)mixpi_item_count(part), all->e.name,
+                              "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
+                              (double)mixpi_item_count(part), all->e.name,
                               (double)mixpi_item_count(all));
     }
 }
@@ -452,8 +444,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
                               "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
                               "steps",
-                              steps->e.name, (double)mixpi_item_count(steps),
-                              (double)applied, (double)skipped);
+                              steps->e.name, (double)mixpi_item_count(steps), (double)applied,
+                              (double)skipped);
     }
 }
 
@@ -464,8 +456,8 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
-                mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                                  "group %d of optimizer %d: %s", g, i, wrong);
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
+                                  wrong);
         }
     }
 }
@@ -585,15 +577,14 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
-        else if (item->on_device)
-            r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
+        else if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
-    if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t)) mixp_tensor_touch(t);
-    for (int o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
+    for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
@@ -668,7 +659,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
-    char error[480];            /* three differences need more room than other messages */
+    char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
     mixpi_report r;
     mixpi_state state;
@@ -684,8 +675,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
-    if (mixpi_file_open(&f, &r) == MIXP_OK)
-        mixpi_checkpoint_read(&state, &file, &f, what);
+    if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -701,4 +691,3 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
 }
-

@@ -30,15 +30,15 @@ typedef struct mixpi_save {
     char          target[4096], temp[4096 + 256];
 } mixpi_save;
 
-static mixp_result mixpi_not_regular(mixpi_report *r)
-{ return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file"); }
+static mixp_result mixpi_not_regular(mixpi_report *r) {
+    return mixpi_report_fail(r, MIXP_ERR_IO, "not a regular file");
+}
 
 /* Fails if the file does not have the expected size, even if all earlier calls succeeded. */
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
-        mixpi_report_fail(s->report, MIXP_ERR_IO,
-                          "the system kept %.0f of %.0f bytes", (double)size,
-                          (double)s->expected);
+        mixpi_report_fail(s->report, MIXP_ERR_IO, "the system kept %.0f of %.0f bytes",
+                          (double)size, (double)s->expected);
 }
 
 #if MIXPI_POSIX
@@ -126,8 +126,8 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     const char *name = slash ? slash + 1 : s->target;
     errno = EEXIST;
     for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
-        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
-                 (int)(name - s->target), s->target, name, (long)getpid(), number);
+        snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
+                 s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     s->made = s->descriptor >= 0;
@@ -139,7 +139,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
     if (stat(s->temp, &st) == 0 && (st.st_mode & 0777) == (mode & 0777)) return;
-    if (chmod(s->temp, mode & 0777) != 0) errno = 0;      /* no matter */
+    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* no matter */
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */
@@ -172,8 +172,8 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system accepted %.0f of %.0f bytes",
-                              (double)done, (double)left);
+                              "cannot write: the system accepted %.0f of %.0f bytes", (double)done,
+                              (double)left);
         else {
             from += done;
             left -= (size_t)done;
@@ -203,8 +203,7 @@ static void mixpi_save_sync_folder(mixpi_save *s) {
     folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
     done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_not_offered();
     if (!done)
-        mixpi_report_system(s->report,
-                            "saved, but the folder could not be flushed to the disk");
+        mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
 }
 
@@ -233,7 +232,7 @@ static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
     errno = 0;
     if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
     if (size < 0) mixpi_report_system(r, "cannot read the file's length");
-    else if (size == INT64_MAX) mixpi_not_regular(r);       /* perhaps a folder */
+    else if (size == INT64_MAX) mixpi_not_regular(r); /* perhaps a folder */
     return r->result == MIXP_OK ? (uint64_t)size : 0;
 }
 
@@ -321,9 +320,8 @@ static void mixpi_save_rename(mixpi_save *s) {
         return;
     }
     if (rename(s->temp, s->target) != 0)
-        mixpi_report_system(s->report,
-                            "the new file stays as NAME.tmp: cannot rename it");
-    s->made = 0;                /* renamed, or the only copy: must not be removed */
+        mixpi_report_system(s->report, "the new file stays as NAME.tmp: cannot rename it");
+    s->made = 0; /* renamed, or the only copy: must not be removed */
 }
 #endif
 
@@ -351,4 +349,3 @@ static void mixpi_save_end(mixpi_save *s) {
     if (s->report->result == MIXP_OK) mixpi_save_rename(s);
     if (s->made) remove(s->temp);
 }
-

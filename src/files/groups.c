@@ -131,8 +131,8 @@ static int mixpi_groups_match(const char *here, const char *there, int *map) {
         if (!mixpi_member_find(there, &cursor, &m, &other)) continue;
         if (other.group >= MIXP_MAX_GROUPS) return m.optimizer;
         for (g = 0; g < MIXP_MAX_GROUPS; g++)
-            if ((g == m.group) ? group[g] >= 0 && group[g] != other.group
-                               : group[g] == other.group) return m.optimizer;
+            if ((g == m.group) ? group[g] >= 0 && group[g] != other.group : group[g] == other.group)
+                return m.optimizer;
         group[m.group] = other.group;
     }
     return -1;

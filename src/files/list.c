@@ -142,19 +142,17 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device = field->owner != MIXPI_OF_CONTEXT &&
-                     field->owner != MIXPI_OF_GROUP && field->owner != MIXPI_OF_WATCH;
-    item.optional = field->owner == MIXPI_OF_PREDICTION ||
-                    field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH ||
-                    field->owner == MIXPI_OF_FORGIVEN;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP &&
+                     field->owner != MIXPI_OF_WATCH;
+    item.optional = field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE ||
+                    field->owner == MIXPI_OF_WATCH || field->owner == MIXPI_OF_FORGIVEN;
     item.must = field->must;
     if (field->limit) item.limit = (const char *)base + field->limit;
     return item;
 }
 
 /* An item with a parameter's shape: the parameter itself, or one of its moments. */
-static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype,
-                                           void *memory) {
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype, void *memory) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.e.dtype = dtype;
@@ -178,8 +176,7 @@ static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
     return item;
 }
 
-static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name,
-                            ...) {
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
     char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
     int n;
@@ -194,11 +191,12 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
 }
 
 static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
-                                  int optimizer, int group)
-{ mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group); }
+                                  int optimizer, int group) {
+    mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
+}
 
-static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
-                                   int optimizer, int group) {
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
+                                   int group) {
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
@@ -219,8 +217,7 @@ static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *s
 }
 
 /* A master weight. The extra bits beside a bf16 weight, 16 or 8, are no number by themselves. */
-static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
-                                           const mixp_param_row *row) {
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p, const mixp_param_row *row) {
     mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
     if (row->master_dtype != MIXP_BF16) return item;
     item.e.dtype = MIXPI_OPAQUE;
@@ -229,10 +226,8 @@ static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
 }
 
 /* The number of applied steps that left a parameter unchanged. */
-static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt,
-                                           const mixp_param_row *row) {
-    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
-                                        MIXPI_COUNTER, 0 };
+static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp_param_row *row) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64, MIXPI_COUNTER, 0 };
     mixpi_state_item item = mixpi_state_number(&missed, row->missed);
     item.limit = &opt->state->applied;
     return item;
@@ -243,25 +238,24 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
     if (row->m)
-        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
-                        "optimizer.%d.m.%s", optimizer, p->name);
-    if (row->m_scale)
-        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
-                        "optimizer.%d.m_scale.%s", optimizer, p->name);
-    if (row->v)
-        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
-                        "optimizer.%d.v.%s", optimizer, p->name);
-    if (row->v_scale)
-        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
-                        "optimizer.%d.v_scale.%s", optimizer, p->name);
-    if (row->master)
-        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
                         optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
+                        optimizer, p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
+                        optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
+                        optimizer, p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
+                        p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
                         "optimizer.%d.ema.%s", optimizer, p->name);
-    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
-                    p->name);
+    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
 /* The history with which an optimizer that skips spikes compares its steps. */
@@ -341,15 +335,18 @@ static int mixpi_is_optional_name(const char *name) {
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
-static int mixpi_is_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.backup || t->own.optimizers > 0; }
+static int mixpi_is_weight(const mixp_tensor *t) {
+    return t->own.is_param || t->own.backup || t->own.optimizers > 0;
+}
 
-static int mixpi_is_private(const mixp_tensor *t)
-{ return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN; }
+static int mixpi_is_private(const mixp_tensor *t) {
+    return t->own.backup && t->own.backup->ranks == MIXP_BUFFER_OWN;
+}
 
 /* Have several ranks each their own bytes of t? */
-static int mixpi_is_of_rank(const mixp_tensor *t)
-{ return mixpi_is_private(t) && mixpi_world(t->ctx) > 1; }
+static int mixpi_is_of_rank(const mixp_tensor *t) {
+    return mixpi_is_private(t) && mixpi_world(t->ctx) > 1;
+}
 
 /* Bytes of the own buffers of one rank; 0: no rank has own buffers, or the run has one rank. */
 static size_t mixpi_own_bytes(const mixp_context *ctx) {
@@ -363,8 +360,9 @@ static size_t mixpi_own_bytes(const mixp_context *ctx) {
 
 static const char mixpi_rank_prefix[] = "mixprec.rank.";
 
-static int mixpi_is_rank_name(const char *name)
-{ return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0; }
+static int mixpi_is_rank_name(const char *name) {
+    return strncmp(name, mixpi_rank_prefix, sizeof mixpi_rank_prefix - 1) == 0;
+}
 
 /* Is this name in a file that of an own buffer of any rank? */
 static int mixpi_is_private_name(const mixp_context *ctx, const char *name) {
@@ -390,8 +388,7 @@ static void mixpi_state_add_own(mixpi_state *s) {
 }
 
 static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
-    return !some || !some->pattern ||
-           mixpi_pattern_fits(some->pattern, name, strlen(name));
+    return !some || !some->pattern || mixpi_pattern_fits(some->pattern, name, strlen(name));
 }
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
@@ -417,29 +414,25 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
-        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
-                        what->values[i].name);
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
     if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
-    for (i = 0; i < what->n_optimizers; i++)
-        mixpi_state_add_optimizer(s, what->optimizers[i], i);
+    for (i = 0; i < what->n_optimizers; i++) mixpi_state_add_optimizer(s, what->optimizers[i], i);
 }
 
 static int mixpi_state_by_name(const void *a, const void *b) {
-    const mixpi_state_item *x = (const mixpi_state_item *)a,
-                           *y = (const mixpi_state_item *)b;
+    const mixpi_state_item *x = (const mixpi_state_item *)a, *y = (const mixpi_state_item *)b;
     return strcmp(x->e.name, y->e.name);
 }
 
 /* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                             const mixp_checkpoint *what,
-                             const mixp_weights_desc *some) {
+                             const mixp_checkpoint *what, const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
     int *groups = s->groups;
@@ -454,8 +447,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
-    s->items =
-        (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
+    s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
@@ -470,4 +462,3 @@ static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->items);
     mixpi_st_release(s->ctx, s->groups);
 }
-

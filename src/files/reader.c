@@ -54,8 +54,8 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
 /* Builds the index of the pairs. Each key may appear once. */
 static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
     const char *p = file->packed;
-    file->pairs = (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs,
-                                                     sizeof file->pairs[0]);
+    file->pairs =
+        (mixpi_st_pair *)mixpi_st_allocate(r, file->ctx, file->n_pairs, sizeof file->pairs[0]);
     for (size_t i = 0; file->pairs && i < file->n_pairs; i++) {
         file->pairs[i].key = p;
         p += strlen(p) + 1;
@@ -66,8 +66,7 @@ static void mixpi_st_index_pairs(mixpi_report *r, mixp_safetensors *file) {
 }
 
 /* Checks that each name appears once and that the data has no hole, no overlap and no rest. */
-static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
-                                  uint64_t data_bytes) {
+static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint64_t data_bytes) {
     uint64_t at = 0;
     size_t i;
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
@@ -77,15 +76,13 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
-                              item->e.name,
-                              item->begin < at ? "overlaps" : "leaves a gap after");
+                              item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
                           "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
-                          at > data_bytes ? "cut short"
-                                          : "longer than its header states",
+                          at > data_bytes ? "cut short" : "longer than its header states",
                           (double)at, (double)data_bytes);
 }
 
@@ -127,18 +124,16 @@ static void mixpi_st_parse(mixpi_report *r, mixp_safetensors *file, uint64_t n) 
     while ((name = mixpi_json_member(&j, &first)) != NULL)
         if (strcmp(name, "__metadata__") == 0) mixpi_st_read_metadata(&j, file);
         else mixpi_st_read_tensor(&j, name, &file->items[file->n_items++]);
-    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end,
-                    "text after the header's object");
+    mixpi_json_need(&j, !mixpi_json_peek(&j) && j.p == j.end, "text after the header's object");
 }
 
 /* Reads and checks the header. Allocates memory for the header only; releases it after an error. */
 static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
     mixpi_report *r = f->report;
     uint64_t n = mixpi_st_header_length(f);
-    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1;     /* including an entry that may be truncated */
+    uint64_t most = n / MIXPI_ST_MIN_ENTRY + 1; /* including an entry that may be truncated */
     file->header = (char *)mixpi_st_allocate(r, file->ctx, n, 1);
-    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most,
-                                                     sizeof file->items[0]);
+    file->items = (mixpi_st_item *)mixpi_st_allocate(r, file->ctx, most, sizeof file->items[0]);
     mixpi_file_read(f, 8, file->header, n);
     file->data_at = 8 + n;
     if (r->result == MIXP_OK) mixpi_st_parse(r, file, n);
@@ -171,8 +166,9 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
-static int mixpi_st_by_item_name(const void *a, const void *b)
-{ return mixpi_st_by_name(*(const mixpi_st_item *const *)a, *(const mixpi_st_item *const *)b); }
+static int mixpi_st_by_item_name(const void *a, const void *b) {
+    return mixpi_st_by_name(*(const mixpi_st_item *const *)a, *(const mixpi_st_item *const *)b);
+}
 
 /* Builds the index of names, for mixp_safetensors_find. */
 static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
@@ -185,14 +181,13 @@ static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
-                                              char *error, size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error,
+                                              size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixp_safetensors *file;
     mixpi_file f;
     if (out) *out = NULL;
-    if (!path || !out)
-        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
+    if (!path || !out) return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT, "path or out is NULL");
     file = (mixp_safetensors *)mixpi_st_allocate(&r, NULL, 1, sizeof *file);
     if (!file) return r.result;
     memset(file, 0, sizeof *file);
@@ -210,11 +205,11 @@ MIXPREC_API void mixp_safetensors_free(mixp_safetensors *file) {
     free(file);
 }
 
-MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file)
-{ return file ? (int64_t)file->n_items : 0; }
+MIXPREC_API int64_t mixp_safetensors_count(const mixp_safetensors *file) {
+    return file ? (int64_t)file->n_items : 0;
+}
 
-MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
-                                                     int64_t i) {
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file, int64_t i) {
     return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL;
 }
 
@@ -234,15 +229,13 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *f
     return NULL;
 }
 
-MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
-                                                  const char *key) {
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
     mixpi_st_pair wanted;
     const mixpi_st_pair *pair;
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs,
-                                          sizeof wanted, mixpi_st_by_key);
+    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
+                                          mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }
-

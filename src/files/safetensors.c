@@ -24,8 +24,7 @@ typedef struct mixpi_report {
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
-static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
-                                     const char *format, ...) {
+static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
     if (r->result != MIXP_OK) return r->result;
@@ -56,19 +55,17 @@ static mixpi_report mixpi_report_begin(const char *path, char *text, size_t text
     r.text = text;
     r.text_size = text_size;
     if (text && text_size) text[0] = '\0';
-    if (!*(const char *)&one)
-        mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
+    if (!*(const char *)&one) mixpi_report_fail(&r, MIXP_ERR_DEVICE, "this machine is big-endian");
     return r;
 }
 
 /* Allocates memory from the context, or with malloc if ctx is NULL. Returns NULL after an error.
  * Sizes come from files and therefore have 64 bits. */
-static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count,
-                               size_t size) {
+static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t count, size_t size) {
     void *p = NULL;
     if (r->result != MIXP_OK) return NULL;
     if (count < (uint64_t)PTRDIFF_MAX / size) {
-        size_t n = (size_t)count * size + 1;        /* space for a NUL, and never 0 bytes */
+        size_t n = (size_t)count * size + 1; /* space for a NUL, and never 0 bytes */
         p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
     }
     if (!p)
@@ -159,31 +156,28 @@ static int mixpi_st_by_type(const void *a, const void *b) {
     return mixpi_st_by_name(a, b);
 }
 
-static int mixpi_st_by_key(const void *a, const void *b)
-{ return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key); }
+static int mixpi_st_by_key(const void *a, const void *b) {
+    return strcmp(((const mixpi_st_pair *)a)->key, ((const mixpi_st_pair *)b)->key);
+}
 
 /* Sorts items by name. Fails with `code` if a name appears twice. */
-static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n,
-                          mixp_result code) {
+static void mixpi_st_sort(mixpi_report *r, mixpi_st_item *items, size_t n, mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(items, n, sizeof items[0], mixpi_st_by_name);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_name(&items[i - 1], &items[i]) == 0)
-            mixpi_report_fail(r, code, "two tensors have the name '%.60s'",
-                              items[i].e.name);
+            mixpi_report_fail(r, code, "two tensors have the name '%.60s'", items[i].e.name);
 }
 
 /* Sorts pairs by key. Fails with `code` if a key appears twice. */
-static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n,
-                                mixp_result code) {
+static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n, mixp_result code) {
     size_t i;
     if (r->result != MIXP_OK) return;
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
-            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice",
-                              pairs[i].key);
+            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice", pairs[i].key);
 }
 
 /* Bits of a tensor of this shape. UINT64_MAX if the product overflows or a dimension is negative.
@@ -206,7 +200,7 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 
 /* Length of the UTF-8 character at text, of which `left` bytes exist; 0 if it is invalid. */
 static size_t mixpi_utf8(const char *text, size_t left) {
-    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };    /* smaller: overlong */
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
     uint32_t code;
     size_t i, n;
@@ -223,7 +217,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
         code = code << 6 | (byte[i] & 0x3Fu);
     }
     if (code < least[n] || code > 0x10FFFF) return 0;
-    return code >= 0xD800 && code < 0xE000 ? 0 : n;     /* half a surrogate pair */
+    return code >= 0xD800 && code < 0xE000 ? 0 : n; /* half a surrogate pair */
 }
 
 static int mixpi_is_utf8(const char *s) {
@@ -249,8 +243,8 @@ typedef struct mixpi_json {
 static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
     double at = (double)(j->p - j->begin);
     if (j->tensor)
-        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at,
-                          what, j->tensor);
+        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
+                          j->tensor);
     else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
     j->p = j->end;
 }
@@ -310,8 +304,7 @@ static char *mixpi_json_escape(mixpi_json *j, char *out) {
     if (!mixpi_json_need(j, mixpi_json_hex(j, &code), "invalid escape")) return NULL;
     if (!mixpi_json_need(j, code != 0, "NUL (\\u0000) in a string")) return NULL;
     if (code >= 0xD800 && code < 0xE000) {
-        int pair =
-            code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
+        int pair = code < 0xDC00 && mixpi_json_hex(j, &low) && low >= 0xDC00 && low < 0xE000;
         if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
         code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
     }
@@ -414,14 +407,11 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
         if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
         if (!mixpi_json_need(j, !(seen & member), "a key appears twice")) return 0;
         seen |= member;
-        if (member == MIXPI_ST_DTYPE)
-            m->type = mixpi_json_string(j, "dtype is not a string");
-        else if (member == MIXPI_ST_SHAPE)
-            m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
+        if (member == MIXPI_ST_DTYPE) m->type = mixpi_json_string(j, "dtype is not a string");
+        else if (member == MIXPI_ST_SHAPE) m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
         else m->n_span = mixpi_json_numbers(j, m->span, 2);
     }
-    return mixpi_json_need(j, seen == MIXPI_ST_ALL,
-                           "dtype, shape or data_offsets is missing") &&
+    return mixpi_json_need(j, seen == MIXPI_ST_ALL, "dtype, shape or data_offsets is missing") &&
            mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
 }
 
@@ -459,4 +449,3 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
                     "dtype");
     j->tensor = NULL;
 }
-

@@ -7,7 +7,7 @@
 static int64_t mixpi_bad_elements(const void *data, mixp_dtype dtype, int64_t n) {
     const size_t size = mixp_dtype_size(dtype);
     const mixp_dtype wide = dtype == MIXP_F64 ? MIXP_F64 : MIXP_F32;
-    double some[256];           /* of f32 or f64 */
+    double some[256]; /* of f32 or f64 */
     const float *narrow = (const float *)(const void *)some;
     int64_t at, bad = 0;
     for (at = 0; at < n; at += 256) {
@@ -30,7 +30,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
     for (i = 0; i < file->n_items; i++) {
         const char *other = file->items[i].e.name;
         if (!file->items[i].wanted && strncmp(other, name, stem) == 0 &&
-            strstr(other + stem, "scale")) return other;
+            strstr(other + stem, "scale"))
+            return other;
     }
     return NULL;
 }
@@ -55,8 +56,9 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
                        "an earlier checkpoint",
                        who, item->e.name, (double)left);
         else if (bad)
-            mixpi_warn(s->ctx, "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
-                               "parameter is %s, whose largest number is %g; make it f32 or bf16",
+            mixpi_warn(s->ctx,
+                       "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
+                       "parameter is %s, whose largest number is %g; make it f32 or bf16",
                        who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
                        mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)

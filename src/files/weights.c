@@ -4,21 +4,19 @@
 
 /* Does this name in a checkpoint belong to state, not to a weight? */
 static int mixpi_is_state_name(const char *name) {
-    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.",
-                                            "value." };
+    static const char *const prefixes[] = { "optimizer.", "scaler.", "mixprec.", "value." };
     for (size_t i = 0; i < MIXPI_LENGTH(prefixes); i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0) return 1;
     return 0;
 }
 
 static int mixpi_is_floating(mixp_dtype dtype) {
-    return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 &&
-           dtype != MIXPI_OPAQUE;
+    return dtype != MIXP_I32 && dtype != MIXP_I64 && dtype != MIXP_U8 && dtype != MIXPI_OPAQUE;
 }
 
 /* Pairs a weight with the file's tensor of the same name. */
-static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here,
-                               mixpi_st_item *there, int convert) {
+static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
+                               int convert) {
     mixp_dtype to = here->e.dtype, from = there->e.dtype;
     here->from = there;
     if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
@@ -77,8 +75,9 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
     mixpi_diff_tell(&diff, s->report);
 }
 
-static int mixpi_is_converted(const mixpi_state_item *item)
-{ return item->from && item->from->e.dtype != item->e.dtype; }
+static int mixpi_is_converted(const mixpi_state_item *item) {
+    return item->from && item->from->e.dtype != item->e.dtype;
+}
 
 /* Gives each weight its data in the weight's own dtype. Returns the memory of the converted data,
  * which the caller releases. */
@@ -87,8 +86,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     uint64_t total = mask;
     char *memory, *at;
     for (size_t i = 0; i < s->n_items; i++)
-        if (mixpi_is_converted(&s->items[i]))
-            total += (s->items[i].e.bytes + mask) & ~mask;
+        if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
@@ -97,8 +95,7 @@ static void *mixpi_weights_convert(mixpi_state *s) {
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
         if (item->from) item->e.data = item->from->e.data;
         if (!mixpi_is_converted(item)) continue;
-        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype,
-                         count))
+        if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
             mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
                               item->e.name);
         item->e.data = at;
@@ -160,17 +157,15 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 
 /* Lists the weights that desc selects. */
 static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                               const mixp_weights_desc *desc) {
+                                 const mixp_weights_desc *desc) {
     memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
-        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'",
-                          desc->pattern);
+        mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "no parameter's name fits '%.60s'", desc->pattern);
 }
 
 /* Are the arguments valid, and is the context ready? */
-static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
-                                       const char *who) {
+static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, const char *who) {
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
@@ -222,7 +217,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     int busy;
     if (result != MIXP_OK) return result;
-    busy = mixpi_crew_busy(ctx, 1);     /* other ranks may have to wait for a slow disk */
+    busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     memset(&plan, 0, sizeof plan);
@@ -242,5 +237,6 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_c
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx)
-{ return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
+    return mixp_checkpoint_save_weights_of(path, ctx, NULL);
+}

@@ -98,8 +98,7 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
-    for (int i = 0; i < 8; i++)
-        plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
+    for (int i = 0; i < 8; i++) plan->header[i] = (char)(unsigned char)(length >> 8 * i & 0xFF);
     text.at = plan->header + 8;
     text.length = 0;
     mixpi_text_header(&text, plan);
@@ -107,8 +106,8 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
 
 /* Checks that the texts are UTF-8 and that each key appears once. */
 static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
-    mixpi_st_pair *pairs = (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx,
-                               (uint64_t)plan->n_metadata, sizeof *pairs);
+    mixpi_st_pair *pairs =
+        (mixpi_st_pair *)mixpi_st_allocate(r, plan->ctx, (uint64_t)plan->n_metadata, sizeof *pairs);
     for (int64_t m = 0; pairs && m < plan->n_metadata; m++) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
@@ -135,9 +134,8 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "%.60s",
                                  e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
-        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                                 "tensor '%.60s': rank %d is not 0 to %d", e->name,
-                                 e->rank, MIXP_MAX_RANK);
+        return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
+                                 e->name, e->rank, MIXP_MAX_RANK);
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -191,11 +189,9 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
-                                               const mixp_st_entry *entries, int64_t n,
-                                               const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error,
-                                               size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
+                                               int64_t n, const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
     size_t i;
@@ -206,11 +202,9 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
     plan.n_items = (size_t)n;
-    plan.items =
-        (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
+    plan.items = (mixpi_st_item *)mixpi_st_allocate(&r, NULL, (uint64_t)n, sizeof plan.items[0]);
     if (!plan.items) return r.result;
     memset(plan.items, 0, plan.n_items * sizeof plan.items[0]);
     for (i = 0; i < plan.n_items; i++) plan.items[i].e = entries[i];
     return mixpi_plan_save(&r, &plan);
 }
-

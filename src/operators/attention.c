@@ -7,54 +7,52 @@ enum {
     MIXPI_ATTENTION_LENGTHS, MIXPI_ATTENTION_INPUTS
 };
 
-static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i)
-{ return i < c->n_in ? c->in[i] : NULL; }
+static mixp_tensor *mixpi_attention_input(const mixp_call *c, int i) {
+    return i < c->n_in ? c->in[i] : NULL;
+}
 
 /* Reports q and one more input, and the rule that they break. */
 static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule) {
     static const char *const names[] = { "q", "k", "v", "mask", "lengths" };
     const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *t = mixpi_attention_input(c, i);
     char first[352], second[352] = "";
-    int  two = t != NULL && i > 0;
+    int two = t != NULL && i > 0;
     mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
     if (two) mixpi_input_text(t, names[i], second, sizeof second);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s",
-                             first, two ? " and " : "", second, two ? "do" : "does",
-                             rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s", first,
+                             two ? " and " : "", second, two ? "do" : "does", rule);
 }
 
 /* Reports a number of the description that is out of range. */
 static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
                                           const char *rule) {
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s",
-                             name, value, rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name,
+                             value, rule);
 }
 
-static int mixpi_positive(float x)      /* tests the bits: above 0, and finite */
-{ return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+static int mixpi_positive(float x) /* tests the bits: above 0, and finite */
+{
+    return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu;
+}
 
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
-    if (mixp_bits_of_f32(k->scale) << 1 == 0)
-        k->scale = (float)(1.0 / sqrt((double)k->d));
+    if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
     if (!mixpi_positive(k->scale))
         return mixpi_attention_number(c, "scale", (double)k->scale,
                                       "above 0, or 0 for 1/sqrt(c/heads)");
     if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
-        return mixpi_attention_number(c, "softcap", (double)k->softcap,
-                                      "above 0, or 0 for none");
+        return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
-    if (k->past < 0)
-        return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
-    k->past = mixpi_min(k->past, k->keys);      /* a larger past means all keys */
+    if (k->past < 0) return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    k->past = mixpi_min(k->past, k->keys); /* a larger past means all keys */
     return MIXP_OK;
 }
 
 /* Strides of rows with `heads` heads of d elements, followed by `other` elements of other
  * inputs. */
-static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other,
-                                            int64_t d) {
+static mixp_head_strides mixpi_head_rows_of(int64_t rows, int64_t heads, int64_t other, int64_t d) {
     mixp_head_strides at;
     at.head = d;
     at.row = heads * d + other;
@@ -98,16 +96,17 @@ static int64_t mixpi_row_of(const mixp_tensor *t) {
 
 /* Does k, or v, fit the problem? */
 static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args *k) {
-    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b &&
-           t->shape[1] == k->keys && mixpi_row_of(t) == k->kv_heads * k->d;
+    return t && mixpi_heads_in(t, k->kv_heads) && t->shape[0] == k->b && t->shape[1] == k->keys &&
+           mixpi_row_of(t) == k->kv_heads * k->d;
 }
 
 static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
-        return mixpi_attention_misfit(c, 0, "q[b, t, heads*d], or q[b, t, heads, d]; "
-                                         "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
+        return mixpi_attention_misfit(c, 0,
+                                      "q[b, t, heads*d], or q[b, t, heads, d]; "
+                                      "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 0 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -118,8 +117,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
-        return mixpi_attention_misfit(
-            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
+        return mixpi_attention_misfit(c, 2,
+                                      "v must have k's shape [b, keys, kv_heads*d], and q's d");
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
     return MIXP_OK;
@@ -135,11 +134,11 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     full[2] = k->t;
     full[3] = k->keys;
     for (int i = 3; i >= 0; i--) {
-        int     own = i - (4 - mask->rank);
+        int own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
-            return mixpi_attention_misfit(
-                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
+            return mixpi_attention_misfit(c, MIXPI_ATTENTION_MASK,
+                                          "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -147,8 +146,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_at.head = stride[1];
     k->mask_at.row = stride[2];
     k->mask_key = stride[3];
-    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
-        return MIXP_OK;
+    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "attention: the mask '%.60s' requires a gradient, but attention gives "
                              "a mask none; for a learned bias, compute the scores with mixp_matmul "
@@ -231,8 +229,7 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
 }
 
 /* If a tensor is used as two of q, k and v, adds its gradients one after the other. */
-static mixp_result mixpi_attention_in_turn(mixp_call *c,
-                                           const mixp_attention_backward_args *all) {
+static mixp_result mixpi_attention_in_turn(mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
     int i;
@@ -243,8 +240,7 @@ static mixp_result mixpi_attention_in_turn(mixp_call *c,
         if (i != 0) one.dq.data = NULL;
         if (i != 1) one.dk.data = NULL;
         if (i != 2) one.dv.data = NULL;
-        if (one.dq.data || one.dk.data || one.dv.data)
-            r = MIXPI_RUN(c, attention_backward, &one);
+        if (one.dq.data || one.dk.data || one.dv.data) r = MIXPI_RUN(c, attention_backward, &one);
     }
     return r;
 }
@@ -269,8 +265,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
-                                        int causal, float scale) {
+MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads, int causal,
+                                        float scale) {
     mixp_attention_args k;
     memset(&k, 0, sizeof k);
     k.heads = heads;
@@ -281,19 +277,21 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* Are the required arguments given? Reports a missing one. */
 static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
-                                         const mixp_tensor *v,
-                                         const mixp_attention_desc *desc) {
+                                         const mixp_tensor *v, const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: heads is %d and kv_heads is %d; both must be at least "
-                                 "0", desc->heads, desc->kv_heads);
+                                 "0",
+                                 desc->heads, desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: layout is %d; it must be one of mixp_attention_layout",
                                  (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
-                             !desc ? "the description" : k ? "v" : "k",
+                             !desc ? "the description"
+                             : k   ? "v"
+                                   : "k",
                              desc ? "; pass both k and v, or neither" : "");
 }
 
@@ -316,9 +314,8 @@ static mixp_tensor *mixpi_attention_turned(mixp_context *ctx, mixp_tensor *q, mi
     return y ? mixp_transpose(ctx, y, 1, 2) : NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
-                                              mixp_tensor *k, mixp_tensor *v,
-                                              const mixp_attention_desc *desc) {
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
+                                              mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
@@ -333,14 +330,12 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
-    a.tensor = (uint64_t)ctx->tape.calls;   /* a key like mixp_dropout's */
+    a.tensor = (uint64_t)ctx->tape.calls; /* a key like mixp_dropout's */
     if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
     in[MIXPI_ATTENTION_MASK] = desc->mask;
     in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
-    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1,
-                      &a);
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1, &a);
 }
-

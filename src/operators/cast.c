@@ -25,7 +25,7 @@ static mixp_result mixpi_rounding_infer(mixp_call *c) {
 
 /* Converts to the other dtype. Also the forward of reshape. */
 static mixp_result mixpi_cast_forward(mixp_call *c) {
-    if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */
+    if (c->out->data == c->in[0]->data) return MIXP_OK; /* an alias */
     return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
                           c->out->count);
 }
@@ -34,9 +34,9 @@ static mixp_result mixpi_cast_backward(mixp_call *c) {
     mixp_tensor *grad;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
     grad = mixp_call_grad(c, 0, &accumulate);
-    if (!grad) return MIXP_OK;                              /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate),
-                          mixpi_tensor_in(c->out->grad), c->out->count);
+    if (!grad) return MIXP_OK; /* not wanted */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
+                          c->out->count);
 }
 
 static const mixp_op mixpi_cast_op = {
@@ -46,6 +46,6 @@ static const mixp_op mixpi_cast_op = {
 
 static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 
-static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
-
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype) {
+    return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype);
+}

@@ -3,22 +3,20 @@
 /* --- embedding ------------------------------------------------------------------------- */
 
 /* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
-                                   int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
+static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit, int64_t ignore) {
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0]; /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
-    int64_t i =
-        c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
+    int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
     if (i < 0) return MIXP_ERR_ARGUMENT;
-    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted))
-        snprintf(of, sizeof of, " of%s", quoted);
+    if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted)) snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name,
-                             what, (int)ids[i], (double)i, (double)limit, of,
+                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what,
+                             (int)ids[i], (double)i, (double)limit, of,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
                                  ? "; to leave out a row, set its target to the value of `ignore`, "
-                                   "usually MIXP_IGNORE (-100)" : "");
+                                   "usually MIXP_IGNORE (-100)"
+                                 : "");
 }
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
@@ -43,8 +41,7 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, embedding, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX)
-                                  : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
@@ -60,8 +57,7 @@ static mixp_result mixpi_embedding_backward(mixp_call *c) {
     return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
-                                        mixp_tensor *ids) {
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
     mixp_embedding_args k;
     memset(&k, 0, sizeof k);
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
@@ -134,8 +130,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
-                                     mixp_tensor *ids) {
+MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
     mixpi_gathering p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -164,18 +159,18 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     strides[0] = k->mask_strides;
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
-    mixpi_call_reads_all(c, 0);     /* forward keeps a copy of the mask */
+    mixpi_call_reads_all(c, 0); /* forward keeps a copy of the mask */
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
     for (int axis = k->rank - 1; axis >= 0; axis--) {
         k->shape[axis] = 1;
         for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
-            int64_t n = own < 0 ? 1 : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
-                                                           &strides[i][axis]);
+            int64_t n = own < 0 ? 1
+                                : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
+                                                       &strides[i][axis]);
             if (n != 1 && k->shape[axis] != 1 && n != k->shape[axis])
-                return mixpi_bad_shapes(
-                    c, "aligned at the right, dimensions must be equal or 1");
+                return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
             if (n != 1) k->shape[axis] = n;
         }
     }
@@ -193,10 +188,9 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "%s: input %d%s is %s; it must be f32, f16 or bf16",
-                                 c->op->name, own, mixpi_quoted(c->in[own], quoted),
-                                 mixp_dtype_name(c->in[own]->dtype));
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
+            c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
     }
     return mixpi_where_infer(c);
 }
@@ -213,8 +207,7 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixpi_note_written(c->out, (double)k->value);
     saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask),
-                         mask->count);
+    r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
     k->mask = mixpi_tensor_in(saved);
     if (a >= 0) k->a = mixpi_call_x(c, a);
     k->b = mixpi_call_x(c, mixpi_choice_input(p, 2));
@@ -243,8 +236,8 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
-                                          mixp_tensor *mask, float value) {
+MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask,
+                                          float value) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     p.filled = 1;
@@ -285,8 +278,7 @@ static mixp_result mixpi_rope_both(mixp_call *c) {
     return k->y.data ? MIXPI_RUN(c, rope, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
-                                   const mixp_rope_desc *desc) {
+MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp_rope_desc *desc) {
     mixp_rope_args k;
     memset(&k, 0, sizeof k);
     if (desc) {
@@ -302,7 +294,7 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
-    if (mixp_bits_of_f32(k->p) >= 0x3F800000u)     /* bits: NaN, negative, 1 or more */
+    if (mixp_bits_of_f32(k->p) >= 0x3F800000u) /* bits: NaN, negative, 1 or more */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "dropout: p is %g; it must be in [0, 1)", (double)k->p);
     mixpi_call_reads_all(c, 0);
@@ -317,8 +309,7 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
     return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
-                                      int training) {
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
     mixp_dropout_args k;
     if (ctx && mixpi_is_live(x) && x->ctx == ctx && (!training || p == 0.0f)) return x;
     memset(&k, 0, sizeof k);
@@ -326,9 +317,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->tape.calls;   /* the call's position in the step is its key */
+        k.tensor = (uint64_t)ctx->tape.calls; /* the call's position in the step is its key */
         mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
-

@@ -35,8 +35,9 @@ typedef struct mixpi_form {
 
 /* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
  * nothing inside a form is low. */
-static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x)
-{ return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x; }
+static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
+    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
+}
 
 /* They round the results of forms, under names that a guard reports. */
 enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
@@ -51,8 +52,8 @@ static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
 #undef MIXPI_ROUNDING
 
 /* The dtype that a single operator of the form's class would give y, a result of x. */
-static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x,
-                                   const mixp_tensor *y, const mixpi_form *p) {
+static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y,
+                                   const mixpi_form *p) {
     if (!p->op) return MIXP_F32;
     if (region.dtype == MIXP_F32) return mixpi_plain_dtype(x);
     if (region.level >= 2) return y->rank ? region.dtype : MIXP_F32;
@@ -81,8 +82,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 }
 
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
-static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x,
-                                         const mixpi_form *p) {
+static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
@@ -160,9 +160,13 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
-    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
-                                       mixpi_binary_infer, mixpi_deviation_forward,
-                                       mixpi_binary_backward, NULL };
+    static const mixp_op deviation = { "deviation",
+                                       MIXP_CLASS_PROMOTE,
+                                       sizeof(mixpi_deviation),
+                                       mixpi_binary_infer,
+                                       mixpi_deviation_forward,
+                                       mixpi_binary_backward,
+                                       NULL };
     mixp_tensor *in[2];
     mixpi_deviation p;
     memset(&p, 0, sizeof p);
@@ -197,8 +201,12 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
-    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
-                                  mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward,
+    static const mixp_op root = { "root",
+                                  MIXP_CLASS_KEEP,
+                                  sizeof(mixp_unary_args),
+                                  mixpi_same_infer,
+                                  mixpi_unary_forward,
+                                  mixpi_unary_backward,
                                   NULL };
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
@@ -206,8 +214,9 @@ static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
     return mixp_apply(ctx, &root, 1, &t, 1, &k);
 }
 
-static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
-{ return mixpi_root(ctx, mixpi_form_var(ctx, x, p)); }
+static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    return mixpi_root(ctx, mixpi_form_var(ctx, x, p));
+}
 
 MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep) {
@@ -221,11 +230,11 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
     return mixpi_apply_form(ctx, x, &p);
 }
 
-static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
-{ return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep)); }
+static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep));
+}
 
-MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
-                                          int keep) {
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -239,12 +248,14 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
 /* --- losses --- */
 
 /* Rounds to i32: the numbers of x are integers. */
-static mixp_result mixpi_integers_infer(mixp_call *c)
-{ return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result mixpi_integers_infer(mixp_call *c) {
+    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
+}
 
 static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
-                                      mixpi_cast_forward, NULL, NULL };
+    static const mixp_op integers = {
+        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
+    };
     return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
 }
 
@@ -302,13 +313,14 @@ static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *
 }
 
 static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *d = mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]),
-                              mixpi_apart(ctx, x, p->more[1]));
+    mixp_tensor *d =
+        mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]), mixpi_apart(ctx, x, p->more[1]));
     return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
 }
 
-static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b)
-{ return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0; }
+static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+}
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
@@ -317,8 +329,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
-        !mixpi_alike(anchor, negative)) {
+    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) || !mixpi_alike(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
         return NULL;
     }
@@ -334,4 +345,3 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     p.of = mixpi_form_triplet;
     return mixpi_apply_form(ctx, anchor, &p);
 }
-

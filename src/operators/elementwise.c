@@ -14,8 +14,8 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
 }
 
 /* The shape of a result of two operands, and the strides of both in it. */
-static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
-                                       int64_t *a_strides, int64_t *b_strides) {
+static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides,
+                                       int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
@@ -24,16 +24,16 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
         int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
-            return mixpi_bad_shapes(
-                c, "aligned at the right, dimensions must be equal or 1");
+            return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
         shape[i] = na > nb ? na : nb;
     }
     return MIXP_OK;
 }
 
 /* Are a and b a column [n, 1] and a vector [n]? */
-static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b)
-{ return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count; }
+static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count;
+}
 
 /* Warns of predictions [n, 1] less targets [n], whose result is [n, n], as in NumPy and PyTorch. */
 static void mixpi_warn_of_column(mixp_call *c) {
@@ -169,8 +169,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
-    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
-                            : mixpi_unary_by_factor(k->op) ? 0u : 1u);
+    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op)   ? MIXP_READS_RESULT
+                            : mixpi_unary_by_factor(k->op) ? 0u
+                                                           : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -203,8 +204,9 @@ static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_
 }
 
 static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p)
-{ return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f); }
+                                      mixp_tensor *x, float p) {
+    return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f);
+}
 
 #define MIXPI_UNARY(name, id, kind)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
@@ -227,24 +229,33 @@ MIXPI_UNARY(expm1, EXPM1, EXPM1)
 MIXPI_UNARY(erf, ERF, ERF)
 #undef MIXPI_UNARY
 
-MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
-MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
-{ return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
-MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
-MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f); }
-MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f); }
-MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope)
-{ return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope); }
-MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha)
-{ return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha); }
-MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value); }
-MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value); }
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor);
+}
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent) {
+    return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent);
+}
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f);
+}
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f);
+}
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f);
+}
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope) {
+    return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope);
+}
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha) {
+    return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha);
+}
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value);
+}
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value);
+}
 
 /* Tests the bits: above 0 and finite. */
 static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
@@ -252,8 +263,8 @@ static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7F
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "soft_cap: cap is %g; it must be above 0", (double)k->p);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
+                             (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
@@ -263,16 +274,17 @@ static mixp_result mixpi_softplus_infer(mixp_call *c) {
                              "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }
 
-MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta); }
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta);
+}
 
-MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
-{ return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap) {
+    return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap);
+}
 
 static mixp_result mixpi_clamp_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
-        return mixpi_same_infer(c);
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "clamp: low is %g and high is %g; pass numbers with low at most high",
                              (double)k->p, (double)k->q);
@@ -285,6 +297,6 @@ static mixp_result mixpi_clamp_forward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_unary_forward(c) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
-                                    float high)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low, float high) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high);
+}

@@ -7,7 +7,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     mixp_tensor *logits = c->in[0], *targets = c->in[1];
     const mixp_cross_entropy_args *k = (const mixp_cross_entropy_args *)c->attrs;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u)   /* bits: NaN, below 0 or above 1 */
+    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u) /* bits: NaN, below 0 or above 1 */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "cross_entropy: smoothing is %g; it must be in [0, 1]",
                                  (double)k->smoothing);
@@ -48,8 +48,10 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
 }
 
 static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
-    mixpi_warn(ctx, "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
-                    "and its gradients are 0; leave such batches out", loss);
+    mixpi_warn(ctx,
+               "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
+               "and its gradients are 0; leave such batches out",
+               loss);
 }
 
 /* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
@@ -59,7 +61,7 @@ static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs; /* with `ignore` */
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
@@ -107,8 +109,9 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore)
-{ return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f); }
+                                            mixp_tensor *targets, int32_t ignore) {
+    return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f);
+}
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
@@ -116,7 +119,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
     mixp_cross_entropy_args k;
     memset(&k, 0, sizeof k);
     k.ignore = ignore;
-    k.smoothing = smoothing + 0.0f;     /* -0 becomes 0 */
+    k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
 }
 
@@ -159,10 +162,10 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 
 /* Computes the logits of the chunk that begins at row `first`. */
 static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                     mixp_tensor *logits) {
+                                        mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols,
-                                     h->width, mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols, h->width,
+                                     mixpi_stored(x, 0), mixpi_turned(h->w, 0));
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
 }
@@ -174,7 +177,7 @@ static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                   mixp_tensor *logits) {
+                                      mixp_tensor *logits) {
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
@@ -214,7 +217,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
 
 /* Computes the gradient of a chunk's logits in place of the logits. */
 static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                      mixp_tensor *logits) {
+                                         mixp_tensor *logits) {
     mixp_cross_entropy_backward_args k;
     memset(&k, 0, sizeof k);
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
@@ -231,11 +234,11 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
 
 /* Computes dx of the chunk's rows, and adds the chunk's part of dw. */
 static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                       mixp_in dlogits, mixp_out dx, mixp_out dw) {
+                                          mixp_in dlogits, mixp_out dx, mixp_out dw) {
     int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0),
-                                     mixpi_stored(h->w, 0));
+    mixp_gemm_args g =
+        mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0), mixpi_stored(h->w, 0));
     mixp_result r = MIXP_OK;
     g.c = dx;
     if (dx.data) {
@@ -243,8 +246,7 @@ static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, 
         r = MIXPI_RUN(c, gemm, &g);
     }
     if (!dw.data || r != MIXP_OK) return r;
-    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0),
-                      mixpi_stored(x, 0));
+    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0), mixpi_stored(x, 0));
     g.c = dw;
     return MIXPI_RUN(c, gemm, &g);
 }
@@ -257,8 +259,7 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
         if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
-        if (r == MIXP_OK)
-            r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
+        if (r == MIXP_OK) r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
         dw.accumulate = 1;
     }
     return r;
@@ -272,7 +273,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
     int64_t count = h->k.cols * h->width;
     mixp_result r;
-    if (dx.data == dw.data) at_once = 0;    /* x is w: dx must be complete before dw is added */
+    if (dx.data == dw.data) at_once = 0; /* x is w: dx must be complete before dw is added */
     if (!logits) return MIXP_ERR_MEMORY;
     if (!dw.data || at_once) {
         r = mixpi_chunked_walk(c, h, logits, dx, dw);
@@ -310,8 +311,10 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
     const int logs = kind == MIXP_LOSS_KL_LOG;
     if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
     if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
-    mixpi_warn(c->ctx, "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
-                       "log_target %d", made, logs, !logs);
+    mixpi_warn(c->ctx,
+               "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
+               "log_target %d",
+               made, logs, !logs);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
@@ -337,7 +340,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs;     /* kind and delta are set already */
+    mixp_loss_args *k = (mixp_loss_args *)c->attrs; /* kind and delta are set already */
     int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
     k->n = c->in[0]->count;
     k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
@@ -385,19 +388,19 @@ MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
 
 MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                    float delta)
-{ return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target); }
+                                    float delta) {
+    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target);
+}
 
-MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
-                                        mixp_tensor *target, float beta) {
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                        float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
-    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1,
-                            plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1, beta, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
+                            beta, x, target);
 }
 
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target) {
-    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV,
-                            log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
+                            x, target);
 }
-

@@ -4,13 +4,12 @@
 /* --- softmax, norms -------------------------------------------------------------------- */
 
 static mixp_result mixpi_softmax_infer(mixp_call *c) {
-    if (c->in[0]->rank < 1)
-        return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
+    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     return mixpi_same_infer(c);
 }
 
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
-    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs;       /* log_of is set already */
+    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs; /* log_of is set already */
     k->rows = mixpi_rows_of(c->out);
     k->cols = mixpi_last_dim(c->out);
     k->a = mixpi_call_x(c, 0);
@@ -40,23 +39,22 @@ static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_t
     return mixpi_apply_one(ctx, id, x, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0); }
-MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1); }
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0);
+}
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1);
+}
 
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* bits: not positive, or not finite */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: eps is %g; it must be above 0", c->op->name,
-                                 (double)k->eps);
+    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
+                                 c->op->name, (double)k->eps);
     for (int i = 1; i < 3; i++)
-        if (c->in[i] &&
-            (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
-            return mixpi_bad_shapes(c,
-                                    "gamma and beta must have the size of the last dimension");
+        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
+            return mixpi_bad_shapes(c, "gamma and beta must have the size of the last dimension");
     return mixpi_softmax_infer(c);
 }
 
@@ -70,12 +68,13 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 }
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
-    mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are set already */
+    mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
     k->rows = mixpi_rows_of(c->out);
     k->cols = mixpi_last_dim(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
-    mixp_call_reads(c, 0, 3u);      /* x and gamma */
+        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
+        return MIXP_ERR_MEMORY;
+    mixp_call_reads(c, 0, 3u); /* x and gamma */
     mixp_call_reads(c, 1, 1u);
     mixp_call_reads(c, 2, 0);
     k->gamma = mixpi_call_x(c, 1);
@@ -137,15 +136,14 @@ static mixp_norm_args mixpi_norm_of(int rms, float eps) {
     return k;
 }
 
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
-                                         mixp_tensor *gamma, mixp_tensor *beta,
-                                         float eps) {
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                         mixp_tensor *beta, float eps) {
     mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
-                                       mixp_tensor *gamma, float eps) {
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
+                                       float eps) {
     mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
@@ -162,7 +160,8 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
     if (!ctx->device->kernels->add_norm) return 0;
     if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
-        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
+        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW)
+        return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;
     if (a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
@@ -194,8 +193,8 @@ static int mixpi_call_readers(const mixp_call *c, int i) {
     makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
     for (e = c->ctx->tape.newest; e; e = e->older) {
         if (e->call.out == c->in[i])
-            made = e->call.op == makers[0] || e->call.op == makers[1] ||
-                   e->call.op == &mixpi_mlp_op;
+            made =
+                e->call.op == makers[0] || e->call.op == makers[1] || e->call.op == &mixpi_mlp_op;
         for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
     }
     return made ? readers : -1;
@@ -229,18 +228,15 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
-                                             mixp_tensor *b, mixp_tensor *gamma,
-                                             mixp_tensor *beta, float eps,
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                             mixp_tensor *gamma, mixp_tensor *beta, float eps,
                                              mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, beta };
     return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
 }
 
-MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
-                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
-                                           mixp_tensor **sum) {
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                           mixp_tensor *gamma, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, NULL };
     return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
-

@@ -3,8 +3,9 @@
 #include "shapes.c"
 /* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
 
-static int mixpi_compared_dtype(mixp_dtype d)
-{ return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32; }
+static int mixpi_compared_dtype(mixp_dtype d) {
+    return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32;
+}
 
 static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
@@ -56,7 +57,8 @@ static mixp_result mixpi_one_hot_infer(mixp_call *c) {
     if (!mixpi_compared_dtype(p->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
-                                 "or i32", mixp_dtype_name(p->dtype));
+                                 "or i32",
+                                 mixp_dtype_name(p->dtype));
     if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
         return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
     memcpy(shape, ids->shape, sizeof shape);
@@ -290,4 +292,3 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descen
     a.smallest = !descending;
     return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
 }
-

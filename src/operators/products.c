@@ -39,8 +39,7 @@ static int64_t mixpi_batch_axis(const mixp_tensor *t, int rank, int i, int64_t *
 }
 
 /* Broadcasts the batch axes of a and b. Returns 0 if they do not fit. */
-static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a,
-                                 const mixp_tensor *b) {
+static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a, const mixp_tensor *b) {
     mixpi_axes *x = &p->batches;
     int64_t step[3];
     int i, most = a->rank > b->rank ? a->rank : b->rank;
@@ -86,7 +85,7 @@ static void mixpi_product_plan(mixpi_product *p) {
     g->stride_b = g->batch > 1 ? x->s[2][last] : 0;
     g->stride_c = g->m * g->n;
     if (g->stride_b || g->trans_a) return;
-    g->m *= g->batch;                       /* one tall product instead of many small ones */
+    g->m *= g->batch; /* one tall product instead of many small ones */
     g->stride_a = g->m * g->k;
     g->batch = 1;
 }
@@ -96,12 +95,12 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
     int rank;
-    const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
-                     : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
-                       "absent";
+    const char *rule =
+        p->linear ? "x[..., in], w[out, in], b[out]"
+                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
+                    "absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) ||
-        !mixpi_product_sizes(p, c->in))
+    if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
     rank = p->batches.rank;
     memcpy(shape, p->batches.n, sizeof shape);
@@ -231,29 +230,25 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
 
 /* The gradient of a in a's stored shape: m x k, or k x m if trans_a. */
 static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
-                  dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand b = mixpi_stored(g->b, g->stride_b),
-                  b_turned = mixpi_turned(g->b, g->stride_b);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);          /* c = a b   */
-    case 1:  return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                 /* c = a b'  */
-    case 2:  return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);          /* c = a' b  */
-    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned);   /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);         /* c = a b   */
+    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);         /* c = a' b  */
+    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned); /* c = a' b' */
     }
 }
 
 /* The gradient of b in b's stored shape: k x n, or n x k if trans_b. */
 static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
-                  dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand a = mixpi_stored(g->a, g->stride_a),
-                  a_turned = mixpi_turned(g->a, g->stride_a);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0:  return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);          /* c = a b   */
-    case 1:  return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);          /* c = a b'  */
-    case 2:  return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                 /* c = a' b  */
-    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned);   /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);         /* c = a b   */
+    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);         /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                /* c = a' b  */
+    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned); /* c = a' b' */
     }
 }
 
@@ -348,8 +343,8 @@ static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mi
 /* Are the gradients of weight and bias both wanted, and can the device make them in one pass? */
 static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
     return (c->ctx->products.epilogues & MIXP_EPILOGUES_BIAS) &&
-           c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
-           mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
+           c->ctx->device->kernels->gemm_epilogue && c->in[bias] && mixp_call_wants(c, weight) &&
+           mixp_call_wants(c, bias);
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
@@ -370,8 +365,7 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
     const int over_rows = other == MIXPI_ROLE_X;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
-    if (!both->y)
-        return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
+    if (!both->y) return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
     q->y = both->y;
     q->factor = both->factor;
     q->decode = both->decode;
@@ -412,8 +406,7 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
     r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
-    else if (r == MIXP_OK)
-        r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    else if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         if (!qx.high) g.a = mixpi_tensor_in(qx.y);
         g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
@@ -479,8 +472,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                     int trans_a, int trans_b) {
+MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a,
+                                     int trans_b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     p.g.trans_a = trans_a != 0;
@@ -505,8 +498,7 @@ static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w,
                          mixpi_turned(mixpi_tensor_in(w), 0));
 }
 
-static int64_t mixpi_mlp_rows(const mixp_call *c)
-{ return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
 
 /* Declares what the gradients are made from, as for three operators. */
 static void mixpi_mlp_reads(mixp_call *c) {
@@ -545,7 +537,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    c->ctx->tape.calls += 2;    /* count like three operators, for dropout keys */
+    c->ctx->tape.calls += 2; /* count like three operators, for dropout keys */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
@@ -558,12 +550,11 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
 }
 
 /* The gradients of a layer's weight and bias. */
-static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                     int weight, int bias) {
+static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
+                                     int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
-    if (mixpi_product_joins(c, weight, bias))
-        return mixpi_product_joined(c, g, dy, weight, bias);
+    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_joined(c, g, dy, weight, bias);
     k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
@@ -582,23 +573,24 @@ static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_t
 }
 
 static mixp_result mixpi_mlp_walk(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
-    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP],
-                                       mixpi_mlp_rows(c)), dx;
+    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c)),
+                   dx;
     mixp_result r = mixpi_mlp_dz(c, down, dz);
     if (r != MIXP_OK) return r;
     dx = mixpi_product_da(&up, mixpi_tensor_in(dz));
     dx.c = mixpi_call_dx(c, MIXPI_MLP_X);
     if (dx.c.data) r = MIXPI_RUN(c, gemm, &dx);
-    return r == MIXP_OK ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP,
-                                            MIXPI_MLP_UP_BIAS) : r;
+    return r == MIXP_OK
+               ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP, MIXPI_MLP_UP_BIAS)
+               : r;
 }
 
 static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
-    mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
-                                         mixpi_mlp_rows(c));
-    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
-                                      MIXPI_MLP_DOWN_BIAS);
+    mixp_gemm_args down =
+        mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN], mixpi_mlp_rows(c));
+    mixp_result r =
+        mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
     if (r != MIXP_OK) return r;
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
@@ -625,7 +617,8 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
-        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
+        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
+        return 0;
     if (!mixpi_is_live(x)) return 0;
     return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
@@ -633,8 +626,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
-                                  mixp_tensor *up_bias, mixp_tensor *down,
-                                  mixp_tensor *down_bias) {
+                                  mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;
@@ -648,4 +640,3 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     if (x) x->own.disposable = 1;
     return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
-

@@ -22,8 +22,8 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 
 /* A tensor of this step with the numbers of k, whose dtype is k's. Its key is that of a call, so
  * that the next operator with random numbers gets another one. */
-static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k,
-                                 int rank, const int64_t *shape) {
+static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
+                                 const int64_t *shape) {
     mixp_tensor *t;
     if (ctx && !mixpi_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
@@ -61,8 +61,8 @@ MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int r
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "
-                      "finite and in the range of %s, and low must not be above high", (double)low,
-                      (double)high, mixp_dtype_name(dtype));
+                      "finite and in the range of %s, and low must not be above high",
+                      (double)low, (double)high, mixp_dtype_name(dtype));
     return NULL;
 }
 
@@ -73,7 +73,8 @@ MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int ra
         return mixpi_random(ctx, "mixp_normal", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_normal: mean is %g and std is %g; both must be finite, and std at "
-                      "least 0", (double)mean, (double)std);
+                      "least 0",
+                      (double)mean, (double)std);
     return NULL;
 }
 
@@ -82,18 +83,18 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
     mixp_tensor *t, *mask;
     if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_bernoulli: p is %g; it must be in [0, 1]", (double)p);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]",
+                          (double)p);
         return NULL;
     }
     if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
     k.y.dtype = MIXP_BF16;
     t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
     mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
-    if (!mask || mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) !=
-                     MIXP_OK) return NULL;
+    if (!mask ||
+        mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
+        return NULL;
     mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }
-

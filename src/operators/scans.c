@@ -52,7 +52,7 @@ static mixp_result mixpi_prod_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
     mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &p->x);
     if (r != MIXP_OK) return r;
-    mixpi_call_reads_all(c, 0);     /* forward keeps the tree */
+    mixpi_call_reads_all(c, 0); /* forward keeps the tree */
     return mixp_call_output(c, c->in[0]->dtype, p->x.rank, p->x.shape);
 }
 
@@ -130,8 +130,9 @@ static mixp_tensor *mixpi_apply_scan(mixp_context *ctx, mixp_op_id id, mixp_tens
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_scan(ctx, MIXP_OP_PROD, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_scan(ctx, MIXP_OP_PROD, x, dim, keep);
+}
 
 static mixp_result mixpi_cumsum_infer(mixp_call *c) {
     mixpi_scan *p = (mixpi_scan *)c->attrs;
@@ -177,6 +178,6 @@ static mixp_result mixpi_cumsum_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
-{ return mixpi_apply_scan(ctx, MIXP_OP_CUMSUM, x, dim, 1); }
-
+MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim) {
+    return mixpi_apply_scan(ctx, MIXP_OP_CUMSUM, x, dim, 1);
+}

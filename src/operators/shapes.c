@@ -2,8 +2,9 @@
 #include "elementwise.c"
 /* --- cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice ----------- */
 
-MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixpi_cast(ctx, x, dtype); }
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype) {
+    return mixpi_cast(ctx, x, dtype);
+}
 
 /* Attributes of reshape. shape: the caller's array, not copied. */
 typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;
@@ -37,11 +38,13 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
     return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
 }
 
-static mixp_result mixpi_detach_infer(mixp_call *c)
-{ return mixp_call_alias(c, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result mixpi_detach_infer(mixp_call *c) {
+    return mixp_call_alias(c, c->in[0]->rank, c->in[0]->shape);
+}
 
-MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x)
-{ return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL); }
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x) {
+    return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL);
+}
 
 /* Begins a copy over t's shape. The caller sets arrays and strides. */
 static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
@@ -102,8 +105,7 @@ static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_t
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
-                                        int dim1) {
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0, int dim1) {
     int dims[2];
     dims[0] = dim0;
     dims[1] = dim1;
@@ -115,8 +117,7 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
-    if (p->n != x->rank)
-        return mixpi_bad_shapes(c, "dims must name each dimension of x once");
+    if (p->n != x->rank) return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (int i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
@@ -131,8 +132,9 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims)
-{ return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims); }
+                                      const int *dims) {
+    return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims);
+}
 
 static mixp_result mixpi_flip_infer(mixp_call *c) {
     mixpi_reorder *p = (mixpi_reorder *)c->attrs;
@@ -146,8 +148,9 @@ static mixp_result mixpi_flip_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, x->shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim)
-{ return mixpi_apply_reorder(ctx, MIXP_OP_FLIP, x, 1, &dim); }
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim) {
+    return mixpi_apply_reorder(ctx, MIXP_OP_FLIP, x, 1, &dim);
+}
 
 /* Fails with the shape of x. */
 static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char *what,
@@ -302,8 +305,8 @@ static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s",
-                             c->op->name, first, other, rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name,
+                             first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -353,8 +356,7 @@ static mixp_result mixpi_concat_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
-                                     int dim) {
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x, int dim) {
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
 }
 
@@ -394,8 +396,9 @@ static mixp_result mixpi_stack_both(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
-{ return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_STACK), n, x, n, &dim); }
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim) {
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_STACK), n, x, n, &dim);
+}
 
 typedef struct mixpi_range {
     int     dim;
@@ -408,13 +411,12 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     char text[336];
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %d is not a dimension of %s", p->dim, text);
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s",
+                                 p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                              "slice: count %.0f from index %.0f along dim %d of %s is out of "
                              "range; count must be at least 1, and the slice must end within %.0f",
-                             (double)p->count, (double)p->first, p->dim, text,
-                             (double)size);
+                             (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
 static mixp_result mixpi_slice_infer(mixp_call *c) {
@@ -425,8 +427,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     if (axis < 0) return mixpi_bad_slice(c, -1);
     size = x->shape[axis];
     if (first < 0) first += size;
-    if (first < 0 || p->count < 1 || first > size - p->count)
-        return mixpi_bad_slice(c, size);
+    if (first < 0 || p->count < 1 || first > size - p->count) return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
     memcpy(shape, x->shape, sizeof shape);
@@ -453,8 +454,7 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     mixp_out dx = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!dx.data) return MIXP_OK;
-    if (!dx.accumulate)
-        r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);
+    if (!dx.accumulate) r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);
     mixpi_dense_strides(k.rank, k.shape, k.src_strides);
     mixpi_dense_strides(k.rank, c->in[0]->shape, k.dst_strides);
     k.src = mixpi_call_dy(c);
@@ -462,8 +462,8 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
-                                    int64_t first, int64_t count) {
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, int64_t first,
+                                    int64_t count) {
     mixpi_range p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -514,10 +514,8 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     if (axis >= 0 && x->shape[axis] % n == 0)
         return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
-    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
-                             text, dim,
-                             axis < 0 ? " to split; parts:" : " that is a multiple of",
-                             n);
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d", text, dim,
+                             axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
 /* Do the sizes fill a dimension of this size, each at least 1? */

@@ -12,31 +12,25 @@
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
-static int64_t mixpi_last_dim(const mixp_tensor *t) {
-    return t->rank ? t->shape[t->rank - 1] : 1;
-}
-static int64_t mixpi_rows_of(const mixp_tensor *t) {
-    return t->count / mixpi_last_dim(t);
-}
+static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
+static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
 
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
-static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required,
-                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c,
-                                   const void *attrs) {
+static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
+                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
 
 static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                    const void *attrs)
-{ return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
+                                    const void *attrs) {
+    return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs);
+}
 
 /* Arguments of an operator's kernels: input i, the result and, in backward, the result's gradient
  * and the gradient of input i. data NULL: the tensor is missing, or the gradient is not wanted. */
-static mixp_in mixpi_call_x(const mixp_call *c, int i) {
-    return mixpi_tensor_in(c->in[i]);
-}
+static mixp_in mixpi_call_x(const mixp_call *c, int i) { return mixpi_tensor_in(c->in[i]); }
 static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
 static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
 static mixp_out mixpi_call_dx(mixp_call *c, int i) {
@@ -47,15 +41,15 @@ static mixp_out mixpi_call_dx(mixp_call *c, int i) {
 
 /* For operators whose single function passes values forward and gradients back: from the input to
  * the result, or, once the result has a gradient, from that gradient to the input's gradient. */
-static mixp_in mixpi_call_from(const mixp_call *c)
-{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
-static mixp_out mixpi_call_to(mixp_call *c)
-{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
+static mixp_in mixpi_call_from(const mixp_call *c) {
+    return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0);
+}
+static mixp_out mixpi_call_to(mixp_call *c) {
+    return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c);
+}
 
 /* An f32 array that forward saved for backward. */
-static float *mixpi_saved(const mixp_call *c, int slot) {
-    return (float *)c->saved[slot]->data;
-}
+static float *mixpi_saved(const mixp_call *c, int slot) { return (float *)c->saved[slot]->data; }
 
 /* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
@@ -69,8 +63,8 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
-                                     c->op->name, i);
+            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
+                                     i);
         if (t && !mixpi_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
@@ -89,22 +83,19 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                              "%s: input %d%s is %s; indices must be i32, one for each row (not "
-                             "one-hot); convert them with mixp_convert", c->op->name, which,
-                             ids ? mixpi_quoted(ids, quoted) : "",
+                             "one-hot); convert them with mixp_convert",
+                             c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
-static mixp_result mixpi_need_indices(mixp_call *c) {
-    return mixpi_need_indices_after(c, 1);
-}
+static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_after(c, 1); }
 
 /* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
  * one without a guard's fallback: whether a program is right must not depend on the guard's state.
  * A site that the user pinned stores the dtype of the pin. */
 static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
                                        const char *instead) {
-    const mixp_dtype dtype =
-        mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    const mixp_dtype dtype = mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
@@ -116,7 +107,7 @@ static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, flo
 /* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
  * for an overflow nor its size for the size of computed values. */
 static void mixpi_note_written(mixp_tensor *t, double value) {
-    double low = 0.0;           /* memory for any dtype */
+    double low = 0.0; /* memory for any dtype */
     mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
     mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
     if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
@@ -160,8 +151,10 @@ static void mixpi_warn_of_maker(mixp_call *c) {
     static const mixpi_mistaken rows[] = {
         { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs }, { "nll", "linear", logs },
-        { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
+        { "nll", "softmax", logs },
+        { "nll", "linear", logs },
+        { "kl_div", "softmax", logs },
+        { "kl_div", "linear", logs }
     };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
@@ -172,15 +165,14 @@ static void mixpi_warn_of_maker(mixp_call *c) {
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
-static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text,
-                             size_t room) {
+static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text, size_t room) {
     const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
     const char *of = maker ? mixpi_call_named(maker) : "";
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)
-        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s",
-                 maker->op->name, of);
+        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name,
+                 of);
     if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
     else snprintf(text, room, "%.24s %s%s", letter, shape, made);
 }
@@ -241,13 +233,16 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
     }
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
                              c->op->name, text[0], n > 1 ? " and " : "", text[1],
-                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "",
-                             text[3], n > 1 ? "do" : "does", rule);
+                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "", text[3],
+                             n > 1 ? "do" : "does", rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
     int64_t step = 1;
-    for (int i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+    for (int i = rank - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= shape[i];
+    }
 }
 
 /* Converts dim to an index from the front; -1 if it is out of range. */
@@ -291,4 +286,3 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
         if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
     return &o->call;
 }
-

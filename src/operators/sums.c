@@ -52,8 +52,8 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id,
-                                          mixp_tensor *x, int dim, int keep) {
+static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                          int keep) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -62,10 +62,12 @@ static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id,
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep); }
-MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep); }
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_reduction(ctx, MIXP_OP_SUM, x, dim, keep);
+}
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_reduction(ctx, MIXP_OP_MEAN, x, dim, keep);
+}
 
 /* --- max, argmax ----------------------------------------------------------------------- */
 
@@ -100,8 +102,8 @@ static mixp_result mixpi_max_forward(mixp_call *c) {
         k->index = (int32_t *)c->out->data;
         return MIXPI_RUN(c, max, k);
     }
-    if (!mixp_call_save(c, 0, MIXP_I32, 1, &count) ||
-        !mixp_call_save(c, 1, MIXP_I32, 1, &count)) return MIXP_ERR_MEMORY;
+    if (!mixp_call_save(c, 0, MIXP_I32, 1, &count) || !mixp_call_save(c, 1, MIXP_I32, 1, &count))
+        return MIXP_ERR_MEMORY;
     k->index = (int32_t *)c->saved[0]->data;
     k->ties = (int32_t *)c->saved[1]->data;
     k->y = mixpi_call_y(c);
@@ -134,8 +136,9 @@ static mixp_tensor *mixpi_apply_max(mixp_context *ctx, mixp_op_id id, mixp_tenso
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_max(ctx, MIXP_OP_MAX, x, dim, keep); }
-MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixpi_apply_max(ctx, MIXP_OP_ARGMAX, x, dim, keep); }
-
+MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_max(ctx, MIXP_OP_MAX, x, dim, keep);
+}
+MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    return mixpi_apply_max(ctx, MIXP_OP_ARGMAX, x, dim, keep);
+}

@@ -22,6 +22,7 @@
 #define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
+/* clang-format off */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
         MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
@@ -94,6 +95,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
+/* clang-format on */
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
 #undef MIXPI_COMPARISON

@@ -21,19 +21,23 @@ static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
 }
 
 /* a + b, one of which may be missing. */
-static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b)
-{ return !a ? b : !b ? a : mixp_add(ctx, a, b); }
+static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) {
+    return !a ? b : !b ? a : mixp_add(ctx, a, b);
+}
 
-static mixp_tensor *mixpi_constant(mixp_context *ctx, double value)
-{ return mixp_full(ctx, MIXP_F32, 0, NULL, value); }
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
+    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
+}
 
 /* p x + q */
-static mixp_tensor *mixpi_affine(mixp_context *ctx, mixp_tensor *x, float p, float q)
-{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, p, q); }
+static mixp_tensor *mixpi_affine(mixp_context *ctx, mixp_tensor *x, float p, float q) {
+    return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, p, q);
+}
 
 /* a (1 - a) */
-static mixp_tensor *mixpi_times_rest(mixp_context *ctx, mixp_tensor *a)
-{ return mixp_mul(ctx, a, mixp_rsub(ctx, a, 1.0f)); }
+static mixp_tensor *mixpi_times_rest(mixp_context *ctx, mixp_tensor *a) {
+    return mixp_mul(ctx, a, mixp_rsub(ctx, a, 1.0f));
+}
 
 /* The slope of x sigmoid(x). Beyond the bounds these three slopes are flat. */
 static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
@@ -68,6 +72,7 @@ static mixp_tensor *mixpi_pow_slope(mixp_context *ctx, mixp_tensor *x, float p) 
 }
 
 /* The slope of y at x. */
+/* clang-format off */
 static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
                                 mixp_tensor *y) {
     switch (k->op) {
@@ -97,6 +102,7 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
         return mixp_rsub(ctx, mixp_mul(ctx, y, y), 1.0f);
     }
 }
+/* clang-format on */
 
 /* Functions made of pieces choose between tangents; the others multiply by a slope. */
 static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
@@ -112,12 +118,11 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
         d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
         below = mixp_neg(ctx, d);
         break;
-    case MIXP_UNARY_ELU:        /* p e^x is y + p */
+    case MIXP_UNARY_ELU: /* p e^x is y + p */
         below = mixp_mul(ctx, d, mixp_add_scalar(ctx, c->out, k->p));
         break;
-    case MIXP_UNARY_RELU: case MIXP_UNARY_LEAKY_RELU:       /* relu: p is 0 */
-        below = mixp_scale(ctx, d, k->p);
-        break;
+    case MIXP_UNARY_RELU:
+    case MIXP_UNARY_LEAKY_RELU: /* relu: p is 0 */ below = mixp_scale(ctx, d, k->p); break;
     default: return mixp_mul(ctx, d, mixpi_slope(ctx, k, x, c->out));
     }
     return mixp_where(ctx, mixp_gt(ctx, x, mixpi_constant(ctx, 0.0)), d, below);
@@ -142,7 +147,7 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_SUB) return mixpi_plus(ctx, da, db ? mixp_neg(ctx, db) : NULL);
     if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
         return mixpi_chosen_tangent(c, op == MIXP_BINARY_MAXIMUM);
-    if (op == MIXP_BINARY_DIV) {        /* (da - y db) / b */
+    if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
     }
@@ -182,6 +187,7 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
 }
 
 /* Of operators that are neither elementwise nor products. */
+/* clang-format off */
 static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     const mixpi_padding *pad = (const mixpi_padding *)c->attrs;
     mixp_tensor *d = mixpi_tangent(c, 0), *y = c->out;
@@ -206,6 +212,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
                       "products and sums", c->op->name, c->op->name);
     return NULL;
 }
+/* clang-format on */
 
 #define MIXPI_ASK_X "; call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x"
 
@@ -289,15 +296,16 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
-                                 MIXPI_ASK_X);
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or nothing that it was made from required a "
                                  "gradient" MIXPI_ASK_X);
     if (!mixpi_real(d->dtype))
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or "
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                                 "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
@@ -324,7 +332,8 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
                                   mixp_tensor *tangent) {
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
-        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL)) return NULL;
+        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))
+        return NULL;
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);

@@ -74,7 +74,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_add_all: no trainable parameter without an optimizer "
-                             "has a name that matches '%s'", pattern ? pattern : "NULL");
+                             "has a name that matches '%s'",
+                             pattern ? pattern : "NULL");
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {

@@ -2,8 +2,7 @@
 #include "rows.c"
 /* --- Muon's memory ----------------------------------------------------------------------- */
 
-static int64_t mixpi_muon_side(const mixp_tensor *p)
-{ return mixpi_min(p->shape[0], p->shape[1]); }
+static int64_t mixpi_muon_side(const mixp_tensor *p) { return mixpi_min(p->shape[0], p->shape[1]); }
 
 /* Allocates n elements of the iteration's dtype. data NULL: out of memory. */
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
@@ -11,8 +10,9 @@ static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
     return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
-static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
-{ return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float)); }
+static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n) {
+    return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float));
+}
 
 /* Makes room for matrix p. If out of memory, the old arrays stay in use. The optimizer keeps arrays
  * that became too small until it is freed. */
@@ -32,7 +32,7 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.side = side;
         if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
-    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point to x */
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1; /* passes point to x */
     *opt->muon = more;
     return MIXP_OK;
 }
@@ -53,8 +53,7 @@ static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     return MIXP_OK;
 }
 
-static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
-                                  mixp_param_row *row) {
+static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p, mixp_param_row *row) {
     double rows = (double)p->shape[0], cols = (double)p->shape[1];
     double larger = rows > cols ? rows : cols;
     mixp_result r = mixpi_muon_room(opt, p);

@@ -24,29 +24,27 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
 }
 
 /* Decodes the code of a state, whose size is its dtype's. weight: bits beside a split master. */
-static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code,
-                              uint32_t scale, uint32_t weight) {
+static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
+                              uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
         return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
                                   : mixp_master_from_8(weight, code);
     if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
-    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale)
-                                : mixp_state_v_value(code, scale);
+    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale) : mixp_state_v_value(code, scale);
 }
 
 /* Reads one block: n elements from `first` on. */
-static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
-                                     mixp_state_kind what, int64_t first, int64_t n,
-                                     float *out) {
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp_state_kind what,
+                                    int64_t first, int64_t n, float *out) {
     const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
     uint32_t words[MIXP_STATE_BLOCK];
     uint16_t half, weights[MIXP_STATE_BLOCK];
     uint8_t scale = 0, *bytes = (uint8_t *)words;
-    mixp_result r = mixpi_download(opt->ctx, words, (const char *)at.data + offset,
-                                   (size_t)n * size);
+    mixp_result r =
+        mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
     int64_t i;
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
@@ -64,9 +62,8 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
-                                            const mixp_tensor *param, mixp_state_kind what,
-                                            float *host, int64_t count) {
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
+                                            mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
@@ -91,14 +88,12 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
-              (what == MIXP_STATE_MASTER ||
-               (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
+              (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
-        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i),
-                              host + i);
+        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);
     return r;
 }
 
@@ -114,7 +109,6 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
                             mixp_optimizer_applied(opt));
 }
 
-
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS))
         return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
@@ -126,15 +120,13 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
     return NULL;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
-                                                const mixp_tensor *loss) {
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
     const char *wrong;
     mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_set_loss: %s", wrong);
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
                                  "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",

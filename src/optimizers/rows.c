@@ -3,13 +3,13 @@
 /* --- rows and states of parameters ------------------------------------------------------- */
 
 static int mixpi_row_is_small(const mixp_param_row *row) {
-    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
-           row->master_dtype != MIXP_F32;
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 || row->master_dtype != MIXP_F32;
 }
 
 /* Does this rank update all of parameter i? */
-static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
-{ return opt->slots[i].kept == MIXPI_HERE; }
+static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
+    return opt->slots[i].kept == MIXPI_HERE;
+}
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
     if (s->count) memcpy(to, s->at, (size_t)s->count * sizeof *to);
@@ -19,8 +19,7 @@ static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
-    mixpi_slot *slots =
-        (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixpi_slot *slots = (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
@@ -30,16 +29,20 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
     mixpi_sorted_move(&opt->grads, sorted + n);
-    opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->slots = slots;
+    opt->rows = rows;
+    opt->device_rows = device;
+    opt->capacity = n;
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
-    opt->rows_changed = 1;      /* the new table was not sent yet */
+    opt->rows_changed = 1; /* the new table was not sent yet */
     return MIXP_OK;
 }
 
 /* The current stage. A scaler's update resets it. */
-static int mixpi_stage(const mixp_optimizer *opt)
-{ return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY; }
+static int mixpi_stage(const mixp_optimizer *opt) {
+    return opt->scaler && opt->epoch == opt->scaler->epoch ? opt->stage : MIXPI_READY;
+}
 
 /* Does a parameter that is added now keep f32 states regardless of the description? */
 static int mixpi_keeps_f32(const mixp_optimizer *opt, const mixp_tensor *p) {
@@ -113,8 +116,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (mixpi_backup_of(p)) wrong = "is a buffer, which no optimizer trains: use mixp_param";
     else if (p->own.generation || (g && g->own.generation))
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
-    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
-        wrong = "is of another context";
+    else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
@@ -130,13 +132,11 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                 "MIXP_MASTER_F32";
     }
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name,
-                             wrong);
+    return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
 
 /* Sets the dtypes of a parameter's states, by which kernels distinguish their kinds. */
-static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
-                            mixp_param_row *row) {
+static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p, mixp_param_row *row) {
     const mixp_optimizer_states *s = &opt->states;
     row->m_dtype = row->v_dtype = row->master_dtype = MIXP_F32;
     if (mixpi_keeps_f32(opt, p)) return;
@@ -150,10 +150,10 @@ static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
     row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
 }
 
-static int mixpi_is_8bit(mixp_dtype dtype)
-{ return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
-static int64_t mixpi_state_blocks(const mixp_param_row *row)
-{ return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK); }
+static int mixpi_is_8bit(mixp_dtype dtype) { return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
+static int64_t mixpi_state_blocks(const mixp_param_row *row) {
+    return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK);
+}
 
 /* Takes n elements from a block of memory; without an address, only measures the block. A gap after
  * each array keeps streams whose size is a power of two from falling into the same cache sets. */
@@ -162,8 +162,7 @@ typedef struct mixpi_layout {
     size_t used;
 } mixpi_layout;
 
-static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
-                              mixp_dtype dtype) {
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
     char *at = lay->memory ? lay->memory + lay->used : NULL;
     if (!wanted) return NULL;
     lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
@@ -171,8 +170,7 @@ static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n,
 }
 
 /* Lays out the states of a row. */
-static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
-                             mixpi_layout *lay) {
+static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mixpi_layout *lay) {
     const int m = mixpi_has_m(&opt->plan), v = mixpi_has_v(opt->plan.kind);
     const int master = row->weight_dtype != MIXP_F32 && !opt->no_master;
     const int64_t blocks = mixpi_state_blocks(row);
@@ -181,15 +179,14 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row,
     row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
     row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
     row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
-    row->m_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks,
-                                               MIXP_F8_E8M0);
-    row->v_scale = (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks,
-                                               MIXP_F8_E8M0);
+    row->m_scale =
+        (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks, MIXP_F8_E8M0);
+    row->v_scale =
+        (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks, MIXP_F8_E8M0);
 }
 
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
-static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
-                                    int64_t joined_at) {
+static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     const size_t part = (size_t)row->count * sizeof(float);
     mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
@@ -197,8 +194,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
     lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
-    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
-                     : MIXP_OK;
+    return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
 /* What is averaged: the f32 master weight if there is one, otherwise the weight. */
@@ -237,8 +233,9 @@ static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */
-static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i)
-{ return i >= opt->ema_begun && i < opt->ema_count; }
+static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
+    return i >= opt->ema_begun && i < opt->ema_count;
+}
 
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
@@ -246,7 +243,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
     if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    if (row.master && row.count && mixpi_row_is_split(&row))    /* no extra bits yet */
+    if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));
     else if (row.master && row.count)

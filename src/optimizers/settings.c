@@ -20,21 +20,20 @@ typedef struct mixpi_kind {
 
 /* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
 static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
-    static const mixpi_kind rows[] = {      /* in the order of mixp_optimizer_kind */
+    static const mixpi_kind rows[] = {
+        /* in the order of mixp_optimizer_kind */
         /* name, fields; lr, betas, eps, weight_decay */
-        { "Adam",    MIXPI_HAS_ADAMS,
-          1e-3, 0.9, 0.999, 1e-8, 0.0 },
-        { "AdamW",   MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS,
-          1e-3, 0.9, 0.999, 1e-8, 0.01 },
-        { "SGD",     MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV,
-          1e-3, 0.0, 0.0,   0.0,  0.0 },
-        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM,
-          1e-2, 0.0, 0.99,  1e-8, 0.0 },
-        { "Lion",    MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS,
-          1e-4, 0.9, 0.99,  0.0,  0.0 },
-        { "Muon",    MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
-                     MIXPI_HAS_MUON,
-          1e-3, 0.0, 0.0,   1e-7, 0.1 }
+        { "Adam", MIXPI_HAS_ADAMS, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
+        { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
+          0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM, 1e-2, 0.0, 0.99, 1e-8,
+          0.0 },
+        { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
+        { "Muon",
+          MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+              MIXPI_HAS_MUON,
+          1e-3, 0.0, 0.0, 1e-7, 0.1 }
     };
     return &rows[kind];
 }
@@ -52,16 +51,21 @@ static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
     return d;
 }
 
-MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_ADAMW); }
-MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_ADAM); }
-MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_SGD); }
-MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP); }
-MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void)
-{ return mixpi_defaults(MIXP_OPTIMIZER_LION); }
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAMW);
+}
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAM);
+}
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_SGD);
+}
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP);
+}
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_LION);
+}
 
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
@@ -78,14 +82,17 @@ static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
 /* Do steps divide by a second moment? True for Adam's kinds and RMSprop. */
-static int mixpi_has_v(mixp_optimizer_kind kind)
-{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
+static int mixpi_has_v(mixp_optimizer_kind kind) {
+    return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+}
 
 /* Is m kept? SGD and RMSprop keep m only with momentum, which is then above 0 in all groups. */
-static int mixpi_momentum_counts(mixp_optimizer_kind kind)
-{ return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP; }
-static int mixpi_has_m(const mixp_step_plan *plan)
-{ return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0; }
+static int mixpi_momentum_counts(mixp_optimizer_kind kind) {
+    return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+}
+static int mixpi_has_m(const mixp_step_plan *plan) {
+    return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0;
+}
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
@@ -93,8 +100,7 @@ static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
-static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
-                                     const mixp_param_group *g) {
+static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
     const char *second = kind == MIXP_OPTIMIZER_RMSPROP ? "alpha (beta2) must lie in [0,1)"
                                                         : "beta2 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
@@ -106,11 +112,9 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
 }
 
 /* Returns what is wrong with a group, or NULL. */
-static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
-                                     const mixp_param_group *g) {
+static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
-    if (!mixpi_at_least_0(g->weight_decay))
-        return "weight_decay must be finite and at least 0";
+    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
     if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
     if (!mixpi_finite(g->dampening)) return "dampening must be finite";
@@ -121,8 +125,7 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
 
 /* The group as it is stored. Fields that mixpi_group_wrong does not check for this kind are set to
  * 0, so that a load accepts every saved checkpoint. */
-static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
-                                         const mixp_param_group *group) {
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind, const mixp_param_group *group) {
     const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
     mixp_param_group g = *group;
     g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;
@@ -134,8 +137,7 @@ static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
     if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is not a mixp_moment_kind";
     if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is not a mixp_moment_kind";
-    if ((unsigned)s->master > MIXP_MASTER_8BIT)
-        return "states.master is not a mixp_master_kind";
+    if ((unsigned)s->master > MIXP_MASTER_8BIT) return "states.master is not a mixp_master_kind";
     if (no_master && s->master != MIXP_MASTER_F32)
         return "no_master and states.master contradict each other; set only one";
     return NULL;
@@ -235,8 +237,7 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
 static int mixpi_spike_start(mixp_optimizer *opt) {
     size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     if (!opt->plan.spike.of) return 1;
-    opt->plan.spike_window =
-        (double *)mixpi_opt_device(opt, values * sizeof(double));
+    opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
     return opt->plan.spike_window != NULL;
 }
 
@@ -308,8 +309,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
-                                               const mixp_optimizer_desc *desc) {
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
     mixp_optimizer *opt;
@@ -342,24 +342,21 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
     if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
-                             wrong);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index, wrong);
 }
 
-MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
-                                         const mixp_param_group *group) {
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_group *group) {
     int index = opt ? opt->plan.n_groups : 0;
     if (opt && !group)
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                           "mixp_optimizer_add_group: the group is NULL; start from "
                           "mixp_optimizer_group(opt, 0, &g)");
-    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK)
-        return -1;
+    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
-                                                 mixp_param_group *out) {
+                                             mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
         return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
                                  "optimizer group %d: no group has this index, or the result "

@@ -8,15 +8,13 @@
  * After the look and before the decision, the ranks sum one small table, on the device and without
  * the host. mixp_agree_fill describes the table.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                   int in_parts) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
     mixp_result r;
-    if (!o->table)
-        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
+    if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
@@ -72,7 +70,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
         at += bytes;
     }
-    *hash = (h >> 11) | 1;              /* 0 means: not compared */
+    *hash = (h >> 11) | 1; /* 0 means: not compared */
     return r;
 }
 
@@ -113,11 +111,20 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
 /* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
  * GPU the report may come a step late, but all ranks skipped the step in question. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = {
-        "", "", "the loss scale", "the number of applied steps", "the learning rate", "beta1",
-        "beta2", "eps", "weight_decay", "max_norm", "", "", "",
-        "the norm of the summed gradients"
-    };
+    static const char *const words[] = { "",
+                                         "",
+                                         "the loss scale",
+                                         "the number of applied steps",
+                                         "the learning rate",
+                                         "beta1",
+                                         "beta2",
+                                         "eps",
+                                         "weight_decay",
+                                         "max_norm",
+                                         "",
+                                         "",
+                                         "",
+                                         "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -152,8 +159,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
 }
 
 /* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
-static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                     int in_parts) {
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
                              "ranks: the device %s has no kernel `agree`; update the device's "
@@ -162,8 +168,7 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
 }
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
-                                       int in_parts) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
     r = mixpi_ranks_agree(o, s, in_parts);
@@ -182,8 +187,8 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
-        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
-                            mixpi_tensor_out(view, 0), view->count);
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
+                            view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
             r = mixpi_noted(ctx, "the mean of a view",
                             mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
@@ -202,7 +207,7 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
-    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+    if (r == MIXP_OK && in_parts) /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
     /* The other ranks wait for this rank's result. */
     return mixpi_crew_stop(o->ctx, r);
@@ -239,4 +244,3 @@ static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state
     v->bad_element = a->bad_element;
     v->bad_is_nan = a->bad_is_nan;
 }
-

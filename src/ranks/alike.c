@@ -35,8 +35,8 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
 /* "'h.3.w' f16 [4, 4], values 1a2b3c" */
 enum { MIXPI_LEAF_TEXT = 128 };
 
-static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
-                                       char *text, uint64_t *hash) {
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t, char *text,
+                                       uint64_t *hash) {
     char shape[48];
     uint64_t h = 1469598103934665603u;
     mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
@@ -44,7 +44,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
              mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
-    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16; /* exact as a double */
     return r;
 }
 
@@ -69,12 +69,10 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     return h >> 11;
 }
 
-static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
-                             double *row) {
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
-    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
-             MIXPREC_VERSION_PATCH;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
     row[1] = (double)k->size;
     row[2] = (double)(ctx->seed >> 32);
     row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
@@ -97,12 +95,32 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_ALIKE] = {
-        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter", "wire", "check_every",
-        "the number of gradients", "unused", "the guard", "the guard's every",
-        "the guard's clean", "the guard's patience", "the guard's max_sites",
-        "the guard's high", "the guard's low_again", "the guard's flushed",
-        "the guard's imprecise", "the guard's delay in updates (CPU 0, GPU 1)"
+        "the version of mixprec",
+        "size",
+        "seed",
+        "seed",
+        "the number of steps",
+        "mean",
+        "parts",
+        "low_sums",
+        "apart",
+        "bucket_bytes",
+        "shard",
+        "scatter",
+        "wire",
+        "check_every",
+        "the number of gradients",
+        "unused",
+        "the guard",
+        "the guard's every",
+        "the guard's clean",
+        "the guard's patience",
+        "the guard's max_sites",
+        "the guard's high",
+        "the guard's low_again",
+        "the guard's flushed",
+        "the guard's imprecise",
+        "the guard's delay in updates (CPU 0, GPU 1)"
     };
     return names[word];
 }
@@ -120,8 +138,9 @@ static int mixpi_words_differ(const double *table, int size, int64_t words, int6
     return 0;
 }
 
-static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word)
-{ return mixpi_words_differ(table, size, words, 0, words, word); }
+static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word) {
+    return mixpi_words_differ(table, size, words, 0, words, word);
+}
 
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
@@ -137,10 +156,9 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
-                             mixpi_start_name(word), table[word],
-                             table[other * MIXPI_START_WORDS + word], other);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
+        mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
 /* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
@@ -169,10 +187,9 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
-                             what, (double)at, here, there, other,
-                             mixpi_frozen_hint(t, here, there));
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
+        what, (double)at, here, there, other, mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */

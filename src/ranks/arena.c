@@ -22,8 +22,9 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
 }
 
 /* Could a walk of another rank give t a gradient, although no walk of this rank has? */
-static int mixpi_is_absent(const mixp_tensor *t)
-{ return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape; }
+static int mixpi_is_absent(const mixp_tensor *t) {
+    return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape;
+}
 
 static int64_t mixpi_absent_count(const mixp_context *ctx) {
     const mixp_tensor *t;
@@ -109,15 +110,13 @@ static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
 }
 
 /* Does leaf l begin a new bucket? bytes: size of the current bucket. */
-static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
-                               size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
-           l[-1].each || mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l, size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each || l[-1].each ||
+           mixpi_grad_dtype(l[-1].tensor) != mixpi_grad_dtype(l->tensor);
 }
 
 /* Divides the leaves from number `from` on into buckets. */
-static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
-                              char *arena) {
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from, char *arena) {
     mixpi_bucket *b = NULL;
     size_t bytes = 0;
     int64_t i;
@@ -213,8 +212,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Places the new leaves, from number `from` on, in the arena. */
-static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
-                                           int64_t from) {
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
     mixpi_bucket *buckets;
@@ -231,8 +229,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         bytes += mixpi_leaf_kept(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(
-        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
+    buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
+                                           sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
     d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);

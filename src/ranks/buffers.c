@@ -70,8 +70,10 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         char *part = (char *)mixpi_context_scratch(ctx, room);
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_piece_from(ctx, "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                             "rank's own)", (const char *)t->data + at, n, from, part);
+        r = mixpi_piece_from(ctx,
+                             "mixp_checkpoint_save, which all ranks call (a buffer is each "
+                             "rank's own)",
+                             (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory takes part all the same, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }

@@ -75,4 +75,3 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
     if (!k->parts) k->parts = k->size;
 }
-

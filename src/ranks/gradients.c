@@ -141,9 +141,8 @@ static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
 }
 
 /* Puts the bucket's gradients of this walk into b->wire; divides them if division comes first. */
-static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    mixp_result r = mixpi_bucket_fill(ctx, d, b);       /* may give b another buffer */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
+    mixp_result r = mixpi_bucket_fill(ctx, d, b); /* may give b another buffer */
     const int staged = b->wire.data != b->grads.data;
     const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
     const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
@@ -160,15 +159,14 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
-                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
-                               b->wire, b->each);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire,
+                               b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum,
+                           b->wire, b->count);
 }
 
 /* Sends a bucket whose gradients are final. */
-static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const uint64_t told = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
@@ -182,8 +180,7 @@ static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
 /* Sends final buckets, in order. all: sends the others as well, because the walk has ended. */
 static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
     mixp_result r = MIXP_OK;
-    while (r == MIXP_OK && d->sent < d->n_buckets &&
-           (all || !d->buckets[d->sent].awaited)) {
+    while (r == MIXP_OK && d->sent < d->n_buckets && (all || !d->buckets[d->sent].awaited)) {
         mixpi_bucket *b = &d->buckets[d->sent++];
         if (b->due) r = mixpi_bucket_send(ctx, d, b);
     }
@@ -206,8 +203,8 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
 }
 
 /* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
-static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b, mixpi_mark mark) {
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
+                                     mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     int64_t i;
@@ -251,7 +248,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
-    mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
+    mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];

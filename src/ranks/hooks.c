@@ -3,8 +3,9 @@
 /* ==== 14. RANKS (implementation) ====================================================== */
 
 /* Does each rank get only the sums of its own pieces? */
-static int mixpi_is_scattered(const mixp_context *ctx)
-{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+static int mixpi_is_scattered(const mixp_context *ctx) {
+    return ctx->ranks.scatter && mixpi_is_sharded(ctx);
+}
 
 /* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
 static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
@@ -29,8 +30,7 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
-static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
-                                     const char *why) {
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
     mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
                       ctx->ranks.size, what, why);
@@ -39,8 +39,7 @@ static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
 
 /* Runs a hook. Does nothing with a single rank. */
 static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
-                                               mixp_ranks_hook hook, mixp_out data,
-                                               int64_t count) {
+                                               mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
     volatile char here = 0;
     const char *why;
@@ -109,4 +108,3 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }
-

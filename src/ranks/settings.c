@@ -48,16 +48,28 @@ enum {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[22] = {
-        (double)p->kind,           (double)p->order,          p->max_norm,
-        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of,
-        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count
-    };
+    const double own[22] = { (double)p->kind,
+                             (double)p->order,
+                             p->max_norm,
+                             (double)p->cautious,
+                             (double)p->schedule.kind,
+                             (double)p->schedule.warmup,
+                             (double)p->schedule.total,
+                             p->schedule.min_factor,
+                             p->schedule.gamma,
+                             (double)p->schedule.every,
+                             (double)p->schedule.decay,
+                             p->schedule.start_factor,
+                             (double)p->spike.of,
+                             (double)p->spike.window,
+                             (double)p->spike.max_in_a_row,
+                             p->spike.z,
+                             (double)o->states.m,
+                             (double)o->states.v,
+                             (double)o->states.master,
+                             o->clipped ? o->clip_norm : -1.0,
+                             (double)p->n_groups,
+                             (double)o->count };
     memcpy(all, own, sizeof own);
 }
 
@@ -88,9 +100,8 @@ static int mixpi_is_sent(const mixpi_backup *b) {
 
 /* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
 static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
-    static const char *const ranks[] = {
-        "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ", "MIXP_BUFFER_MEAN, "
-    };
+    static const char *const ranks[] = { "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ",
+                                         "MIXP_BUFFER_MEAN, " };
     const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
     const char *written = "";
     char shape[40];

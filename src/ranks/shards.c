@@ -20,8 +20,7 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
     shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
-    shards->owned =
-        (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
+    shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
     opt->shards = shards;
     opt->looks_own = mixpi_is_scattered(ctx);
@@ -29,12 +28,12 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 }
 
 /* Does each rank update a piece of parameter i? */
-static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
-{ return opt->slots[i].kept == MIXPI_IN_PIECES; }
+static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
+    return opt->slots[i].kept == MIXPI_IN_PIECES;
+}
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
-static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
-                              int64_t *first) {
+static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r, int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
     const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
@@ -114,12 +113,12 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
 MIXPI_SELDOM
-static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
-                                      int64_t joined_at) {
+static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->kept = slot->owner < 0 ? MIXPI_IN_PIECES
-               : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE : MIXPI_AWAY;
+    slot->kept = slot->owner < 0                       ? MIXPI_IN_PIECES
+                 : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
+                                                       : MIXPI_AWAY;
     if (slot->kept == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
     return slot->kept == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
@@ -181,8 +180,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
 
 /* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
  * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
-                                    size_t length, int out) {
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
+                                    int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
@@ -197,8 +196,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
         if (first < end) {
             char *weight = (char *)p->data + (size_t)element * size + (first - at);
             char *there = slice + (first - base);
-            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
-                                 end - first);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there, end - first);
         }
         at += mixpi_round_up(bytes);
     }
@@ -272,8 +270,7 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     int64_t first, at;
     const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
     mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
-    if (r == MIXP_OK)
-        r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
+    if (r == MIXP_OK) r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
     for (at = 0; at < count && r == MIXP_OK; at += most)
         r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
                             mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));

@@ -183,7 +183,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(what->ctx,
-                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+                               mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -195,4 +195,3 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
                              mixp_result_text(of_0));
 }
-

@@ -54,7 +54,7 @@ static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     mixpi_casting *casting = c->ctx->casting;
     const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
-    if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
+    if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
     if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
     why = mixpi_coded_hindrance(c);
     if (!why) return 1;
@@ -83,8 +83,7 @@ static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_
     k.scale = plan.scale;
     k.block_rows = plan.block_rows;
     k.codes = (uint8_t *)c->saved[MIXPI_CODES]->data;
-    if (c->saved[MIXPI_CODE_SCALES])
-        k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (c->saved[MIXPI_CODE_SCALES]) k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     return k;
 }
 
@@ -107,8 +106,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
     k = mixpi_coded_args(c, rc, x);
-    if (c->saved[MIXPI_CODE_SCALES])
-        x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;
     k.y = (mixp_bf16 *)q->y->data;

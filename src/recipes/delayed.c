@@ -20,8 +20,9 @@ static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->dow
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
  * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
-static int mixpi_scaled_on(const mixp_context *ctx)
-{ return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
+static int mixpi_scaled_on(const mixp_context *ctx) {
+    return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
+}
 
 /* The state of the linears with `weight`; NULL: it has none. */
 static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
@@ -33,7 +34,7 @@ static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tenso
 /* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
  * set. */
 static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
-    const size_t ahead = 16;    /* room of the scales: the history behind them is aligned */
+    const size_t ahead = 16; /* room of the scales: the history behind them is aligned */
     const size_t count = ahead + MIXPI_ROLES * (size_t)length;
     mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
     *r = MIXP_ERR_MEMORY;
@@ -75,8 +76,9 @@ static void mixpi_scaled_enter(mixpi_scaled *s, mixpi_role role, float amax) {
 }
 
 /* The largest value of the element in which an operand is quantised. */
-static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role)
-{ return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX; }
+static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role) {
+    return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX;
+}
 
 /* Moves a history by one place; the newest amax becomes the last. Returns the largest. */
 static float mixpi_history_turn(float *history, int length) {
@@ -112,8 +114,8 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
     k.history = s->history;
     k.scales = s->scales;
     for (int i = 0; i < MIXPI_ROLES; i++)
-        k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
-                                   -s->recipe.margin);
+        k.limits[i] =
+            (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
     if (ctx->device->kernels->turn)
         return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
     for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
@@ -124,8 +126,9 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
  * Each rank shares the newest amax of every parameter's linears, in the order in which the
  * parameters were made, which is the same on all ranks. */
 
-static int mixpi_is_scaled_weight(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
+static int mixpi_is_scaled_weight(const mixp_tensor *t) {
+    return t->own.is_param || t->own.optimizers > 0;
+}
 
 static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     const mixp_tensor *t;
@@ -204,7 +207,7 @@ static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float
     if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
     if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
     if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
-    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the exchange has used the scratch */
+    there = (float *)mixpi_context_scratch(ctx, bytes); /* the exchange has used the scratch */
     if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
     return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;

@@ -13,8 +13,9 @@ typedef struct mixpi_losing {
 
 /* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
  * it rounds to the element's largest number at most. */
-static double mixpi_lossy_beyond(mixp_dtype element)
-{ return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
+static double mixpi_lossy_beyond(mixp_dtype element) {
+    return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+}
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
@@ -47,11 +48,13 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
 }
 
 /* The bound that a field of mixp_recipe sets; 0 = never. */
-static double mixpi_lossy_bound(float given, double usual)
-{ return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
+static double mixpi_lossy_bound(float given, double usual) {
+    return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual;
+}
 
-static double mixpi_lossy_error_bound(mixp_dtype element)
-{ return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6; }
+static double mixpi_lossy_error_bound(mixp_dtype element) {
+    return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6;
+}
 
 /* The operands of a linear, one for each mixpi_role, as a guard knows them; NULL: no guard is on,
  * or it has no room for the site. */
@@ -94,8 +97,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
 /* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
  * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
-                                       mixpi_role role, const mixp_quantise_args *k,
-                                       float decode) {
+                                       mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
     mixp_result result;

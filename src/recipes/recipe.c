@@ -4,8 +4,8 @@
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block",
-                                         "mxfp8", "nvfp4" };
+    static const char *const names[] = { "none",      "fp8_current", "fp8_delayed",
+                                         "fp8_block", "mxfp8",       "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }

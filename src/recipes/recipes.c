@@ -28,8 +28,7 @@ typedef struct mixpi_quantised {
 } mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
-static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
-                                          mixpi_role b) {
+static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a, mixpi_role b) {
     mixpi_quantised q;
     memset(&q, 0, sizeof q);
     q.decode = 1.0f;
@@ -37,8 +36,9 @@ static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_rol
     return q;
 }
 
-static const float *mixpi_recipe_factor(const mixpi_quantised *q)
-{ return q->factor && !q->high ? (const float *)q->factor->data : NULL; }
+static const float *mixpi_recipe_factor(const mixpi_quantised *q) {
+    return q->factor && !q->high ? (const float *)q->factor->data : NULL;
+}
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -79,8 +79,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 
 /* Does a linear train, rather than evaluate or compare? */
 static int mixpi_recipe_trains(const mixp_context *ctx) {
-    return !mixpi_no_grad_now(ctx) && !ctx->evaluates &&
-           !(mixpi_watched(ctx) & MIXPI_TRIAL);
+    return !mixpi_no_grad_now(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
 /* Takes the recipe r for a linear. */
@@ -164,8 +163,9 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
 }
 
-static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
-{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t)); }
+static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
+    if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+}
 
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
@@ -183,8 +183,7 @@ static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_t
 }
 
 /* Quantises k->x into q->y. Where memory is the host's, the factor is in q->decode. */
-static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
-                                         mixpi_quantised *q) {
+static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     const mixp_device *device = c->ctx->device;
     const int64_t two = 2;
     k->y = (mixp_bf16 *)q->y->data;
@@ -242,11 +241,10 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
 static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
                               const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
-    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
-           p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
-           p->e8m0 == k->e8m0 && p->power == k->power &&
-           p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
-           p->given == k->given;
+    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
+           p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
+           p->power == k->power && p->block_rows == k->block_rows &&
+           p->block_cols == k->block_cols && p->given == k->given;
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
@@ -344,8 +342,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
-    if (k->amax == &amax && rc->enters && r == MIXP_OK)
-        mixpi_scaled_enter(rc->scaled, role, amax);
+    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -369,8 +366,7 @@ static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
 
 /* Are the values of an operand the same along its rows and its columns? */
 static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
-    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT ||
-           rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT || rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
 /* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */

@@ -29,8 +29,9 @@ static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
 }
 
 /* Was opt unscaled or stepped before the scaler's last update, or since? */
-static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
-{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt) {
+    return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch;
+}
 
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
 static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {

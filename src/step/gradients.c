@@ -4,8 +4,7 @@
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
 static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
-    return (size_t)opt->tallies * sizeof *opt->lost +
-           (size_t)opt->tally_count * sizeof *opt->tally;
+    return (size_t)opt->tallies * sizeof *opt->lost + (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
 /* Starts the copy of `bytes` of counts to the host. */
@@ -144,16 +143,14 @@ static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
 
 /* Turns counts into shares. Estimated flushes of gradients stored low are among the zeros. */
 static void mixpi_underflow_shares(mixp_underflow *out) {
-    double values =
-        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
     if (out->flushed > (double)out->look.flushed)
         values += out->flushed - (double)out->look.flushed;
     out->flushed = values > 0.0 ? out->flushed / values : 0.0;
     out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
-MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
-                                         mixp_underflow *out) {
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_underflow *out) {
     if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
     const int64_t first = i < 0 ? 0 : i;
     int64_t last = i < 0 ? opt->count : i + 1;
@@ -180,8 +177,9 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
 /* State of all gradients of an optimizer: true, or multiplied by scale number `at`. */
 typedef struct mixpi_scaling { int is_true; uint64_t at; } mixpi_scaling;
 
-static int mixpi_seen_before_update(const mixpi_mark *m)
-{ return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch; }
+static int mixpi_seen_before_update(const mixpi_mark *m) {
+    return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch;
+}
 
 /* A gradient's mark. An update ends the mark of a view, because its owner then refills the view. */
 static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
@@ -207,8 +205,9 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
     if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
-             ? "was unscaled before the last mixp_scaler_update; start again from the loss"
-             : "was used by the step before; call mixp_zero_grad, and start again from the loss";
+                   ? "was unscaled before the last mixp_scaler_update; start again from the loss"
+                   : "was used by the step before; call mixp_zero_grad, and start again from "
+                     "the loss";
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
                "scale changed too often; start again from the loss";
@@ -231,11 +230,11 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 }
 
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
-static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
-                                    const char *who, mixpi_scaling *out) {
+static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt, const char *who,
+                                    mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
-    const int known = scaler->ctx->training.scale_asked || scaler->rule.fixed ||
-                      scaler->scale_given;
+    const int known =
+        scaler->ctx->training.scale_asked || scaler->rule.fixed || scaler->scale_given;
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     out->at = now;
@@ -263,8 +262,8 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
-                             who, name, wrong);
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name,
+                             wrong);
 }
 
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
@@ -294,10 +293,8 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
 }
 
 /* Address of the scale by which the gradients are multiplied; NULL: they are true. */
-static const float *mixpi_scale_address(const mixp_scaler *scaler,
-                                        const mixpi_scaling *is) {
+static const float *mixpi_scale_address(const mixp_scaler *scaler, const mixpi_scaling *is) {
     const uint64_t age = scaler->scales - is->at;
     if (is->is_true) return NULL;
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
-

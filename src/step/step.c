@@ -96,7 +96,8 @@ static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
-               ? MIXP_OK : MIXP_ERR_MEMORY;
+               ? MIXP_OK
+               : MIXP_ERR_MEMORY;
 }
 
 /* Enters in the plan what this step does with its gradients. */
@@ -109,13 +110,12 @@ static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
     plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
     plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
     plan->look_only = 0;
-    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
-                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
+    plan->gathered =
+        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
 }
 
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
-                              const mixpi_scaling *is) {
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
     mixp_result r = mixpi_opt_room(opt);
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
@@ -140,7 +140,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     opt->clipped = 0;
     opt->views_summed = 0;
     opt->plan.loss = NULL;
-    return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
+    return mixpi_crew_stop(opt->ctx, r); /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -202,8 +202,8 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
-static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
-                                      const char *who, mixpi_scaling *is) {
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
+                                      mixpi_scaling *is) {
     mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
@@ -227,8 +227,7 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
 /* Sets the stage, and adds opt to the list of optimizers that the next update covers. */
 static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
     if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
-        opt->next_checked =
-            scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+        opt->next_checked = scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
         scaler->checked = opt;
         scaler->checked_epoch = scaler->epoch;
     }
@@ -298,7 +297,7 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
         r = mixp_optimizer_step(opt);
-        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY);    /* for the verdict */
+        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY); /* for the verdict */
         return r;
     }
 
@@ -426,10 +425,8 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
         "learning rate",
         (int)state.floor_skips, (double)state.scale,
-        bad.loss_bad ? "The loss itself is not finite. " : "",
-        bad.bad_is_nan ? "NaN" : "Inf",
-        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
-        on_rank);
+        bad.loss_bad ? "The loss itself is not finite. " : "", bad.bad_is_nan ? "NaN" : "Inf",
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element, on_rank);
 }
 
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
@@ -550,8 +547,9 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
-{ return mixpi_verdict(opt); }
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
+    return mixpi_verdict(opt);
+}
 /* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
@@ -571,4 +569,3 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }
-

@@ -4,8 +4,9 @@
 
 /* --- the table of parameters -------------------------------------------------------------- */
 
-static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot)
-{ return slot->grad ? slot->grad : slot->param->grad; }
+static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot) {
+    return slot->grad ? slot->grad : slot->param->grad;
+}
 
 /* A parameter's row in its current state. */
 static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
@@ -31,8 +32,7 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
     *first = *last = *row;
     memset(unit, 0, sizeof *unit);
     unit->weight = unit->grad = first->weight = last->grad = x->data;
-    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype =
-        x->dtype;
+    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype = x->dtype;
     unit->count = row->count;
     unit->active = last->active = 1;
     first->missed = last->missed = NULL;
@@ -111,10 +111,11 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
         opt->ctx, MIXP_ERR_ORDER,
         "%s: no parameter of this optimizer has a "
         "gradient; %s",
-        who, opt->cleared_in == opt->ctx->generation
-                 ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-                   "before mixp_backward"
-                 : "call mixp_backward first, on a loss that depends on a parameter");
+        who,
+        opt->cleared_in == opt->ctx->generation
+            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+              "before mixp_backward"
+            : "call mixp_backward first, on a loss that depends on a parameter");
 }
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
@@ -166,7 +167,7 @@ static void mixpi_opt_written(mixp_optimizer *opt) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
         if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
-        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER);    /* its low copies are stale */
+        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
@@ -185,8 +186,9 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 }
 
 /* The table, as kernels see it, of the gradients to look at. */
-static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
-{ return o->looks_own ? o->device_own_rows : o->device_rows; }
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o) {
+    return o->looks_own ? o->device_own_rows : o->device_rows;
+}
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
@@ -210,4 +212,3 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.scaler = s;
     return MIXPI_STEP_RUN(o, prepare, &k);
 }
-

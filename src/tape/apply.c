@@ -32,14 +32,14 @@ enum {
     MIXPI_INPUT_PROBED = 4      /* that gradient holds a probe, which backward must overwrite */
 };
 
-static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
-    return (mixpi_tape_entry *)(void *)c;
+static mixpi_tape_entry *mixpi_entry(mixp_call *c) { return (mixpi_tape_entry *)(void *)c; }
+static const mixpi_tape_entry *mixpi_entry_of(const mixp_call *c) {
+    return (const mixpi_tape_entry *)(const void *)c;
 }
-static const mixpi_tape_entry *mixpi_entry_of(const mixp_call *c)
-{ return (const mixpi_tape_entry *)(const void *)c; }
 /* The entry recorded before c, or NULL. */
-static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
-{ return ((const mixpi_tape_entry *)(const void *)c)->older; }
+static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c) {
+    return ((const mixpi_tape_entry *)(const void *)c)->older;
+}
 
 /* Fails inside an operator's own functions, for calls that would recycle its memory. */
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
@@ -54,21 +54,21 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
 /* --- applying one operator ------------------------------------------------------------- */
 
 /* Does a gradient flow to t? */
-static int mixpi_wants_grad(const mixp_tensor *t)
-{ return t && (t->requires_grad || t->own.from_tape); }
+static int mixpi_wants_grad(const mixp_tensor *t) {
+    return t && (t->requires_grad || t->own.from_tape);
+}
 
 enum { MIXPI_QUOTED = 96 };     /* characters for a quoted name in a message */
 
 /* " 'h.3.w'" for messages; "" if t has no name, or if its record may have been recycled. */
 static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
     *text = '\0';
-    if (t && !t->own.generation && *t->name)
-        snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
+    if (t && !t->own.generation && *t->name) snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
     return text;
 }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
-                                     int required, const mixp_tensor *t) {
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
+                                     const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
@@ -91,14 +91,12 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(
-        ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
-        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
+    return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
+                             "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required,
-                                     const void *attrs) {
+                                     mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
@@ -118,8 +116,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                  "%s: %d inputs, of which %d required; at least 1 must be "
                                  "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
-    for (i = 0; i < n_in && r == MIXP_OK; i++)
-        r = mixpi_check_input(ctx, op, i, required, in[i]);
+    for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }
 

@@ -95,13 +95,12 @@ static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast re
     mixpi_watcher_choose(c, cls);
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
-                                         mixp_autocast region) {
+static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: infer declared no result", c->op->name);
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result",
+                                 c->op->name);
     if (e->alias) {
         out->data = c->in[0]->data;
         out->own.origin = mixpi_origin(c->in[0]);
@@ -123,8 +122,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
                                  "%s is unsafe in low precision: use %s, or run "
                                  "it in a region of MIXP_F32",
-                                 c->op->name,
-                                 c->op->instead ? c->op->instead : "another operator");
+                                 c->op->name, c->op->instead ? c->op->instead : "another operator");
 
     /* Autocast: the inputs get the dtype of the operator's class. */
     mixp_result r = MIXP_OK;
@@ -171,8 +169,9 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
 }
 
 /* Input i of a call; for i = n_in the result. */
-static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i)
-{ return i < c->n_in ? c->in[i] : c->out; }
+static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i) {
+    return i < c->n_in ? c->in[i] : c->out;
+}
 
 /* Puts a call on the tape, with the versions of the tensors that it read. */
 static void mixpi_record_call(mixpi_tape_entry *e) {
@@ -229,7 +228,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!e) return NULL;
     ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->errors.reported != told) return NULL;     /* no memory for the site */
+    if (ctx->errors.reported != told) return NULL; /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
@@ -251,8 +250,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required,
-                                    const void *attrs) {
+                                    mixp_tensor *const *in, int required, const void *attrs) {
     const int before = mixpi_enter(ctx);
     mixp_tensor *y = mixpi_apply(ctx, op, n_in, in, required, attrs);
     mixpi_leave(ctx, before, MIXP_OK);
@@ -276,30 +274,31 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
-        return mixp_context_fail(
-            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements do not fit a shape of %.0f elements",
-            c->op->name, (double)c->in[0]->count, (double)c->out->count);
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "%s: %.0f elements do not fit a shape of %.0f elements",
+                                 c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
 
-MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
-{ if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what; }
+MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what) {
+    if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what;
+}
 
 /* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
-                                        int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
+                                        const int64_t *shape) {
     const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
     if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
-        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
+        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape)))
+        return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "%s: mixp_call_save: slot is %d; the last slot is %d",
-                      c->op->name, slot, MIXP_MAX_SAVED - 1);
+                      "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
+                      MIXP_MAX_SAVED - 1);
     return NULL;
 }
-

@@ -21,12 +21,14 @@ enum {
 };
 
 /* The backup of t, or of the tensor whose memory t shares; NULL: no buffer. */
-static mixpi_backup *mixpi_backup_of(const mixp_tensor *t)
-{ return t->own.origin ? t->own.origin->own.backup : t->own.backup; }
+static mixpi_backup *mixpi_backup_of(const mixp_tensor *t) {
+    return t->own.origin ? t->own.origin->own.backup : t->own.backup;
+}
 
 /* The backup of buffer number i. */
-static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i)
-{ return ctx->buffers.all.made[i]->own.backup; }
+static mixpi_backup *mixpi_backup_at(const mixp_context *ctx, int64_t i) {
+    return ctx->buffers.all.made[i]->own.backup;
+}
 
 /* No backup made so far will be used again. */
 static void mixpi_window_new(mixp_context *ctx, int state) {
@@ -49,8 +51,9 @@ static void mixpi_window_end(mixp_context *ctx) {
 }
 
 /* Was this backup filled since the step began? */
-static int mixpi_backup_is_valid(const mixpi_backup *b)
-{ return b->window >= b->buffer->ctx->buffers.first; }
+static int mixpi_backup_is_valid(const mixpi_backup *b) {
+    return b->window >= b->buffer->ctx->buffers.first;
+}
 
 /* Memory for the bytes of a buffer. A captured step must not allocate. */
 static mixp_result mixpi_backup_room(mixpi_backup *b) {

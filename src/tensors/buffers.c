@@ -65,5 +65,6 @@ MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
     return b ? mixpi_backup_keep(b) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i)
-{ return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL; }
+MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i) {
+    return ctx && i >= 0 && i < ctx->buffers.all.count ? ctx->buffers.all.made[i] : NULL;
+}

@@ -31,7 +31,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->gemm_measure = d->gemm_measure;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
-    x->threads = 1;             /* without threads, no loop could use more */
+    x->threads = 1; /* without threads, no loop could use more */
     x->least_work = MIXPI_LEAST_WORK;
 #if MIXPI_POOL || MIXPI_OPENMP
     x->threads = d->threads ? d->threads : mixpi_threads_there();
@@ -66,13 +66,13 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
-           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
-           : r == MIXP_ERR_FORMAT
-               ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
-           : r == MIXP_ERR_SHAPE
-               ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
-                 "gemm_choices, and save it again after a step"
-           : "the device cannot be used; check whether another program holds it";
+             : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+             : r == MIXP_ERR_FORMAT
+                 ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
+             : r == MIXP_ERR_SHAPE
+                 ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                   "gemm_choices, and save it again after a step"
+                 : "the device cannot be used; check whether another program holds it";
     return NULL;
 }
 
@@ -224,9 +224,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_noted(
-        ctx, "mixp_replay",
-        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+    r = mixpi_noted(ctx, "mixp_replay",
+                    ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
     return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
@@ -249,8 +248,9 @@ MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
     return MIXP_OK;
 }
 
-MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
-{ return graph && graph->sites_moved != graph->ctx->capture.sites_moved; }
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph) {
+    return graph && graph->sites_moved != graph->ctx->capture.sites_moved;
+}
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     mixp_memory m = { 0, 0, 0, 0, 0 };
@@ -263,9 +263,7 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
     return m;
 }
 
-MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
-    return ctx ? ctx->step : 0;
-}
+MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     mixp_gemm_count none = { 0, 0, 0, 0 };
@@ -284,4 +282,3 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
-

@@ -73,52 +73,66 @@ static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
  *
  * Each handle has the name of its member, so that a search for the name finds both.
  */
-static mixp_result mixpi_crew_walk_begin(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK; }
-static mixp_result mixpi_crew_walk_end(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_replayed(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK; }
-static mixp_result mixpi_crew_share_buffers(mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK; }
-static void mixpi_crew_end(mixp_context *ctx, const char *why)
-{ if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why); }
-static void mixpi_crew_lose(mixp_context *ctx, const void *scaler)
-{ if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler); }
+static mixp_result mixpi_crew_walk_begin(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_begin(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_opens(mixp_context *ctx, const mixp_tensor *leaf) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_opens(ctx, leaf) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_passed(mixp_context *ctx, const mixp_call *c) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_passed(ctx, c) : MIXP_OK;
+}
+static mixp_result mixpi_crew_walk_end(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->walk_end(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_replayed(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->replayed(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_crew_share_buffers(mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? ctx->crew->share_buffers(ctx) : MIXP_OK;
+}
+static void mixpi_crew_end(mixp_context *ctx, const char *why) {
+    if (mixpi_crew_of(ctx)) ctx->crew->end(ctx, why);
+}
+static void mixpi_crew_lose(mixp_context *ctx, const void *scaler) {
+    if (mixpi_crew_of(ctx)) ctx->crew->lose(ctx, scaler);
+}
 /* Drops the gradients that ranks hold back for a later walk. */
-static void mixpi_crew_forget(mixp_context *ctx)
-{ if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx); }
+static void mixpi_crew_forget(mixp_context *ctx) {
+    if (mixpi_crew_of(ctx)) ctx->crew->forget(ctx);
+}
 #ifndef MIXPREC_NO_CHECKPOINT
 /* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on)
-{ return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0; }
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0;
+}
 #endif
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
-static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words)
-{ return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK; }
-static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who)
-{ return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK; }
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
+    return mixpi_crew_of(ctx) ? ctx->crew->share(ctx, table, words) : MIXP_OK;
+}
+static mixp_result mixpi_crew_lack(const mixp_tensor *t, const char *who) {
+    return mixpi_crew_of(t->ctx) ? t->ctx->crew->lack(t, who) : MIXP_OK;
+}
 
 /* Parts of a batch that one step processes, one for each rank. */
-static uint64_t mixpi_world(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
+static uint64_t mixpi_world(const mixp_context *ctx) {
+    return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u;
+}
 
 /* This context's place among these parts, from 0. */
-static int mixpi_place(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
+static int mixpi_place(const mixp_context *ctx) { return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
 
 /* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
-static uint64_t mixpi_random_step(const mixp_context *ctx)
-{ return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx); }
+static uint64_t mixpi_random_step(const mixp_context *ctx) {
+    return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx);
+}
 
 /* Are the optimizers' states sharded over the ranks? */
-static int mixpi_is_sharded(const mixp_context *ctx)
-{ return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1; }
+static int mixpi_is_sharded(const mixp_context *ctx) {
+    return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1;
+}
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
 static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
@@ -148,4 +162,3 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
     const mixp_result r = mixpi_tensor_there(t, who);
     return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
-

@@ -60,8 +60,9 @@ static void mixpi_tell_warning(mixp_context *ctx) {
     if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
 }
 
-MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
-{ return ctx ? ctx->errors.warning : ""; }
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx) {
+    return ctx ? ctx->errors.warning : "";
+}
 
 /* Enters a call that must clean up after an error. on_error and on_warning may throw, so
  * mixpi_leave calls them only when the outermost such call returns. No floating-point exception
@@ -81,8 +82,8 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
-                                          const char *format, ...) {
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format,
+                                          ...) {
     va_list args;
     if (!ctx) return code;
     ctx->errors.failures++;
@@ -98,8 +99,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     return code;
 }
 
-MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
-                                           const char **message) {
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message) {
     if (message) *message = ctx ? ctx->errors.message : "the context is NULL";
     return ctx ? ctx->errors.code : MIXP_ERR_ARGUMENT;
 }
@@ -111,23 +111,27 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 }
 
 /* The code that a failed call returns. Never MIXP_OK, even if on_error cleared the error. */
-static mixp_result mixpi_failed(const mixp_context *ctx)
-{ return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT; }
+static mixp_result mixpi_failed(const mixp_context *ctx) {
+    return ctx->errors.code != MIXP_OK ? ctx->errors.code : MIXP_ERR_ARGUMENT;
+}
 
 /* Is t a live tensor record? A gradient that was given back has no data. */
-static int mixpi_is_tensor(const mixp_tensor *t)
-{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }
+static int mixpi_is_tensor(const mixp_tensor *t) {
+    return t && t->own.self == t && t->own.of == t->ctx && t->data;
+}
 
 /* Is t, a tensor, an activation of an earlier step? */
-static int mixpi_is_stale(const mixp_tensor *t)
-{ return t->own.generation && t->own.generation != t->ctx->generation; }
+static int mixpi_is_stale(const mixp_tensor *t) {
+    return t->own.generation && t->own.generation != t->ctx->generation;
+}
 
 /* Is t a tensor, and not a stale activation? */
 static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !mixpi_is_stale(t); }
 
 /* The call that began the current step. */
-static const char *mixpi_beginner(const mixp_context *ctx)
-{ return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin"; }
+static const char *mixpi_beginner(const mixp_context *ctx) {
+    return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin";
+}
 
 /* What is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
@@ -207,6 +211,6 @@ static void mixpi_inside_end(mixp_context *ctx, int before) {
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
-static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame)
-{ return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused); }
-
+static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame) {
+    return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused);
+}

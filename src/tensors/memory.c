@@ -34,8 +34,9 @@ static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r
 /* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
  * on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r); }
+                                     mixp_result r) {
+    return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r);
+}
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
 static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
@@ -88,8 +89,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->from_device = from_device;
     p->on_device = on_device;
     p->owner = NULL;
-    p->data =
-        from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
@@ -107,8 +107,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     mixpi_piece *next;
     for (; p; p = next) {
         next = p->next;
-        if (p->from_device && ctx->device->release)
-            ctx->device->release(&ctx->exec, p->data);
+        if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
         mixpi_host_put(ctx, p);
     }
 }
@@ -119,8 +118,7 @@ static void mixpi_note_peak(mixp_context *ctx) {
 }
 
 /* Fills n elements of dst with value, or converts n elements from src to dst. */
-static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
-                                   double value) {
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, double value) {
     mixp_fill_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -128,8 +126,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.dst = dst;
     return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
-static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
-                                    int64_t n) {
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
     mixp_convert_args k;
     memset(&k, 0, sizeof k);
     k.n = n;
@@ -139,24 +136,23 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
 }
 
 /* Bytes of t's data. */
-static size_t mixpi_bytes(const mixp_tensor *t)
-{ return (size_t)t->count * mixp_dtype_size(t->dtype); }
-
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
+static size_t mixpi_bytes(const mixp_tensor *t) {
+    return (size_t)t->count * mixp_dtype_size(t->dtype);
 }
 
-static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
-{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from, size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                                     (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
+}
+
+static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes) {
+    return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0);
+}
 
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
@@ -170,17 +166,13 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_note_peak(ctx);
     r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
-    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
-                      (double)bytes, mixp_result_text(r));
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s", (double)bytes,
+                      mixp_result_text(r));
     return NULL;
 }
 
-static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
-    return mixpi_permanent(ctx, n, 1);
-}
-static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
-    return mixpi_permanent(ctx, n, 0);
-}
+static void *mixpi_device_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 1); }
+static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_permanent(ctx, n, 0); }
 
 /* Like mixpi_permanent, for memory that may be freed before the context: the piece knows its
  * owner. */
@@ -286,10 +278,9 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 }
 
 /* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
-                             size_t bytes) {
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
-    if (!f) return;             /* no harm: the buffer is not reused */
+    if (!f) return; /* no harm: the buffer is not reused */
     f->data = data;
     f->size = mixpi_round_up(bytes ? bytes : 1);
     f->next = a->free;
@@ -320,8 +311,7 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
     if (p && p->size >= bytes) return p->data;
     p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
     if (!p) return NULL;
-    p->next = ctx->memory.scratch;     /* a queued kernel may still use the old piece */
+    p->next = ctx->memory.scratch; /* a queued kernel may still use the old piece */
     ctx->memory.scratch = p;
     return p->data;
 }
-

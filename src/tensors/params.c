@@ -13,7 +13,7 @@ static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
         } else if (*pattern == '?' || *pattern == text[at]) {
             pattern++;
             at++;
-        } else if (star) {      /* the newest star takes one more character */
+        } else if (star) { /* the newest star takes one more character */
             pattern = star + 1;
             at = ++retry;
         } else return 0;
@@ -54,8 +54,9 @@ static mixp_result mixpi_params_grow(mixp_context *ctx, mixpi_params *p) {
     return MIXP_OK;
 }
 
-static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name)
-{ return name && *name && p->room ? *mixpi_name_place(p, name) : NULL; }
+static mixp_tensor *mixpi_params_find(const mixpi_params *p, const char *name) {
+    return name && *name && p->room ? *mixpi_name_place(p, name) : NULL;
+}
 
 /* Finds no parameter or buffer without a name. */
 MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
@@ -63,8 +64,9 @@ MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *
     return t || !ctx ? t : mixpi_params_find(&ctx->buffers.all, name);
 }
 
-MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
-{ return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL; }
+MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i) {
+    return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL;
+}
 
 /* The oldest parameter, from number *i on, whose name matches the pattern. Sets *i to the next
  * number. Returns NULL if no further parameter matches. */
@@ -90,8 +92,7 @@ static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const cha
 }
 
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
-                                      mixp_result (*init)(mixp_tensor *, double),
-                                      double value) {
+                                      mixp_result (*init)(mixp_tensor *, double), double value) {
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
     int64_t i = 0;
@@ -128,8 +129,8 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
     return 1;
 }
 
-MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                    int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
+                                    const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
@@ -158,8 +159,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
         va_end(args);
     }
     if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
-    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_param_named: %s", format ? "the name has more than 255 bytes"
-                                                     : "the format is NULL");
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param_named: %s",
+                      format ? "the name has more than 255 bytes" : "the format is NULL");
     return NULL;
 }

@@ -3,37 +3,35 @@
 /* --- tensors --------------------------------------------------------------------------- */
 
 /* A tensor as an argument of kernels. NULL gives an argument without data. */
-static mixp_in mixpi_tensor_in(const mixp_tensor *t)
-{ return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32); }
+static mixp_in mixpi_tensor_in(const mixp_tensor *t) {
+    return t ? mixpi_in(t->data, t->dtype) : mixpi_in(NULL, MIXP_F32);
+}
 static mixp_out mixpi_tensor_out(const mixp_tensor *t, int accumulate) {
-    return t ? mixpi_out_to(t->data, t->dtype, accumulate)
-             : mixpi_out_to(NULL, MIXP_F32, 0);
+    return t ? mixpi_out_to(t->data, t->dtype, accumulate) : mixpi_out_to(NULL, MIXP_F32, 0);
 }
 
 /* "[2, 3, 4]" for messages. */
-static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text,
-                                    size_t room) {
+static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, size_t room) {
     size_t at = 0;
     int i;
     for (i = 0; i < rank && at + 24 < room; i++)
-        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f",
-                               (double)shape[i]);
+        at += (size_t)snprintf(text + at, room - at, i ? ", %.0f" : "[%.0f", (double)shape[i]);
     snprintf(text + at, room - at, "%s", rank ? "]" : "[]");
     return text;
 }
 
 /* Checks that every dimension is at least 1 and that the size in bytes fits ptrdiff_t. */
-static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype,
-                                     int rank, const int64_t *shape) {
+static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
+                                     const int64_t *shape) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "%s: %d is not a mixp_dtype", who, (int)dtype);
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who,
+                                 (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "%s: rank %d with shape %s; the rank must be 0 to %d",
-                                 who, rank, shape ? "given" : "NULL", MIXP_MAX_RANK);
+                                 "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
+                                 shape ? "given" : "NULL", MIXP_MAX_RANK);
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -86,14 +84,14 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
 }
 
 /* The dtype of t's gradient. */
-static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t)
-{ return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype; }
+static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t) {
+    return t->ctx->walk.f32_gradients && !t->own.generation ? MIXP_F32 : t->dtype;
+}
 
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
-static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
-                                     mixp_dtype dtype, int rank, const int64_t *shape,
-                                     int permanent, int with_data) {
+static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                     int rank, const int64_t *shape, int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
@@ -139,8 +137,7 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
         who, name ? name : "");
 }
 
-static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                    const void *data) {
+static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, const void *data) {
     size_t size = mixp_dtype_size(dtype);
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
@@ -149,14 +146,13 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
     return NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                   int rank, const int64_t *shape, void *data) {
+MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
+                                   const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
     if (wrong)
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "",
-                          wrong);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "", wrong);
     else t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 0);
     if (t) t->data = data;
     return t;
@@ -196,8 +192,7 @@ static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (k->batch == 0) return "batch is 0; set it to 1 for one product";
     if (k->alpha == 0.0f && !k->alpha_at) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
-    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
-        return "a, b or c has no data";
+    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data))) return "a, b or c has no data";
     if (k->c.data == k->a.data || k->c.data == k->b.data) return "c's memory is a's or b's";
     return NULL;
 }
@@ -231,11 +226,10 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
                                  "use mixp_param for a tensor that trains",
                                  t->name);
     if (on && !mixpi_real(t->dtype))
-        return mixp_context_fail(
-            t->ctx, MIXP_ERR_DTYPE,
-            "mixp_tensor_set_requires_grad '%s': gradients need f32, "
-            "f16 or bf16, not %s",
-            t->name, mixp_dtype_name(t->dtype));
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
+                                 "mixp_tensor_set_requires_grad '%s': gradients need f32, "
+                                 "f16 or bf16, not %s",
+                                 t->name, mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad: the result of an operator keeps "
@@ -268,20 +262,18 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
     mixpi_written(t, "mixp_tensor_touch");
 }
 
-static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
-                                        mixp_dtype dtype, int64_t count,
-                                        const char *who) {
+static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                        int64_t count, const char *who) {
     char shape[224];
     mixp_result r = mixpi_tensor_whole(t, who);
     if (r != MIXP_OK) return r;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s '%s': the host memory is NULL", who, t->name);
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who,
+                                 t->name);
     if (!mixp_dtype_size(dtype))
-        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "%s '%s': %d is not a mixp_dtype", who, t->name,
-                                 (int)dtype);
+        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who,
+                                 t->name, (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
@@ -299,8 +291,7 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     if (dtype == t->dtype) return mixpi_download(t->ctx, host, t->data, bytes);
     stage = t->ctx->device->download ? mixpi_context_scratch(t->ctx, bytes) : host;
     if (!stage) return MIXP_ERR_MEMORY;
-    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t),
-                         count);
+    r = mixpi_convert_to(t->ctx, mixpi_out_to(stage, dtype, 0), mixpi_tensor_in(t), count);
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
@@ -326,8 +317,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_tensor_there(to, "mixp_copy");
     if (r != MIXP_OK) return r;
-    if (!from)
-        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
+    if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
     r = mixpi_tensor_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
@@ -336,13 +326,12 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
                                  "mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     char here[224], there[224];
-    return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
-                             "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
-                             "%.0f; pass tensors with as many elements",
-                             to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here),
-                             (double)to->count,
-                             mixpi_shape_text(from->rank, from->shape, there, sizeof there),
-                             (double)from->count);
+    return mixp_context_fail(
+        to->ctx, MIXP_ERR_SHAPE,
+        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
+        "%.0f; pass tensors with as many elements",
+        to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here), (double)to->count,
+        mixpi_shape_text(from->rank, from->shape, there, sizeof there), (double)from->count);
 }
 
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
@@ -372,12 +361,12 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
-    return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
+    return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
 }
 
 /* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */
 static int mixpi_overflows(mixp_dtype dtype, double value) {
-    double low = 0.0;           /* memory for any dtype */
+    double low = 0.0; /* memory for any dtype */
     if (!mixpi_f64_is_finite(value)) return 0;
     if (dtype == MIXP_U8) return value <= -1.0 || value >= 256.0;
     if (dtype == MIXP_I32) return value <= -2147483649.0 || value >= 2147483648.0;
@@ -424,7 +413,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 
 /* Writes a + b * (uniform or standard normal) to every element. */
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
-    double  value[256], narrow[256];    /* narrow: aligned memory for any dtype */
+    double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
     mixp_result r = mixpi_tensor_there(t, "mixp_init");
     if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
@@ -435,8 +424,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
             double x = normal ? mixpi_normal(t, i + j) : mixpi_uniform(t, 2 * (i + j));
             value[j] = a + b * x;
         }
-        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK)
-            return MIXP_ERR_DTYPE;
+        if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
                          (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
@@ -469,12 +457,15 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     return normal ? mixp_init_normal(t, 0.0, std) : mixp_init_uniform(t, -bound, bound);
 }
 
-MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 1, 1, gain); }
-MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 0, 1, gain); }
-MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 1, 0, gain); }
-MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
-{ return mixpi_init_fan(t, 0, 0, gain); }
-
+MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 1, 1, gain);
+}
+MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 0, 1, gain);
+}
+MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 1, 0, gain);
+}
+MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain) {
+    return mixpi_init_fan(t, 0, 0, gain);
+}

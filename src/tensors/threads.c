@@ -28,7 +28,7 @@
 static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_task task,
                                   void *arg) {
     int64_t i;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
+#  pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
 }
 
@@ -85,11 +85,11 @@ struct mixpi_pool {
 };
 
 static void mixpi_pause(void) {
-#if defined(__x86_64__) || defined(__i386__)
+#  if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
-#elif defined(__aarch64__)
+#  elif defined(__aarch64__)
     __asm__ __volatile__("yield");
-#endif
+#  endif
 }
 
 /* Waits for a moment, the i-th time in a row. Returns 0 when the caller should sleep instead. */
@@ -99,9 +99,7 @@ static int mixpi_wait_awake(int i) {
     return i < MIXPI_SPINS + MIXPI_YIELDS;
 }
 
-static uint64_t mixpi_gate(mixpi_pool *p) {
-    return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST);
-}
+static uint64_t mixpi_gate(mixpi_pool *p) { return __atomic_load_n(&p->gate, __ATOMIC_SEQ_CST); }
 
 static void mixpi_take_tasks(mixpi_pool *p, int worker) {
     int64_t i;
@@ -116,7 +114,7 @@ static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
     while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
         if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
                                          __ATOMIC_SEQ_CST))
-            continue;           /* gate now has the current value */
+            continue; /* gate now has the current value */
         *seen = gate / MIXPI_GATE_ROUND;
         return 1;
     }
@@ -141,8 +139,7 @@ static int mixpi_pool_await(mixpi_pool *p, uint64_t *seen) {
         if (mixpi_gate_pass(p, seen)) return 1;
     pthread_mutex_lock(&p->lock);
     __atomic_add_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
-    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit)
-        pthread_cond_wait(&p->wake, &p->lock);
+    while (!(entered = mixpi_gate_pass(p, seen)) && !p->quit) pthread_cond_wait(&p->wake, &p->lock);
     __atomic_sub_fetch(&p->asleep, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&p->lock);
     return entered;
@@ -211,8 +208,7 @@ static mixpi_pool *mixpi_context_pool(mixp_context *ctx) {
     mixpi_pool *p = ctx->pool;
     if (p && p->owner == getpid()) return p;
     if (!p)
-        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p +
-                                                   (size_t)workers * sizeof p->worker[0]);
+        p = (mixpi_pool *)mixpi_host_take(ctx, sizeof *p + (size_t)workers * sizeof p->worker[0]);
     if (p) mixpi_pool_start(p, workers);
     ctx->pool = p;
     return p;
@@ -243,11 +239,13 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
     mixpi_pool *p = mixpi_context_pool((mixp_context *)user);
     int64_t i;
     if (p) mixpi_pool_run(p, tasks, task, arg);
-    else for (i = 0; i < tasks; i++) task(arg, i, 0);
+    else
+        for (i = 0; i < tasks; i++) task(arg, i, 0);
 }
 #elif MIXPI_OPENMP
-static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg)
-{ mixpi_openmp_parallel((const mixp_context *)user, tasks, task, arg); }
+static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    mixpi_openmp_parallel((const mixp_context *)user, tasks, task, arg);
+}
 #endif
 
 #if MIXPI_OPENMP
@@ -264,34 +262,29 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
                                       size_t bytes);
 
 /* Copies with a function of the device; NULL: device memory is host memory. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to,
-                                 const void *from, size_t bytes) {
+static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
+                                 size_t bytes) {
     if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
 
-static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host,
-                                size_t bytes) {
+static mixp_result mixpi_upload(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->upload, device, host, bytes);
 }
 
 /* Uploads from the program's own memory, which each replay of a captured step reads again. */
-static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host,
-                              size_t bytes) {
+static mixp_result mixpi_feed(mixp_context *ctx, void *device, const void *host, size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->feed ? d->feed : d->upload, device, host, bytes);
 }
 
-static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device,
-                                  size_t bytes) {
+static mixp_result mixpi_download(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     return mixpi_copy_by(ctx, ctx->device->download, host, device, bytes);
 }
 
 /* Downloads what recent kernels of the step wrote, without waiting. */
-static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
-                              size_t bytes) {
+static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device, size_t bytes) {
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
-

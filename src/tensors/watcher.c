@@ -35,8 +35,9 @@ typedef struct mixpi_lossy {
 } mixpi_lossy;
 
 /* A loss as a share of its bound; 0 if bound is 0, which means never. */
-static double mixpi_loss_excess(double loss, double bound)
-{ return bound > 0.0 ? loss / bound : 0.0; }
+static double mixpi_loss_excess(double loss, double bound) {
+    return bound > 0.0 ? loss / bound : 0.0;
+}
 
 /* Joins what one quantisation lost to the operand's sample. */
 static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
@@ -100,39 +101,54 @@ static int mixpi_watched(const mixp_context *ctx) {
 }
 
 /* Must operators run one by one, because a guard or an observer sees each? */
-static int mixpi_is_seen(const mixp_context *ctx)
-{ return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }
+static int mixpi_is_seen(const mixp_context *ctx) {
+    return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0;
+}
 
 /* --- handles: without a guard they do nothing --- *
  *
  * Each handle has the name of its member, so that a search for the name finds both. A call without
  * a site, number 0, is not the guard's.
  */
-static void mixpi_watcher_captured(mixp_context *ctx)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx); }
-static mixp_result mixpi_watcher_replayed(mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK; }
-static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0; }
-static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls)
-{ if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls); }
-static int mixpi_watcher_is_wide(const mixp_call *c)
-{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c); }
-static int mixpi_watcher_is_pinned(const mixp_call *c)
-{ return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c); }
-static mixp_result mixpi_watcher_begin(mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK; }
-static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g)
-{ return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK; }
-static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site)
-{ return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK; }
-static void mixpi_watcher_walked(const mixp_context *ctx)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx); }
-static uint64_t mixpi_watcher_mark(const mixp_context *ctx)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0; }
-static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK; }
-static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler)
-{ return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK; }
-static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler)
-{ if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler); }
+static void mixpi_watcher_captured(mixp_context *ctx) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->captured(ctx);
+}
+static mixp_result mixpi_watcher_replayed(mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->replayed(ctx) : MIXP_OK;
+}
+static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->enter(ctx, op, n_in, in) : 0;
+}
+static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
+    if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
+}
+static int mixpi_watcher_is_wide(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c);
+}
+static int mixpi_watcher_is_pinned(const mixp_call *c) {
+    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
+}
+static mixp_result mixpi_watcher_begin(mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->begin(ctx) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_gradient(mixp_context *ctx, int site, const mixp_tensor *g) {
+    return site && mixpi_watcher_of(ctx) ? ctx->watcher->gradient(ctx, site, g) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_leaves(const mixp_call *c, int site) {
+    return site && mixpi_watcher_of(c->ctx) ? c->ctx->watcher->leaves(c, site) : MIXP_OK;
+}
+static void mixpi_watcher_walked(const mixp_context *ctx) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->walked(ctx);
+}
+static uint64_t mixpi_watcher_mark(const mixp_context *ctx) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->mark(ctx) : 0;
+}
+static mixp_result mixpi_watcher_updating(mixp_context *ctx, mixp_advance_args *k) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->updating(ctx, k) : MIXP_OK;
+}
+static mixp_result mixpi_watcher_updated(mixp_context *ctx, void *scaler) {
+    return mixpi_watcher_of(ctx) ? ctx->watcher->updated(ctx, scaler) : MIXP_OK;
+}
+static void mixpi_watcher_lose(mixp_context *ctx, const void *scaler) {
+    if (mixpi_watcher_of(ctx)) ctx->watcher->lose(ctx, scaler);
+}

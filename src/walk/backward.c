@@ -96,4 +96,3 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_backward(ctx, loss));
 }
-

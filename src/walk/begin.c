@@ -53,4 +53,3 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     volatile char here = 0;
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
-

@@ -112,8 +112,9 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
 }
 
 /* Before a walk reads the inputs and the result of e. */
-static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e)
-{ return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK; }
+static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e) {
+    return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK;
+}
 
 /* After a walk has passed e. */
 static void mixpi_rerun_leave(mixpi_tape_entry *e) {
@@ -197,4 +198,3 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");
     return NULL;
 }
-

@@ -5,8 +5,8 @@
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with t's element i set to x. */
-static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                            mixp_tensor *t, float *value, int64_t i, float x) {
+static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
+                            float *value, int64_t i, float x) {
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
@@ -15,25 +15,23 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
 
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
  * the gradient and the values. */
-static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn,
-                                              void *user, mixp_tensor *t, double eps,
-                                              float *memory, double *worst) {
+static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
+                                              mixp_tensor *t, double eps, float *memory,
+                                              double *worst) {
     float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     int64_t i;
     memset(analytic, 0, (size_t)t->count * sizeof(float));
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
-        float old = value[i], up = (float)((double)old + eps),
-              down = (float)((double)old - eps);
+        float old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
         double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
         double below = mixpi_loss_at(ctx, fn, user, t, value, i, down);
         value[i] = old;
         r = mixp_write(t, value, MIXP_F32, t->count);
         numeric = (above - below) / ((double)up - (double)down);
-        off = fabs((double)analytic[i] - numeric) /
-              (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off;  /* a NaN stays */
+        off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
+        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off; /* a NaN stays */
     }
     t->grad = NULL;
     return r;
@@ -105,10 +103,9 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                             int n_inputs, mixp_tensor *const *inputs,
-                                             double eps, double *worst) {
+                                             int n_inputs, mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before,
                        mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
-

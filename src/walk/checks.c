@@ -79,4 +79,3 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
     return MIXP_OK;
 }
-

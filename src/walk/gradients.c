@@ -67,7 +67,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     if (!mixp_call_wants(c, i)) return NULL;
 
     /* Memory of its own. The ranks give a parameter's gradient its place at the first write. */
-    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data;  /* set by backward */
+    const int laid = t->own.from_tape && t->own.grad && t->own.grad->data; /* set by backward */
     mixp_result r = MIXP_OK;
     if (!t->own.from_tape && !t->grad) r = mixpi_crew_walk_opens(c->ctx, t);
     if (r == MIXP_OK) g = mixpi_grad_buffer(t);
@@ -115,11 +115,13 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
     return g;
 }
 
-MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
-{ return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
+MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i) {
+    return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL);
+}
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
-{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
+MIXPREC_API mixp_in mixp_call_dy(const mixp_call *c) {
+    return mixpi_tensor_in(c->out ? c->out->grad : NULL);
+}
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -155,8 +157,7 @@ static int mixpi_call_lend_grad(mixp_call *c, int i, int owner) {
 }
 
 /* grad (+)= src: any real dtypes, same count. */
-static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src,
-                                  int64_t count) {
+static mixp_result mixpi_add_into(mixp_context *ctx, mixp_out grad, mixp_in src, int64_t count) {
     mixp_copy_args k;
     if (!grad.accumulate) return mixpi_convert_to(ctx, grad, src, count);
     memset(&k, 0, sizeof k);
@@ -173,9 +174,9 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     mixp_tensor *g = t->own.grad, *kept = t->own.kept;
     t->grad = kept ? kept : g;
     if (kept)
-        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g),
-                              g->count);
-    t->own.kept = g; t->own.grad = NULL;
+        return mixpi_add_into(t->ctx, mixpi_tensor_out(kept, 1), mixpi_tensor_in(g), g->count);
+    t->own.kept = g;
+    t->own.grad = NULL;
     return MIXP_OK;
 }
 
@@ -194,9 +195,7 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
     mixp_result r = MIXP_OK;
     for (int i = 0; i < c->n_in && g->own.borrowed && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (t && t->own.grad && t->own.grad->own.lent == g)
-            r = mixpi_grad_settle(t->own.grad);
+        if (t && t->own.grad && t->own.grad->own.lent == g) r = mixpi_grad_settle(t->own.grad);
     }
     return r;
 }
-

@@ -51,4 +51,3 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     }
     mixpi_crew_lose(ctx, by);
 }
-

@@ -26,4 +26,3 @@ static int mixpi_probe_is_there(const mixp_tensor *g) {
     return memcmp(g->data, probe, size) == 0 &&
            memcmp((char *)g->data + mixpi_bytes(g) - size, probe, size) == 0;
 }
-

@@ -67,4 +67,3 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
                "loss) and step with mixp_scaler_step, or use bf16",
                100.0 * u->flushed / all, (double)ctx->step);
 }
-

@@ -53,4 +53,3 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
         }
     }
 }
-

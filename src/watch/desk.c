@@ -30,8 +30,7 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
     if (r != MIXP_OK) return r;
     wrong = mixpi_look_wrong(t, low, out);
-    if (wrong)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
     w = mixpi_watch_of(t->ctx);
     if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
     if (!w || !w->row) return MIXP_ERR_MEMORY;
@@ -58,8 +57,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     const int before = w->capacity;
     mixp_result r;
     if (!w->events)
-        w->events =
-            (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+        w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
     if (n < w->n_sites) n = w->n_sites;
@@ -72,7 +70,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
         r = mixpi_noted(ctx, "guard",
                         ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
     if (r != MIXP_OK) w->capacity = before;
-    else w->full = 0;           /* an observer's sites may have found no room */
+    else w->full = 0; /* an observer's sites may have found no room */
     return r;
 }
 
@@ -94,16 +92,14 @@ static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
 
 /* Returns what is wrong with the description, or NULL. Comparisons are negated so that NaNs
  * fail. */
-static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
-                                     int asked) {
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d, int asked) {
     const int most = 1 << 20, now = ctx->watch ? ctx->watch->most_sites : 0;
     if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
     if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
     if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
     if (!(d->low_again > 0.0f && d->low_again < d->high))
         return "low_again must lie between 0 and high";
-    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
-        return "flushed must be above 0 and at most 1";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f)) return "flushed must be above 0 and at most 1";
     if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
@@ -130,8 +126,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
-    if (wrong)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
@@ -149,7 +144,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!w->on) w->inspect_all = 1;
     w->patience = d.patience;
     w->most_sites = d.max_sites;
-    if (!w->on) w->since = 2 * w->every;    /* sample the first step */
+    if (!w->on) w->since = 2 * w->every; /* sample the first step */
     if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
     return MIXP_OK;
@@ -215,8 +210,7 @@ static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
 }
 
 /* Returns what is wrong with a pattern, or NULL. */
-static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
-                                   mixp_dtype dtype) {
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
     mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
@@ -234,8 +228,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
-                                       mixp_dtype dtype) {
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
     const char *wrong;
     mixpi_watch *w;
     mixpi_pin *pin;
@@ -277,7 +270,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -293,8 +286,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times ||
-        !mixpi_retry_pays(scaler)) {
+    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
         return 0;
     }
@@ -323,8 +315,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     int again;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
     again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
-            !mixpi_f64_is_finite(value);
+            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;

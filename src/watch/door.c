@@ -13,8 +13,9 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
 
 MIXPI_SELDOM
 /* A captured step is not sampled, also if the capture begins within a sampled step. */
-static void mixpi_watch_captured(mixp_context *ctx)
-{ ctx->watch->sampled = ctx->watch->probing = 0; }
+static void mixpi_watch_captured(mixp_context *ctx) {
+    ctx->watch->sampled = ctx->watch->probing = 0;
+}
 
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {

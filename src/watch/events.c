@@ -28,7 +28,7 @@ MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
     if (!look) return 0.0;
     seen = (double)(look->count - look->zeros - look->nonfinite);
     lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
-    if (stored_low) seen += lost;       /* flushed values were counted as zeros */
+    if (stored_low) seen += lost; /* flushed values were counted as zeros */
     return seen > 0.0 ? lost / seen : 0.0;
 }
 
@@ -38,16 +38,19 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
 }
 
 /* The largest number, and the smallest normal number, of a low dtype. */
-static double mixpi_low_largest(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
-static double mixpi_low_normal(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+static double mixpi_low_largest(mixp_dtype low) {
+    return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
+}
+static double mixpi_low_normal(mixp_dtype low) {
+    return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
+}
 
 /* Do flushed values matter in this array? If the array has a number of at least 16 times the
  * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
  * number: a long tail of tiny values does no harm. */
-static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
-{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
+    return (double)look->largest < 16.0 * mixpi_low_normal(low);
+}
 
 /* --- events ------------------------------------------------------------------------------ */
 
@@ -87,9 +90,12 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
 
 static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
-        "overflowed: stores f32 now", "approached the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
-        "pinned by a pattern", "caused a skipped step",
+        "overflowed: stores f32 now",
+        "approached the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now",
+        "in range again: stores its low dtype",
+        "pinned by a pattern",
+        "caused a skipped step",
         "max_sites is reached: new sites are not watched",
         "lost too much by rounding: stores f32 now",
         "lost too much when it was quantised: its products are bf16 now",
@@ -117,12 +123,9 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_OPERAND_BACK:
         return "No action needed: after another fallback the site needs twice as many clean "
                "samples";
-    case MIXP_EVENT_PINNED:
-        return "To free the site, call mixp_guard_pin with MIXP_DTYPE_COUNT";
-    case MIXP_EVENT_FULL:
-        return "Set a larger max_sites when you start the guard of a new context";
-    default:
-        return "";
+    case MIXP_EVENT_PINNED: return "To free the site, call mixp_guard_pin with MIXP_DTYPE_COUNT";
+    case MIXP_EVENT_FULL: return "Set a larger max_sites when you start the guard of a new context";
+    default: return "";
     }
 }
 
@@ -209,8 +212,8 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     mixpi_event_others(event, others, sizeof others);
     mixpi_event_subject(event, subject, sizeof subject);
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
-             event->site, *event->site ? " " : "",
-             mixpi_event_what(event), number, others, mixpi_event_advice(event));
+             event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
+             mixpi_event_advice(event));
     mixpi_readable(text);
     return text;
 }

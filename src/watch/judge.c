@@ -2,8 +2,9 @@
 #include "events.c"
 /* --- what a sample shows ------------------------------------------------------------------- */
 
-static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
-{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which) {
+    return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
+}
 
 /* Can the site still store, or read, a wider dtype? */
 static int mixpi_site_can_fall(const mixpi_site *site) {
@@ -32,8 +33,9 @@ static int mixpi_site_is_low(const mixpi_site *site, int sample) {
 }
 
 /* Has the site's operator one of these traits? */
-static int mixpi_site_is(const mixpi_site *site, int traits)
-{ return (site->traits & traits) != 0; }
+static int mixpi_site_is(const mixpi_site *site, int traits) {
+    return (site->traits & traits) != 0;
+}
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
 static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
@@ -47,8 +49,7 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    if (r == MIXP_OK) r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -145,8 +146,7 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
     int i, bad = 0;
     if (!number) return 0;
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
-            bad = site->from[i];
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
@@ -168,7 +168,8 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
             scalar = -1;
         }
         if (bad && site->scalar && scalar >= 0 &&
-            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn)) scalar = n;
+            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn))
+            scalar = n;
     }
     return scalar > 0 ? scalar : 0;
 }
@@ -181,7 +182,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
             mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
-            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite) return n;
+            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite)
+            return n;
     return 0;
 }
 
@@ -190,7 +192,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 static int mixpi_site_asked(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
-        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
+        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
+        return 0;
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
@@ -244,8 +247,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
         if (!mixpi_seen(w, n, which)->nonfinite) continue;
-        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn)
-            best = n;
+        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn) best = n;
     }
     return best;
 }
@@ -261,8 +263,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
-        return MIXP_ORIGIN_INPUT;
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
@@ -294,7 +295,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->nan, sizeof varied);      /* this row holds two floats */
+    memcpy(&varied, &row->nan, sizeof varied); /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);

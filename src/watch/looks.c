@@ -4,8 +4,9 @@
 /* --- looks ----------------------------------------------------------------------------- */
 
 /* Row `which` of a site, in device memory. */
-static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
-{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which) {
+    return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
+}
 
 /* The dtype whose range judges a site: its low dtype, or the region's if it stores f32 in any
  * case. */
@@ -39,7 +40,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
     if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
-    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK;      /* mixp_full */
+    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK; /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
@@ -89,8 +90,7 @@ static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *g
  * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
  * out. */
 static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
-    return e->alias || mixpi_is_cast(e->call.op) ||
-           e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
+    return e->alias || mixpi_is_cast(e->call.op) || e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
 /* Notes the largest constant that the program wrote: into the result, or into an input that no site
@@ -116,14 +116,12 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (through) out->own.watch.written = given[0]->own.watch.written;
     mixpi_note_constant(e, given);
-    if (e->alias) e->site = 0;          /* its memory has been looked at already */
+    if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
     r = mixpi_site_stored(ctx, e->site, out,
-                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
-                                                               : MIXP_F32);
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++)
-        r = mixpi_look_data(ctx, e->site, given[i]);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 
@@ -135,8 +133,9 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 }
 
 /* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
-static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
-{ return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
+static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
+    return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
+}
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
  * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
@@ -205,8 +204,9 @@ static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
     if (out->dtype != plain) out->own.watch.raised = plain;
 }
 
-static void mixpi_site_casts(mixp_call *c)
-{ mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
+static void mixpi_site_casts(mixp_call *c) {
+    mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+}
 
 static int mixpi_site_is_pinned(const mixp_call *c) {
     const mixpi_site *site = mixpi_guarded_site(c);
@@ -217,8 +217,8 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
  * row MIXPI_LOOK_LOSS. */
 static mixp_losses *mixpi_site_losses(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
-    MIXPI_STATIC_ASSERT(losses, sizeof(mixp_losses) ==
-                                    sizeof(mixp_look) - offsetof(mixp_look, count));
+    MIXPI_STATIC_ASSERT(losses,
+                        sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
     if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
     return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
 }
@@ -227,4 +227,3 @@ static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
     return site ? site->operands : NULL;
 }
-

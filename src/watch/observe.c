@@ -46,4 +46,3 @@ MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *obs
     const int entered = mixpi_enter(ctx);
     return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
 }
-

@@ -19,8 +19,8 @@ enum {
 };
 
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
-static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b,
-                              int64_t rows, int64_t cols, int repeats, float *y) {
+static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
+                              int64_t cols, int repeats, float *y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -77,8 +77,8 @@ typedef struct mixpi_inspection {
 static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi_inspection *p) {
     const int64_t rows = p->rows, cols = p->cols, n = rows * cols;
     const size_t all = (size_t)n * sizeof(float), one = (size_t)cols * sizeof(float);
-    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
-                                       MIXPI_LOOK_LOSS];
+    mixp_look *row =
+        &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, all);
     float *means = (float *)mixpi_arena_take(ctx, &ctx->memory.dev, one);
     const mixp_in error = mixpi_in(work, MIXP_F32);
@@ -119,8 +119,9 @@ static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor
 }
 
 /* Columns of t; a vector is one column. */
-static int64_t mixpi_inspect_cols(const mixp_tensor *t)
-{ return t->rank > 1 ? t->shape[t->rank - 1] : 1; }
+static int64_t mixpi_inspect_cols(const mixp_tensor *t) {
+    return t->rank > 1 ? t->shape[t->rank - 1] : 1;
+}
 
 /* Measures what site `number` loses in low precision. full: f32; low: the low result, or an f32
  * result that is still to be rounded. */

@@ -59,4 +59,3 @@ static mixp_result mixpi_rows_reach(mixp_context *ctx, int n) {
     while (room < n) room *= 2;
     return mixpi_rows_grow(ctx, room < w->capacity ? room : w->capacity);
 }
-

@@ -26,8 +26,9 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
 }
 
 /* The state of an operand in a file: 1 bit, 9 bits, 20 bits. */
-static int32_t mixpi_lossy_pack(const mixpi_lossy *o)
-{ return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10; }
+static int32_t mixpi_lossy_pack(const mixpi_lossy *o) {
+    return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10;
+}
 
 static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
     o->fallen = state & 1;
@@ -192,7 +193,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        site = mixpi_site_number(w, mixpi_site_new(ctx, hash));     /* there is room for it */
+        site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];
@@ -202,4 +203,3 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
     }
     ctx->capture.sites_moved++;
 }
-

@@ -60,7 +60,8 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
                     mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+                    !value)
+        ->flushed = 1.0; /* all values: zeros are in no count */
 }
 
 /* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
@@ -68,11 +69,12 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
     if (site->why & MIXPI_FELL_GRAD_LARGE &&
-        (double)site->grad.largest >= (double)w->high * largest) return 0;
+        (double)site->grad.largest >= (double)w->high * largest)
+        return 0;
     if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
-    return mixpi_site_largest(site) < low &&
-           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+    return mixpi_site_largest(site) < low && !mixpi_flushes(w, site, &site->value) &&
+           !mixpi_flushes(w, site, &site->grad);
 }
 
 /* Will the site store f32 because of its inputs? The sites before it must be settled. */
@@ -123,7 +125,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
-    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
+    if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
@@ -137,7 +139,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || mixpi_is_low(site->dtype)) return;
-    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (w->settling_bad && site->value.nonfinite) return; /* its finite values are a part */
     if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
@@ -154,8 +156,8 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_lossy *o = &site->operands[role];
     const int relapses = o->falls > 1 ? o->falls - 1 : 0;
-    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
-                                     MIXPI_LOSSY_CLEAN);
+    const int64_t needed =
+        mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20), MIXPI_LOSSY_CLEAN);
     mixpi_happening *e;
     if (o->fallen) {
         o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
@@ -312,8 +314,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     /* A gradient of a low parameter overflowed: it stays low whatever the site stores. */
     if (!site->grad.nonfinite) return;
-    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
-        return;
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site)) return;
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 
@@ -339,8 +340,9 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* The scale of the newest update's gradients. */
-static float mixpi_scale_used(const mixp_scaler_state *state)
-{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
+static float mixpi_scale_used(const mixp_scaler_state *state) {
+    return state->past[0] > 0.0f ? state->past[0] : state->scale;
+}
 
 /* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
  * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
@@ -379,13 +381,14 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     }
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
-                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
-                                   : &mixpi_no_look,
-                    (mixp_origin)w->origin)->also = acted;
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
+                    (mixp_origin)w->origin)
+        ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
     return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
-         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+               ? mixpi_guard_diverged(ctx, barren)
+               : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */
@@ -439,8 +442,7 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
     if (r == MIXP_OK) w->posted_scaler = s;
     return r;
 }

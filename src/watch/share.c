@@ -119,8 +119,9 @@ static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
     return table;
 }
 
-static uint64_t mixpi_hash_of_words(const double *halves)
-{ return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]); }
+static uint64_t mixpi_hash_of_words(const double *halves) {
+    return (uint64_t)mixpi_whole_of(halves[0]) << 32 | (uint64_t)mixpi_whole_of(halves[1]);
+}
 static void mixpi_hash_to_words(uint64_t hash, double *halves) {
     halves[0] = (double)(hash >> 32);
     halves[1] = (double)(hash & 0xFFFFFFFFu);
@@ -165,8 +166,7 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
-                                     mixpi_told *h) {
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at, mixpi_told *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -233,8 +233,7 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
     mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
-    for (*n = 0; h->alike && *n < room; ++*n)
-        (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
+    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
     if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
     if (r != MIXP_OK) return r;
     *n = mixpi_hashes_sort(*list, room);

@@ -22,15 +22,18 @@ static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
 }
 
 /* Site `number`, 1 to the sites that have memory. */
-static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number)
-{ return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK]; }
+static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number) {
+    return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK];
+}
 
-static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
-{ return number ? mixpi_site_number(ctx->watch, number) : NULL; }
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number) {
+    return number ? mixpi_site_number(ctx->watch, number) : NULL;
+}
 
 /* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
-static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
-{ return t && t->own.watch.seen ? t->own.watch.seen : t; }
+static mixp_tensor *mixpi_seen_as(mixp_tensor *t) {
+    return t && t->own.watch.seen ? t->own.watch.seen : t;
+}
 
 /* The parameter or view behind t; NULL: t belongs to this step, or is a buffer. */
 static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
@@ -93,8 +96,9 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
 }
 
 /* The number of the first site in the bucket of a hash. The lowest bit of a hash is always 1. */
-static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash)
-{ return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first; }
+static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash) {
+    return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first;
+}
 
 static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
     int n = w->room ? *mixpi_site_bucket(w, hash) : 0;
@@ -162,8 +166,7 @@ static const char *mixpi_visit_param(const mixpi_visit *v) {
 /* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. from: the
  * reader of a cast, or the site after which a site without a parameter and a scope is named; 0 =
  * none. */
-static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
-                            char *text) {
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
     int length;
     const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
     const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
@@ -243,7 +246,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     if (site->op) return number;
-    site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->op = v->op->name; /* first visit, or the first since a checkpoint was loaded */
     site->traits = mixpi_traits_of(v->op);
     site->weights = v->weights;
     mixpi_site_reads(site, v);
@@ -253,8 +256,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
 }
 
 /* The site of an application, marked as visited in this pass; 0 without guard and observer. */
-static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
-                            mixp_tensor **in) {
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
     int number;
@@ -276,4 +278,3 @@ static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
     return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
-

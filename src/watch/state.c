@@ -174,12 +174,14 @@ struct mixpi_watch {
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
 };
 
-static size_t mixpi_rows_bytes(int sites)
-{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_rows_bytes(int sites) {
+    return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look);
+}
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w)
-{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
+static int mixpi_rows_filled(const mixpi_watch *w) {
+    return w->n_sites > w->filled ? w->n_sites : w->filled;
+}
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -194,8 +196,9 @@ static int mixpi_watch_distance(const mixpi_watch *w) {
 }
 
 /* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w)
-{ return w->force || w->since >= mixpi_watch_distance(w); }
+static int mixpi_update_due(const mixpi_watch *w) {
+    return w->force || w->since >= mixpi_watch_distance(w);
+}
 
 /* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
  * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
@@ -230,8 +233,9 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx)
-{ return ctx->watch && ctx->watch->sampled; }
+static int mixpi_context_sampled(const mixp_context *ctx) {
+    return ctx->watch && ctx->watch->sampled;
+}
 
 static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
     const char *end = strstr(name, ": ");
@@ -266,8 +270,9 @@ static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site)
 
 /* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
  * pass values on or add them. */
-static int mixpi_class_carries(mixp_op_class cls)
-{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
+static int mixpi_class_carries(mixp_op_class cls) {
+    return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE;
+}
 
 /* Does this result become f32 because an input was raised? */
 static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
@@ -286,4 +291,3 @@ static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site 
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
     return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
 }
-

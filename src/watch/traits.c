@@ -19,6 +19,7 @@ enum {
 };
 
 /* No default: the compiler warns of an operator without a line. */
+/* clang-format off */
 static int mixpi_traits_at(mixp_op_id id) {
     switch (id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
@@ -61,6 +62,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     }
     return 0;
 }
+/* clang-format on */
 
 /* The traits of an operator, as a set of bits. */
 static int mixpi_traits_of(const mixp_op *op) {
