@@ -12,13 +12,13 @@ targets() {
     sed -nE 's/^ *(- run: |run: )?make( -j[0-9]+)?(( [A-Z]+=[^ ]*)*) ([a-z-]+)$/\5/p' $flows | sort -u >"$tmp/targets"
     cat "$tmp/targets"
     [ "$(tr '\n' ' ' <"$tmp/targets")" = 'dist test ' ] || return
-    while read -r target; do grep -q "^$target:" Makefile || return; done <"$tmp/targets"
+    while read -r target; do grep -q "^$target:" Makefile tests/tests.mk packaging/packaging.mk || return; done <"$tmp/targets"
 }
 check 'the targets of make exist'             targets
 # shellcheck disable=SC2086
 scripts() { for s in .ci/run $(grep -oh 'tests/tools/[a-z_]*\.sh' $flows); do [ -x "$s" ] || { echo "$s"; return 1; }; done; }
 check 'the scripts exist'                     scripts
-archives() { grep -Fq 'build/dist/*.tar.gz' .github/workflows/release.yml && grep -q '\.tar\.gz && sha256sum' Makefile; }
+archives() { grep -Fq 'build/dist/*.tar.gz' .github/workflows/release.yml && grep -q '\.tar\.gz && sha256sum' packaging/packaging.mk; }
 check 'the release attaches what make dist makes' archives
 honest() { for f in $flows; do grep -q 'THIS FILE HAS NOT RUN YET' "$f" || return; done; }
 check 'a workflow that has not run says so'   honest

@@ -1,0 +1,123 @@
+# tests.mk - how the tests are found, built and run; the Makefile includes it.
+# SPDX-License-Identifier: MIT OR Unlicense
+
+# A test is found in every folder of tests/ and in tests/ itself; build/test_x is built from the test_x.c of
+# any folder, so two folders cannot have a test of the same name.
+tests_like = $(wildcard tests/$1 tests/*/$1 tests/*/*/$1)
+SOURCES  := $(call tests_like,test_*.c) $(call tests_like,long_*.c) $(call tests_like,test_*.cpp)
+TWICE    := $(strip $(foreach n,$(sort $(basename $(notdir $(SOURCES)))),$(word 2,$(filter %/$n.c %/$n.cpp,$(SOURCES)))))
+$(if $(TWICE),$(error two tests have one name: $(TWICE)))
+program    = $(addprefix $(BUILD)/,$(basename $(notdir $(call tests_like,$1))))
+TEST_DIRS := $(sort $(dir $(SOURCES)))
+vpath test_%.c $(TEST_DIRS)
+vpath long_%.c $(TEST_DIRS)
+vpath test_%.cpp $(TEST_DIRS)
+TESTS    := $(call program,test_*.c)
+LONG     := $(call program,long_*.c)
+
+# OWN names the programs that compile their own implementation; HOST those of them that compile only the
+# host's part, and take the kernels from the library.
+OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid test_block bench_optimizer
+HOST   = test_checkpoint test_checkpoint_stdio test_threads test_block
+AS_HOST = $(if $(PARTS),-DMIXPREC_PART=MIXPREC_HOST)
+
+# The programs that compile their own implementation need no speed.
+$(OWN:%=$(BUILD)/%): private light = -O0
+$(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
+
+# Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
+$(BUILD)/test_optimizers $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
+
+$(BUILD)/%: %.c $(BUILT)          ; $(link)
+
+# Tests that compile all of mixprec.h need not wait for the library.
+OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(filter-out $(HOST),$(OWN))))
+$(OWN_TESTS): private LIB =
+$(OWN_TESTS): $(BUILD)/%: %.c $(HEADER) $(BUILD)/flags ; $(link)
+
+# Models with a planted overflow and with lost gradients, which tests/programs/test_overflow.sh runs.
+PLANTED  := $(BUILD)/overflow $(BUILD)/underflow
+$(PLANTED): $(BUILD)/%: tests/programs/%.c $(BUILT) ; $(link)
+
+# The header's features for C++ only.
+CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
+$(BUILD)/test_scopes: tests/core/test_scopes.cpp $(BUILT) tests/support/test.h
+	$(call say,c++ $@)
+	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 $(INCLUDES) \
+	    $< $(LIB) $(OMP_LINK) -lm -o $@
+
+include tests/cuda/cuda.mk tests/bench/bench.mk tests/fuzz/fuzz.mk
+
+# Every test command ends with the line `N passed, N failed, N skipped`; tests/tools/run.sh sums.
+SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
+
+# The longest tests come first, so that parallel tests end at about the same time.
+LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
+
+# A test that mostly waits for dead ranks: it starts first, so that other tests compute meanwhile.
+SLEEPER = $(BUILD)/test_ranks_apart
+
+# What the scripts know of the build.
+EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
+          MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
+
+# Most tests use one core; a compiler uses up to a gigabyte.
+JOBS   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); \
+              m=$$(awk '/^MemAvailable/ { print int($$2 / 1500000) }' /proc/meminfo 2>/dev/null); \
+              [ "$${m:=$$n}" -lt $$n ] && n=$$m; [ $$n -gt 4 ] && n=4; [ $$n -lt 1 ] && n=1; echo $$n)
+
+# Without -j, make builds as many tests at a time as run at a time.
+ifneq ($(filter test test-long test-variants test-all coverage,$(MAKECMDGOALS)),)
+  ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+    MAKEFLAGS += -j$(JOBS)
+  endif
+endif
+
+# Some tests sleep, until a rank's patience ends or a hang is found: one test more runs than there are cores.
+RUN_JOBS = $(if $(filter file,$(origin JOBS)),$(shell echo $$(($(JOBS) + 1))),$(JOBS))
+
+# Without a C++ compiler or CUDA's headers, each of these programs counts as one skip.
+CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
+GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
+               $(filter-out %/test_cudasim,$(call program,test_cuda*.cpp))) skipped')
+CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
+               $(call program,test_cuda*.cpp)) skipped')
+
+.PHONY: test test-long test-variants test-all test-programs coverage
+
+# The two longest compilations come first, so that no core waits for them.
+test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(SLEEPER) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
+	    $(filter-out $(SLEEPER),$(TESTS)) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
+	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
+
+# Lines and branches of mixprec.h that the C tests reach, in a build of its own.
+coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
+	$(Q)$(EXPORT) tests/tools/coverage.sh $(notdir $(TESTS))
+
+# The order lets parallel tests end at about the same time.
+LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
+
+test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/cuda_programs.sh 'ARCHS="75 90" tests/cuda/cuda_static.sh' \
+	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
+	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
+	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
+	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
+
+# Too long for CI on two cores. tests/tools/variant.sh lists them.
+VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
+            aarch64 armhf riscv64 ppc64le s390x
+test-variants: $(GPU_TESTS) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
+	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
+	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh tests/tools/cortex_m.sh \
+	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
+
+test-all: test test-long test-variants   ## test, test-long and test-variants; an hour and more
+
+# Only the C tests, for another compiler or other flags (tests/tools/variant.sh).
+# LEFT: names of tests that a variant cannot build; each is one skip. EXE: the suffix of programs.
+test-programs: $(TESTS)
+	$(Q)tests/tools/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
+	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
