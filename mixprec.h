@@ -156,6 +156,16 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            all SIMD same    close
  *
+ * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
+ * whatever follows it in its sequence, and with or without a cache of keys and values (the field
+ * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
+ * generation token by token agree to the bit: the forward pass of every operator, on each
+ * instruction set and AMX, at each level, at any number of threads. Not so: results that are made
+ * from the batch (means, batch norm in training), dropout, a recipe (its scales and its choice of
+ * linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by shape. Under a
+ * guard it holds between two updates; beside a cache only while no site has fallen back, because
+ * attention and what follows it are other sites there.
+ *
  * The first row holds under any flags, rounding mode and FTZ/DAZ. The first column holds in each
  * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.
  * For + - * / the table covers the forward pass.
@@ -33558,8 +33568,9 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
         ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
-    const int diverged = barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT;
-    return diverged ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+               ? mixpi_guard_diverged(ctx, barren)
+               : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */

@@ -7,7 +7,11 @@
  * weights in fp32: the mean |p_low / p_fp32 - 1| of the actions taken. Such ratios steer the update.
  * bf16 keeps 8 significant bits and fp16 keeps 11, so fp16 is about 8 times closer ("Defeating the
  * Training-Inference Mismatch via FP16", arXiv 2510.26788, 2025). The loss scaler keeps small
- * gradients from becoming 0 in fp16; this small problem can be learned without the scaler as well. */
+ * gradients from becoming 0 in fp16; this small problem can be learned without the scaler as well.
+ *
+ * The last line compares the policy that is trained with the policy that played, before an update has changed it. It
+ * played in batches of 16, without gradients; training sees all pushes at once. On a CPU a row's bits do not depend on
+ * its batch, so the ratio is exactly 1, and no correction for a mismatch is needed. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include <stdio.h>
@@ -61,6 +65,8 @@ typedef struct run {
     float           old[ROWS];                          /* log p of the action when it was drawn */
     int32_t         action[ROWS];
     double          off;
+    mixp_tensor    *ratio;                              /* p(action) / p_old(action) of this step */
+    float           least, most;                        /* ratios before the first update of a round */
 } run;
 
 static run *run_new(mixp_dtype dtype, unsigned long long seed) {
@@ -71,6 +77,7 @@ static run *run_new(mixp_dtype dtype, unsigned long long seed) {
     run             *r = calloc(1, sizeof *r);
     r->dtype = dtype;
     r->random = seed;
+    r->least = r->most = 1.0f;
     r->ctx = mixp_context_new(&context);
     r->w1 = mixp_param(r->ctx, "w1", MIXP_F32, 2, s1);
     r->b1 = mixp_param(r->ctx, "b1", MIXP_F32, 1, s1);
@@ -164,10 +171,20 @@ static mixp_tensor *loss_of(run *r) {
     const int64_t n[2] = { r->rows, 1 };
     mixp_tensor  *taken = mixp_input(c, MIXP_I32, 2, n, r->action);
     mixp_tensor  *log_p = mixp_gather(c, log_policy(r, r->state[0], r->rows), 1, taken);
-    mixp_tensor  *ratio = mixp_exp(c, mixp_sub(c, log_p, mixp_input(c, MIXP_F32, 2, n, r->old)));
+    mixp_tensor  *ratio = r->ratio = mixp_exp(c, mixp_sub(c, log_p, mixp_input(c, MIXP_F32, 2, n, r->old)));
     mixp_tensor  *a = mixp_input(c, MIXP_F32, 2, n, r->advantage);
     mixp_tensor  *clipped = mixp_mul(c, mixp_clamp(c, ratio, 0.8f, 1.2f), a);
     return mixp_neg(c, mixp_mean(c, mixp_minimum(c, mixp_mul(c, ratio, a), clipped), MIXP_ALL, 0));
+}
+
+/* Notes the ratios of a step before its update. */
+static void compare_policies(run *r) {
+    static float ratio[ROWS];
+    mixp_read(r->ratio, ratio, MIXP_F32, r->rows);
+    for (int n = 0; n < r->rows; n++) {
+        if (!(ratio[n] >= r->least)) r->least = ratio[n];
+        if (!(ratio[n] <= r->most)) r->most = ratio[n];
+    }
 }
 
 static void learn(run *r) {
@@ -176,6 +193,7 @@ static void learn(run *r) {
         mixp_step_begin(r->ctx);
         mixp_zero_grad(r->opt);
         MIXP_AUTOCAST(r->ctx, r->dtype) loss = loss_of(r);
+        if (epoch == 0) compare_policies(r);
         mixp_backward(r->ctx, mixp_scaler_scale(r->scaler, loss));
         mixp_scaler_step(r->scaler, r->opt);
         mixp_scaler_update(r->scaler);
@@ -206,6 +224,8 @@ int main(int argc, char **argv) {
                    (double)mixp_scaler_loss_scale(half->scaler), (double)brain->rows / CARTS, brain->off);
     }
     printf("steps skipped in fp16: %d\n", (int)mixp_scaler_verdict(half->scaler).skipped);
+    printf("trained / played policy before each first update: fp16 %.9g to %.9g, bf16 %.9g to %.9g\n",
+           (double)half->least, (double)half->most, (double)brain->least, (double)brain->most);
     run_free(half);
     run_free(brain);
     return 0;

@@ -9,6 +9,10 @@
 #include "test.h"
 #include "arrays.h"
 #include "products.h"
+#include "shared_work.h"
+#include "examples/conv.h"
+#include "examples/recurrent.h"
+#include "any_batch.h"
 
 #if MIXPI_AMX
 /* The device, or a skip where AVX-512, which packs for it, is missing. */
@@ -274,6 +278,18 @@ static void emulation_is_as_counted_by_hand(void) {
     CHECK(mixp_bits_of_f32(c[0]) == mixp_bits_of_f32(12.0f));
 }
 
+/* Training, evaluation and generation have one set of bits with tiles, too: see any_batch.h. Modes 3 to 5 are bf16. */
+static void rows_do_not_depend_on_their_batch(void) {
+    const mixp_device *bf16 = device_of(MIXP_ISA_AMX), *f16 = device_of(MIXP_ISA_AMX_F16);
+    const int64_t dots = amxsim_dots;
+    const size_t products = getenv("MIXPREC_TEST_QUICK") ? 1 : 0;      /* the emulation is slow */
+    if (!bf16 || !f16) SKIP("no AVX-512");
+    ab_check(bf16, 1u << 5, products, 0);
+    ab_check(f16, 1u << 2, products, 0);
+    CHECK(amxsim_dots > dots);
+    CHECK_INT(amxsim_faults, 0);
+}
+
 int main(void) {
     RUN(emulation_is_as_counted_by_hand);
     RUN(bf16_of_any_size);
@@ -286,6 +302,7 @@ int main(void) {
     RUN(wrong_answers_are_not_used);
     RUN(what_the_machine_refuses_is_not_used);
     RUN(by_name_alone);
+    RUN(rows_do_not_depend_on_their_batch);
     return test_report();
 }
 #else

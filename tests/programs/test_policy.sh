@@ -34,5 +34,6 @@ check 'bf16 learns it'                               between "$(column 5 20 24)"
 check 'fp16 is about 8 times nearer to fp32'         between "$(ratio "$(column 6 1 24)" "$(column 3 1 24)")" 4 16
 check 'a relative error of bf16 is below 2^-7'       between "$(column 6 1 24)" 1e-5 0.0078
 check 'no step is skipped'                           grep -qx 'steps skipped in fp16: 0' "$tmp/out"
+check 'training and playing have the same bits'      grep -qx 'trained / played policy before each first update: fp16 1 to 1, bf16 1 to 1' "$tmp/out"
 check 'the same seed gives the same numbers'         again
 report
