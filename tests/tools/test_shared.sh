@@ -74,4 +74,15 @@ python_trains() {
 if "$PYTHON" -c 'import cffi, numpy' 2>/dev/null; then check 'examples/from_python.py trains on arrays of numpy' python_trains
 else skip 'examples/from_python.py (no Python with cffi and numpy)'
 fi
+
+# PyTorch's own operator database: a few samples of each entry. All of them: tests/tools/opinfo.py by itself.
+database() {
+    "$PYTHON" tests/tools/opinfo.py --cap 5 "$shared" >"$tmp/opinfo"
+    code=$?
+    tail -n 1 "$tmp/opinfo"
+    return "$code"
+}
+if "$PYTHON" -c 'import cffi, expecttest, torch' 2>/dev/null; then check "samples of PyTorch's operator database" database
+else skip "PyTorch's operator database (no Python with cffi, expecttest and torch)"
+fi
 report
