@@ -854,6 +854,15 @@ typedef enum mixp_moment_kind {
 } mixp_moment_kind;
 #define MIXP_STATE_BLOCK 128
 
+/* A parameter of 300 elements with 8-bit moments, each moment in two arrays:
+ *
+ *     codes    |<-- 128 bytes -->|<-- 128 bytes -->|<-- 44 bytes -->|
+ *     scales   |       s0        |       s1        |       s2       |     a byte each: 2^(s - 127)
+ *
+ *     m, a code    sign 1 | exponent 4 | mantissa 3      f8_e4m3 times the scale
+ *     v, a code             exponent 4 | mantissa 4      its root: octaves down from the scale
+ */
+
 /* How the master weight of a bf16 parameter is stored; each comment begins with the bytes per
  * element beside the bf16 weight. */
 typedef enum mixp_master_kind {
@@ -8377,7 +8386,12 @@ typedef struct mixpi_gemm_job {
 } mixpi_gemm_job;
 
 /* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
- * columns. Row p begins at b_pack + first * steps + p * wide. */
+ * columns. Row p begins at b_pack + first * steps + p * wide. For 40 columns and panels of 16:
+ *
+ *     b_pack   | row 0: 0..15 | row 1: 0..15 | ... | row 0: 16..31 | ... | row 0: 32..39, zeros |...
+ *              |<---------- first = 0 ------------>|<--- first = 16 ---->|<---- first = 32 --------
+ *
+ * A tile reads its panel from the beginning to the end, whatever the stride of b was. */
 typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
 
 /* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
@@ -18199,7 +18213,13 @@ enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of the
 
 typedef struct mixpi_rerun mixpi_rerun;
 
-/* The versions of inputs and result, the inputs, and the attributes follow the entry in memory. */
+/* One call of an operator. It is one piece of the arena of records:
+ *
+ *     | mixpi_tape_entry | versions        | call.in      | call.attrs   | inputs       |
+ *       the struct below   inputs, result,   in[n_in],      attrs_size     a flag byte
+ *                          to an even count  to 4 places    bytes          an input
+ *
+ * The tape is the list ctx->tape.newest -> older -> ... -> NULL, in the order of a walk. */
 struct mixpi_tape_entry {
     mixp_call         call;     /* first, so that a call and its entry have the same address */
     mixpi_tape_entry *older;
@@ -33452,7 +33472,14 @@ static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w-
 
 /* Settles a sample. If the device can post, the sample is sent first and settled when the step
  * after the next begins, or, with several ranks, at the next update. This delay is constant, so
- * every run makes the same decisions. */
+ * every run makes the same decisions.
+ *
+ *     step           n               n + 1             n + 2
+ *     the device     fills the rows  runs on           runs on
+ *     the host                       posts them as     collects and settles them as it
+ *                                    it begins         begins: sites fall back from here on
+ *
+ * On the CPU, which cannot post, both happen as n + 1 begins. */
 static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const mixp_device *d = ctx->device;
@@ -34507,6 +34534,11 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
  * walked. A bucket is a range of complete tensors of one dtype. As soon as all gradients of a
  * bucket are final, this rank looks at them, because the sum would hide which rank's gradient was
  * Inf, and sends them. Buckets are sent in their order, which is the same on all ranks.
+ *
+ *     the walk     completes a, b, c, d, e ...            oldest entries last
+ *     the arena    | a | b |pad| c | d |pad| e | ...      gradients of one dtype, in that order
+ *     buckets      |<-- 0 ---->|<-- 1 ---->|<-- 2 ...
+ *     now            arrived     sent        written      a walk ends when all have arrived
  *
  * A divided gradient (see SCATTERED SUMS) has only this rank's piece in the arena. During a walk
  * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the

@@ -7646,7 +7646,13 @@ __device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query
  *
  * A warp multiplies fragments: M tiles of 16 own rows, in registers. In an accumulator f[4] a
  * thread has row lane / 4 (f[0], f[1]) and row lane / 4 + 8 (f[2], f[3]), at columns
- * lane % 4 * 2 and the next.
+ * lane % 4 * 2 and the next:
+ *
+ *     columns    0, 1      2, 3      4, 5      6, 7
+ *     row 0      lane 0    lane 1    lane 2    lane 3       f[0], f[1]
+ *     row 1      lane 4    lane 5    lane 6    lane 7
+ *     ...                                      lane 31
+ *     row 8      lane 0    lane 1    lane 2    lane 3       f[2], f[3]
  */
 template <int D> __device__ inline int chunk_at(int row, int chunk) {
     return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8;

@@ -55,6 +55,15 @@ typedef enum mixp_moment_kind {
 } mixp_moment_kind;
 #define MIXP_STATE_BLOCK 128
 
+/* A parameter of 300 elements with 8-bit moments, each moment in two arrays:
+ *
+ *     codes    |<-- 128 bytes -->|<-- 128 bytes -->|<-- 44 bytes -->|
+ *     scales   |       s0        |       s1        |       s2       |     a byte each: 2^(s - 127)
+ *
+ *     m, a code    sign 1 | exponent 4 | mantissa 3      f8_e4m3 times the scale
+ *     v, a code             exponent 4 | mantissa 4      its root: octaves down from the scale
+ */
+
 /* How the master weight of a bf16 parameter is stored; each comment begins with the bytes per
  * element beside the bf16 weight. */
 typedef enum mixp_master_kind {

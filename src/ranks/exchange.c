@@ -9,6 +9,11 @@
  * bucket are final, this rank looks at them, because the sum would hide which rank's gradient was
  * Inf, and sends them. Buckets are sent in their order, which is the same on all ranks.
  *
+ *     the walk     completes a, b, c, d, e ...            oldest entries last
+ *     the arena    | a | b |pad| c | d |pad| e | ...      gradients of one dtype, in that order
+ *     buckets      |<-- 0 ---->|<-- 1 ---->|<-- 2 ...
+ *     now            arrived     sent        written      a walk ends when all have arrived
+ *
  * A divided gradient (see SCATTERED SUMS) has only this rank's piece in the arena. During a walk
  * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the
  * piece is copied into the arena, and another gradient may use the buffer. Between walks that are

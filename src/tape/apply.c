@@ -7,7 +7,13 @@ enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of the
 
 typedef struct mixpi_rerun mixpi_rerun;
 
-/* The versions of inputs and result, the inputs, and the attributes follow the entry in memory. */
+/* One call of an operator. It is one piece of the arena of records:
+ *
+ *     | mixpi_tape_entry | versions        | call.in      | call.attrs   | inputs       |
+ *       the struct below   inputs, result,   in[n_in],      attrs_size     a flag byte
+ *                          to an even count  to 4 places    bytes          an input
+ *
+ * The tape is the list ctx->tape.newest -> older -> ... -> NULL, in the order of a walk. */
 struct mixpi_tape_entry {
     mixp_call         call;     /* first, so that a call and its entry have the same address */
     mixpi_tape_entry *older;

@@ -270,7 +270,14 @@ static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w-
 
 /* Settles a sample. If the device can post, the sample is sent first and settled when the step
  * after the next begins, or, with several ranks, at the next update. This delay is constant, so
- * every run makes the same decisions. */
+ * every run makes the same decisions.
+ *
+ *     step           n               n + 1             n + 2
+ *     the device     fills the rows  runs on           runs on
+ *     the host                       posts them as     collects and settles them as it
+ *                                    it begins         begins: sites fall back from here on
+ *
+ * On the CPU, which cannot post, both happen as n + 1 begins. */
 static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const mixp_device *d = ctx->device;
