@@ -6326,6 +6326,13 @@ extern "C" {
 #  define MIXPI_SELDOM
 #endif
 
+/* The function's argument number `format` is a printf format for the arguments from `first` on. */
+#if MIXPI_GNU
+#  define MIXPI_PRINTF(format, first) __attribute__((__format__(__printf__, format, first)))
+#else
+#  define MIXPI_PRINTF(format, first)
+#endif
+
 /* Around rooms that take little of a step: gcc optimises what stands between them for size. Before
  * version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
@@ -8388,8 +8395,8 @@ typedef struct mixpi_gemm_job {
 /* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
  * columns. Row p begins at b_pack + first * steps + p * wide. For 40 columns and panels of 16:
  *
- *     b_pack   | row 0: 0..15 | row 1: 0..15 | ... | row 0: 16..31 | ... | row 0: 32..39, zeros |...
- *              |<---------- first = 0 ------------>|<--- first = 16 ---->|<---- first = 32 --------
+ *     b_pack | row 0: 0..15 | row 1: 0..15 | ... | row 0: 16..31 | ... | row 0: 32..39, zeros |...
+ *            |<---------- first = 0 ------------>|<--- first = 16 ---->|<---- first = 32 --------
  *
  * A tile reads its panel from the beginning to the end, whatever the stride of b was. */
 typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
@@ -15317,6 +15324,7 @@ static void mixpi_tell(mixp_context *ctx) {
 }
 
 /* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
+MIXPI_PRINTF(2, 3)
 static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     va_list args;
     if (*ctx->errors.warning) return;
@@ -28234,6 +28242,7 @@ typedef struct mixpi_report {
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
+MIXPI_PRINTF(3, 4)
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;
@@ -30394,6 +30403,7 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
     return text;
 }
 
+MIXPI_PRINTF(4, 5)
 static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
                             ...) {
     size_t used = strlen(d->text);

@@ -19,6 +19,13 @@
 #  define MIXPI_SELDOM
 #endif
 
+/* The function's argument number `format` is a printf format for the arguments from `first` on. */
+#if MIXPI_GNU
+#  define MIXPI_PRINTF(format, first) __attribute__((__format__(__printf__, format, first)))
+#else
+#  define MIXPI_PRINTF(format, first)
+#endif
+
 /* Around rooms that take little of a step: gcc optimises what stands between them for size. Before
  * version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)

@@ -300,8 +300,8 @@ typedef struct mixpi_gemm_job {
 /* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
  * columns. Row p begins at b_pack + first * steps + p * wide. For 40 columns and panels of 16:
  *
- *     b_pack   | row 0: 0..15 | row 1: 0..15 | ... | row 0: 16..31 | ... | row 0: 32..39, zeros |...
- *              |<---------- first = 0 ------------>|<--- first = 16 ---->|<---- first = 32 --------
+ *     b_pack | row 0: 0..15 | row 1: 0..15 | ... | row 0: 16..31 | ... | row 0: 32..39, zeros |...
+ *            |<---------- first = 0 ------------>|<--- first = 16 ---->|<---- first = 32 --------
  *
  * A tile reads its panel from the beginning to the end, whatever the stride of b was. */
 typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;

@@ -244,6 +244,7 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
     return text;
 }
 
+MIXPI_PRINTF(4, 5)
 static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
                             ...) {
     size_t used = strlen(d->text);

@@ -24,6 +24,7 @@ typedef struct mixpi_report {
 } mixpi_report;
 
 /* Writes the message, followed by the path. Callers limit names in the message to %.60s. */
+MIXPI_PRINTF(3, 4)
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
     size_t n;

@@ -45,6 +45,7 @@ static void mixpi_tell(mixp_context *ctx) {
 }
 
 /* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
+MIXPI_PRINTF(2, 3)
 static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     va_list args;
     if (*ctx->errors.warning) return;
