@@ -41,7 +41,7 @@ $(PLANTED): $(BUILD)/%: tests/programs/%.c $(BUILT) ; $(link)
 
 # The header's features for C++ only.
 CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
-$(BUILD)/test_scopes: tests/core/test_scopes.cpp $(BUILT) tests/support/test.h
+$(BUILD)/test_scopes: tests/core/autocast/test_scopes.cpp $(BUILT) tests/support/test.h
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 $(INCLUDES) \
 	    $< $(LIB) $(OMP_LINK) -lm -o $@

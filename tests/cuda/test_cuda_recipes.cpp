@@ -1,8 +1,8 @@
 /* test_cuda_recipes.cpp - the quantiser of recipes on the simulated GPU: the bits of the CPU's
- * quantiser, which tests/core/test_recipes.c holds to a search through the grid; linear layers whose sums
+ * quantiser, which tests/core/recipes/test_recipes.c holds to a search through the grid; linear layers whose sums
  * are exact, bit for bit; a training that stays near the CPU's; captured steps, which draw new random
  * numbers in each replay; and the state of delayed scaling. It must have the CPU's bits;
- * tests/core/test_delayed.c holds those to an emulation.
+ * tests/core/recipes/test_delayed.c holds those to an emulation.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"

@@ -1,7 +1,7 @@
 /* test_programs.c - first programs of typical users, each complete, and each learns something: a
  * GRU, a vision transformer, attention to another sequence, and two networks with separate
  * optimizers. For a fully connected network see examples/mlp.c; for a user-defined operator
- * examples/own_operator.c; for a block with rotary positions and SwiGLU tests/core/test_modern_block.c.
+ * examples/own_operator.c; for a block with rotary positions and SwiGLU tests/core/operators/test_modern_block.c.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

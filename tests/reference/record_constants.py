@@ -1,5 +1,5 @@
 # record_constants.py - which scalar constants PyTorch refuses because a dtype cannot hold them. Writes
-# constants.h, which tests/core/test_constants.c reads: python record_constants.py >constants.h
+# constants.h, which tests/core/autocast/test_constants.c reads: python record_constants.py >constants.h
 # SPDX-License-Identifier: MIT OR Unlicense
 import torch
 import torch.nn.functional as F

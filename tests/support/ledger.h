@@ -8,7 +8,7 @@
  * read and write, FLOP, memory. Launches and milliseconds are those of mixprec_cuda.cu: launches
  * as the companion makes them, times by the model below, which no hardware has confirmed yet.
  *
- *     tests/core/test_ledger.c         checks the figures, so that an added pass is noticed
+ *     tests/core/step/test_ledger.c         checks the figures, so that an added pass is noticed
  *     tests/bench/ledger.c        shows them (make ledger)
  *     tests/bench/bench_cuda.cpp  prints them beside its measurements
  *

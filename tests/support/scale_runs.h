@@ -2,7 +2,7 @@
  * skipped steps, the share of gradients flushed to zero, and the final loss.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     tests/core/test_watch_scale.c        checks the promises of the predictive rule
+ *     tests/core/scaler/test_watch_scale.c        checks the promises of the predictive rule
  *     tests/bench/scales.c            compares the rules
  *
  * The task is y = f(x) of a random teacher, 32 examples a step. Everything is drawn only from the

@@ -27,10 +27,10 @@ done
 # shellcheck disable=SC2086
 "$LIB_COMMAND" -nologo -out:"$build/mixprec.lib" $objects || exit 1
 
-set -- $([ $# -gt 0 ] && printf '%s\n' "$@" || for t in tests/test_*.c tests/*/test_*.c; do basename "$t" .c; done)
+set -- $([ $# -gt 0 ] && printf '%s\n' "$@" || for t in tests/*/test_*.c tests/*/*/test_*.c; do basename "$t" .c; done)
 skipped=0 commands=
 for name; do
-    source=$(ls tests/"$name".c tests/*/"$name".c 2>/dev/null | head -n 1)
+    source=$(ls tests/*/"$name".c tests/*/*/"$name".c 2>/dev/null | head -n 1)
     if [ -z "$source" ] || echo "$name" | grep -Eq "$posix"; then skipped=$((skipped + 1)); continue; fi
     # shellcheck disable=SC2086
     if "$CL" $FLAGS -DMIXPREC_IMPLEMENTATION_DONE "$source" "$build/mixprec.lib" -Fo"$build/$name.obj" -Fe"$build/$name.exe" >"$build/$name.log" 2>&1

@@ -174,7 +174,7 @@ plant max_first            'max: the last of equals' \
 plant narrow_scale_rows    'narrow: a block of rows takes the scale of a block of columns' \
     cuda_narrow products 's/e.over_rows ? s : outer/outer/; s/e.over_rows ? outer : s/s/'
 plant narrow_scale_wide    'narrow: the scales of a row of blocks begin where those of elements would' \
-    cuda_narrow products 's/(e.cols \/ e.how.block_cols)/e.cols/'
+    cuda_narrow products 's/e.cols \/ e.how.block_cols/e.cols/'
 plant narrow_over_rows     'narrow: a sum over rows reads along a row' \
     cuda_narrow products 's/e.over_rows ? e.cols : 1/1/'
 plant narrow_place         'narrow: codes lie in the order of the values' \

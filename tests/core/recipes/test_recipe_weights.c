@@ -11,7 +11,7 @@
 #ifndef _WIN32
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../../examples/ddp_fork.c"
+#include "../../../examples/ddp_fork.c"
 #endif
 
 enum { ROWS = 128, OUT = 256, IN = 128, MOST = 64 };

@@ -1,5 +1,5 @@
 /* test_warnings.c - unscaled f16 gradients that become 0 are reported once.
- * tests/core/test_mistakes.c has the other warnings.
+ * tests/core/tape/test_mistakes.c has the other warnings.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "examples/compare.h"

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../../examples/ddp_fork.c"
+#include "../../../examples/ddp_fork.c"
 #endif
 
 enum { ROWS = 128, WIDTH = 128, STEPS = 200 };

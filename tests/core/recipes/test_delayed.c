@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../../examples/ddp_fork.c"
+#include "../../../examples/ddp_fork.c"
 #endif
 
 /* --- the emulation -------------------------------------------------------------------------- */
