@@ -33605,9 +33605,8 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
         ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
-    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
-               ? mixpi_guard_diverged(ctx, barren)
-               : MIXP_OK;
+    const int diverged = barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT;
+    return diverged ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */

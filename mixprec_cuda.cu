@@ -7321,8 +7321,8 @@ __host__ __device__ inline int64_t sum_of(const Encoding &e) {
 /* The code of the scale at place s of the sum. */
 __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
     int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
-    return e.how
-        .scales[row / e.how.block_rows * (e.cols / e.how.block_cols) + col / e.how.block_cols];
+    const int64_t across = e.cols / e.how.block_cols;
+    return e.how.scales[row / e.how.block_rows * across + col / e.how.block_cols];
 }
 
 /* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */

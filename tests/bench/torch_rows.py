@@ -2,7 +2,7 @@
 
     python3 tests/bench/torch_rows.py [--threads N]
 
-The peer of tests/core/test_any_batch.c, whose answer for mixprec is yes. A GPT of nanoGPT's CPU
+The peer of tests/core/operators/test_any_batch.c, whose answer for mixprec is yes. A GPT of nanoGPT's CPU
 configuration, with random weights, gives the log-probability of each next token: of all 12 sequences at
 once, of each sequence by itself, and of each token after its prefix, as generation does. The table has the
 share of log-probabilities whose bits differ, and the ratios of the probabilities.
