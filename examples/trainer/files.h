@@ -529,6 +529,7 @@ static int show_report(trainer *t) {
 
 static void free_trainer(trainer *t) {
     report_close(t->metrics);
+    mixp_trail_close(t->trail);
     if (t->lock >= 0) close(t->lock);
     mixp_context_free(t->ctx);          /* and everything created from it */
     free(t->model.blocks);

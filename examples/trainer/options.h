@@ -27,7 +27,7 @@ enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    tokenizer[1024], device[16], from[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
+    char    trail[1024], tokenizer[1024], device[16], from[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
     int64_t vocab, token_bits, layers, heads, width, block, bias;
     int64_t activation, norm, positions, qk_norm, head, zero_init;
     double  dropout;
@@ -220,6 +220,9 @@ static const option options[] = {
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
+    TEXT_OPT("trail", trail, "FILE",
+             "what each step computes, as hashes: build/trail compares two such files, and names the first operator in "
+             "which two runs part"),
     FLAG_OPT("quiet", quiet, "print the result and the sample only"),
 
     GROUP("Sampling"),
@@ -663,6 +666,8 @@ static void check_options(const config *c) {
     check_export(c);
     if (c->graph && c->profile)
         die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
+    if (c->graph && c->trail[0])
+        die(2, "--trail reads what each operator stores, --graph runs them all at once: leave one out");
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
         die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
                "leave it out");

@@ -34,6 +34,7 @@
  *     sample.h       generates text, token by token
  *     ranks.h        --ranks: several processes, on one or more machines
  *     ../profile.h   the time of each kernel, for any program
+ *     ../trail.h     what each step computes, to compare two runs
  *     ../report.h    the log of a run, and a page drawn from the log, for any program
  *     ../plant.h     --plant: an overflow of fp16, for tests of the guard
  *
@@ -51,6 +52,7 @@
 #endif
 #include "data.h"
 #include "../profile.h"
+#include "../trail.h"
 #include "../report.h"
 #include "../compare.h"
 #include "../plant.h"
@@ -123,6 +125,7 @@ typedef struct trainer {
     double          best_val;           /* the lowest validation loss */
     int64_t         best_step;
     report_file    *metrics;
+    mixp_trail     *trail;              /* --trail; NULL = none */
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had locked the folder when this run began */
@@ -240,6 +243,15 @@ static mixp_recipe recipe_of(const config *c) {
     return r;
 }
 
+/* Each rank but rank 0 writes a file of its own: FILE.1, ... */
+static void begin_trail(trainer *t) {
+    char path[PATH_SPACE];
+    if (!t->c.trail[0]) return;
+    snprintf(path, sizeof path, t->ranks.rank ? "%s.%d" : "%s", t->c.trail, t->ranks.rank);
+    t->trail = mixp_trail_open(t->ctx, path);
+    check(t, "beginning the trail");
+}
+
 static void make_trainer(trainer *t) {
     const config *c = &t->c;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
@@ -270,6 +282,7 @@ static void make_trainer(trainer *t) {
     make_scaler(t);
     check(t, "making the optimizer");
     t->optimizer_bytes = mixp_context_memory(t->ctx).used - t->model_bytes;
+    begin_trail(t);
 }
 
 /* ==== Training ====================================================================== */
@@ -309,6 +322,7 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
     if (i == 0 || exchanges) mixp_zero_grad(t->opt);
     if ((i == 0 || exchanges) && t->muon) mixp_zero_grad(t->muon);
     mixp_step_begin(t->ctx);
+    if (t->trail && i == 0) mixp_trail_step(t->trail);
     order_batch(i, n);
     loss = batch_loss(t, 1.0f / (float)(exchanges ? n * ranks : n), &scaled);
     mixp_ranks_hold(t->ctx, i < n - 1 && !exchanges);

@@ -105,6 +105,7 @@ refuses "tries that are no number"           2 "out of range"                --r
 refuses "pairs of an odd head"               2 "turns pairs: --width / --heads is 3" $small --width 6 --positions rope
 refuses "GPT-2's file of another model"      2 "this model is another"       $small --preset modern --export x
 refuses "a plant without layer norms"        2 "--plant needs --bias on, --norm layer" $small --bias on --norm rms --plant 5
+refuses "a trail of a graph"                 2 "leave one out"               --trail t --graph
 refuses "a profile of a graph"               2 "leave one out"               --profile --graph
 refuses "a guard that looks now and then" 2 "is not one of on|off|auto" $small --guard often
 refuses "a guard that looks at no step"  2 "is not one of on|off|auto" $small --guard -3
@@ -197,7 +198,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard peak-tflops graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard peak-tflops graph profile trail no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"

@@ -5,6 +5,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "examples/compare.h"
+#include "examples/trail.h"
 #include "test.h"
 
 enum { N = 4096 };
@@ -442,6 +443,71 @@ static void test_room_again(void) {
     mixp_context_free(ctx);
 }
 
+/* --- trails ------------------------------------------------------------------------------------ */
+
+/* Lines of a file that begin so. */
+static int lines_with(const char *path, const char *start) {
+    char  line[512];
+    int   n = 0;
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) n += strncmp(line, start, strlen(start)) == 0;
+    if (f) fclose(f);
+    return n;
+}
+
+/* A step has a record of its weight, and two of each site; an observer that was there before sees as much as ever. */
+static void test_trail(void) {
+    static const char path[] = "test_observe.trail";
+    mixp_tensor *w;
+    mixp_context *ctx = open_with(1, &w);
+    mixp_trail *trail = mixp_trail_open(ctx, path);
+    int64_t counts[MIXP_EXPONENTS], sum = 0;
+    CHECK(trail != NULL);
+    step(ctx, w);
+    CHECK_INT(mixp_trail_step(trail), MIXP_OK);
+    step(ctx, w);
+    CHECK_INT(mixp_trail_close(trail), MIXP_OK);
+    step(ctx, w);
+    CHECK_INT(lines_with(path, "mixprec trail 1"), 1);
+    CHECK_INT(lines_with(path, "w\t1\tf32\t4096\t"), 1);
+    CHECK_INT(lines_with(path, "f\t0\tf32\t4096\t"), 1);
+    CHECK_INT(lines_with(path, "f\t1\tf32\t"), 2);
+    CHECK_INT(lines_with(path, "b\t1\tf32\t"), 2);
+    CHECK_INT(mixp_site_exponents(counted, -1, counts), 1);
+    for (int i = 0; i < MIXP_EXPONENTS; i++) sum += counts[i];
+    CHECK_INT(sum, N + 1);
+    mixp_exponents_free(counted);
+    mixp_context_free(ctx);
+    remove(path);
+}
+
+static void test_trail_refused(void) {
+    static const char path[] = "test_observe.trail";
+    mixp_tensor *w;
+    mixp_context *ctx = open_with(1, &w);
+    mixp_trail *older, *newer;
+    CHECK(mixp_trail_open(NULL, path) == NULL);
+    CHECK(mixp_trail_open(ctx, NULL) == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    CHECK(mixp_trail_open(ctx, "no/such/folder/trail") == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_IO);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_trail_step(NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_trail_close(NULL), MIXP_OK);
+    older = mixp_trail_open(ctx, path);
+    newer = mixp_trail_open(ctx, "test_observe.newer");
+    CHECK_INT(mixp_trail_close(older), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_trail_close(newer), MIXP_OK);
+    CHECK_INT(mixp_trail_close(older), MIXP_OK);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    remove(path);
+    remove("test_observe.newer");
+    mixp_exponents_free(counted);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     RUN(test_bins);
     RUN(test_unsampled);
@@ -454,5 +520,7 @@ int main(void) {
     RUN(test_stopped_guard);
     RUN(test_limits);
     RUN(test_room_again);
+    RUN(test_trail);
+    RUN(test_trail_refused);
     return test_report();
 }
