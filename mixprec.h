@@ -3407,6 +3407,8 @@ typedef struct mixp_gemm_count {
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
     int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
+    int64_t apart;              /* with an epilogue that the library does not do: the product counts
+                                   above, a kernel of its own does the epilogue            */
 } mixp_gemm_count;
 
 struct mixp_device {
@@ -3704,10 +3706,11 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
  * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
- * stream of mixp_context_exec(ctx), which is a different stream during a capture. The graph lives
- * until you free it or the context. After a replay you may read the tensors of its step, until the
- * next mixp_step_begin; the capture of a second graph calls it too. With two graphs, copy each loss
- * to a tensor of your own within its step (mixp_copy).
+ * stream of mixp_context_exec(ctx), which is a different stream during a capture. Call no CUDA
+ * function that waits or allocates meanwhile (cudaMemcpy, cudaMalloc): it may end the capture. The
+ * graph lives until you free it or the context. After a replay you may read the tensors of its
+ * step, until the next mixp_step_begin; the capture of a second graph calls it too. With two
+ * graphs, copy each loss to a tensor of your own within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.
@@ -16811,7 +16814,7 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
 MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
-    mixp_gemm_count none = { 0, 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 

@@ -7,10 +7,12 @@
  *     mixp_context_desc desc = { 0 };
  *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why gives the reason
  *
- * Needs compute capability 7.5 (T4, RTX 20) or newer, and CUDA 12.0 or newer. On 7.5 train in f16:
- * its tensor cores do not support bf16. There the backward pass of attention with heads of 128 runs
- * without tensor cores, because it does not fit the 64 KB of shared memory. Do not compile with
- * --use_fast_math: it flushes subnormal moments and breaks every promise about bits.
+ * Needs compute capability 7.0 (V100) or newer, and CUDA 12.0 or newer; for 7.0 CUDA 12, because
+ * CUDA 13 has dropped it. On 7.0 and 7.5 (T4, RTX 20) train in f16: their tensor cores do not
+ * support bf16. On 7.0 tensor cores compute the products, and attention runs without them. On 7.5
+ * the backward pass of attention with heads of 128 runs without tensor cores, because it does not
+ * fit the 64 KB of shared memory. Do not compile with --use_fast_math or -ftz=true: they flush
+ * subnormal moments and break every promise about bits. The first call that waits reports them.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -25,11 +27,11 @@
  *      8. table        >>table         mixp_cuda
  *
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
- * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
- * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
- * core products in two halves. Casts, quantisers, stochastic rounding, unscale, the statistics'
- * flags and optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a
- * single NaN.
+ * exceptions. In products, cuBLASLt chooses by GPU and version. Attention uses the f32 kernels on
+ * capability 7.0; on 7.5 it uses them for bf16, the kernels for bent scores where 64 KB hold no
+ * larger tile, and tensor core products in two halves. Casts, quantisers, stochastic rounding,
+ * unscale, the statistics' flags and optimizer steps give the CPU's bits, except a NaN's payload:
+ * GPU arithmetic gives a single NaN.
  */
 #include "mixprec.h"
 #include <stdarg.h>
@@ -102,6 +104,10 @@ inline float rcp_approx(float x) {
     T *name = (T *)(void *)mixpi_dynamic_shared
 #define MIXPI_UNROLL _Pragma("unroll")
 
+#ifndef MIXPI_CUDA_ARCH             /* a test sets an older one     */
+#  define MIXPI_CUDA_ARCH __CUDA_ARCH__
+#endif
+
 namespace {
 
 /* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
@@ -123,7 +129,12 @@ __device__ inline uint32_t shared_address(const void *p) {
 }
 
 /* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 750
+/* Capability 7.0 has other fragments: attention does not launch kernels with tensor cores there. */
+template <bool bf16> __device__ inline void mma_16816(float *, const uint32_t *, const uint32_t *) {
+    __trap();
+}
+#elif defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 800
 /* Capability 7.5 has products of 8 columns in f16 only: kernels do not call this for bf16 there. */
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
@@ -151,6 +162,17 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 #endif
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 750
+template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *, const void *) {
+    __trap();
+}
+template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *, const void *) {
+    __trap();
+}
+template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *, const void *) {
+    __trap();
+}
+#else
 template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
@@ -187,10 +209,11 @@ template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const
                      : "r"(shared_address(row))
                      : "memory");
 }
+#endif
 
 /* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 800
+/* Capability 7 has no asynchronous copies; `given` is 16 or 0 there. */
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
     *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0);
 }
@@ -231,8 +254,8 @@ __device__ inline float rcp_approx(float x) {
 #if MIXPI_CUDA_VERSION < 12000
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#  error "mixprec_cuda.cu needs compute capability 7.5: give nvcc -arch=native, or sm_75 and up"
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 700
+#  error "mixprec_cuda.cu needs compute capability 7.0: give nvcc -arch=native, or sm_70 and up"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"
@@ -541,7 +564,14 @@ namespace {
 
 /* A fault that a kernel found while it ran, packed in one 64-bit word, so that racing threads write
  * it atomically: the kind of fault (3 bits), the row (29 bits) and the index (32 bits). */
-enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
+enum Fault {
+    FAULT_NONE,
+    FAULT_EMBEDDING_ID,
+    FAULT_TARGET,
+    FAULT_LENGTH,
+    FAULT_GATHER_ID,
+    FAULT_FLUSHED
+};
 const int64_t fault_rows = (int64_t)1 << 29;
 
 const int    ring_pieces = 8, mirror_count = 32, post_slots = 3, roomy_kernels = 32;
@@ -698,6 +728,10 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorStreamCaptureImplicit:
         return "; a call used the legacy default stream while a blocking stream was captured; use "
                "another stream";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+        return "; between mixp_capture_begin and mixp_capture_end call nothing that waits or "
+               "allocates: copy by cudaMemcpyAsync from pinned memory";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -749,6 +783,12 @@ __global__ void forget_fault(const FaultFlag f) {
     if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;
 }
 
+/* A known answer: half of the smallest normal number is not 0, except in a program that was
+ * compiled with --use_fast_math or -ftz=true. nvcc defines no macro for either. */
+__global__ void check_subnormals(const FaultFlag f, float smallest) {
+    if (mixp_bits_of_f32(smallest * 0.5f) == 0) note_fault(f, FAULT_FLUSHED, 0, 0);
+}
+
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
 inline mixp_result tell_fault(State *s) {
@@ -757,7 +797,8 @@ inline mixp_result tell_fault(State *s) {
                                             { "embedding", "id", "vocab)" },
                                             { "cross_entropy", "target", "cols)" },
                                             { "attention", "length", "keys]" },
-                                            { "gather", "id", "n)" }
+                                            { "gather", "id", "n)" },
+                                            { "mixprec_cuda.cu", "", "" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
     const char *const *text = texts[fault >> 61];
@@ -765,6 +806,11 @@ inline mixp_result tell_fault(State *s) {
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
     checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    if (fault >> 61 == FAULT_FLUSHED)
+        return say(
+            s, MIXP_ERR_DEVICE, text[0],
+            "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
+            "breaks every promise about bits: compile it without; no step was applied");
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
              (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
              text[2]);
@@ -1228,10 +1274,11 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
 /* --- captures -------------------------------------------------------------------------- *
  *
  * Between begin and end, kernels are recorded instead of run, on a stream used for nothing else. So
- * work that the program does meanwhile on the legacy stream is not captured. An upload is recorded
- * as a copy from memory that belongs to the graph. Each upload has its own memory, even if a step
- * writes to one address several times. A kernel that draws random numbers adds `later` to its step
- * (struct Draws), so that each replay draws its own numbers.
+ * work that the program queues meanwhile on the legacy stream is not captured. A call that waits,
+ * such as cudaMemcpy, may end the capture: the driver's rules leave that open. An upload is
+ * recorded as a copy from memory that belongs to the graph. Each upload has its own memory, even if
+ * a step writes to one address several times. A kernel that draws random numbers adds `later` to
+ * its step (struct Draws), so that each replay draws its own numbers.
  */
 void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
@@ -1384,9 +1431,12 @@ inline mixp_result open_memory(State *s) {
     mixp_result r = checked(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
-    return r != MIXP_OK
-               ? r
-               : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+    if (r == MIXP_OK)
+        r = checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+    if (r != MIXP_OK) return r;
+    return checked(
+        s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
+        "a known answer");
 }
 
 /* Does a given stream belong to this GPU? CUDA and drivers before 12.8 cannot tell. */
@@ -1475,7 +1525,7 @@ inline mixp_result open_products(State *s) {
 /* How many products have run in each way so far. */
 mixp_gemm_count gemm_count(const mixp_exec *x) {
     State *s = state_of(x);
-    mixp_gemm_count none = { 0, 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0, 0 };
     return s ? s->products : none;
 }
 
@@ -3717,6 +3767,50 @@ template <int T> __device__ inline float team_max(float v) {
     return T == warp_size ? warp_max(v) : block_max(v);
 }
 
+/* A sum in two floats, 48 bits together: `lost` is what the additions to `sum` rounded away. Rows
+ * are summed so and not in double, because most GPUs (T4, RTX, L40S) have one double unit for 32 or
+ * 64 f32 units: a norm's row would take longer for its arithmetic than for its memory. */
+struct LongSum { float sum, lost; };
+
+/* The error of a + b is exact: Knuth, The Art of Computer Programming, 2, 4.2.2, theorem B. */
+__device__ inline void add_long(LongSum &a, float b) {
+    float sum = a.sum + b, rounded = sum - a.sum;
+    a.lost += (a.sum - (sum - rounded)) + (b - rounded);
+    a.sum = sum;
+}
+__device__ inline void add_long(LongSum &a, const LongSum &b) {
+    a.lost += b.lost;
+    add_long(a, b.sum);
+}
+__device__ inline LongSum warp_sum(LongSum v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        LongSum other;
+        other.sum = __shfl_xor_sync(0xFFFFFFFFu, v.sum, k);
+        other.lost = __shfl_xor_sync(0xFFFFFFFFu, v.lost, k);
+        add_long(v, other);
+    }
+    return v;
+}
+__device__ inline LongSum block_sum(LongSum v) {
+    MIXPI_SHARED(LongSum, part, 32);
+    const LongSum zero = { 0.0f, 0.0f };
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = warp_sum(v);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = warp_sum(lane < (int)blockDim.x / warp_size ? part[lane] : zero);
+    __syncthreads();
+    return v;
+}
+/* A sum that is Inf or NaN has lost nothing that counts. */
+__device__ inline bool is_finite(float x) {
+    return (mixp_bits_of_f32(x) & 0x7F800000u) != 0x7F800000u;
+}
+__device__ inline float value_of(const LongSum &a) {
+    return is_finite(a.sum) ? a.sum + a.lost : a.sum;
+}
+
 /* Launches kernel<T> over rows. A job holds the arguments of the table's kernel, and what the
  * threads need in addition. */
 #define MIXPI_ROWS(kernel, k, job)                                                        \
@@ -3916,16 +4010,16 @@ __global__ void __launch_bounds__(team_threads, 3)
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float dy[8], y[8], total;
-        double sum = 0.0;
+        LongSum sum = { 0.0f, 0.0f };
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
-            sum += (double)part;
+            add_long(sum, part);
         }
-        total = (float)team_sum<T>(sum);
+        total = value_of(team_sum<T>(sum));
         MIXPI_PARTS(p, s.cols, T, rank) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
@@ -3939,13 +4033,28 @@ __global__ void __launch_bounds__(team_threads, 3)
 
 /* --- layer norm, rms norm -------------------------------------------------------------- *
  *
- * Means and squares: each thread adds 8 elements in f32, then sums in double. The variance comes
- * from a second read, around the mean.
+ * Means and squares: each thread adds 8 elements in f32, then sums in two floats. The variance
+ * comes from a second read, around the mean. Each sum is multiplied by 2^-n before it is added,
+ * where 2^n is the least power of two not below cols, so that it overflows only if the mean does.
  */
-struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is absent                    */
+struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
+    bool  wide;
+    float share;                /* 2^-n                                                      */
+    float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
+};
+
+/* The mean of a row, from the sum of its elements times s.share. */
+__device__ inline float row_share(const NormJob &s, const LongSum &a) {
+    if (!is_finite(a.sum)) return a.sum;
+    return fmaf(a.sum, s.back, fmaf(a.sum, s.rest, a.lost * s.back));
+}
+/* 1 / sqrt(variance + eps), from the sum of the squares times s.share. */
+__device__ inline float rstd_of(const NormJob &s, const LongSum &squares) {
+    return 1.0f / sqrtf(row_share(s, squares) + s.eps);
+}
 
 template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     float v[8];
     Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -3953,13 +4062,13 @@ template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row,
         get_part(s.a, row, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part += v[k];
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(team_sum<T>(sum) / (double)s.cols);
+    return row_share(s, team_sum<T>(sum));
 }
 template <int T>
 __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float mean) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     float v[8];
     Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -3967,9 +4076,9 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
         get_part(s.a, row, p, s.wide, mean, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part = fmaf(v[k] - mean, v[k] - mean, part);
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(1.0 / sqrt(team_sum<T>(sum) / (double)s.cols + (double)s.eps));
+    return rstd_of(s, team_sum<T>(sum));
 }
 
 template <int T>
@@ -4019,27 +4128,27 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
     }
 }
 template <int parts> __device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
         float part = 0.0f;
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part += v[q][k];
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(warp_sum(sum) / (double)s.cols);
+    return row_share(s, warp_sum(sum));
 }
 template <int parts>
 __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8], float mean) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
         float part = 0.0f;
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part = fmaf(v[q][k] - mean, v[q][k] - mean, part);
-        if (8 * (int64_t)(q * warp_size + lane) < s.cols) sum += (double)part;
+        if (8 * (int64_t)(q * warp_size + lane) < s.cols) add_long(sum, part * s.share);
     }
-    return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
+    return rstd_of(s, warp_sum(sum));
 }
 template <mixp_dtype Out>
 __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
@@ -4451,18 +4560,21 @@ __global__ void __launch_bounds__(team_threads)
     }
 }
 
-/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except the kernel's
- * static bytes `beside`. Requests it once per kernel, because CUDA takes a lock for a request;
- * kernels that do not fit the table request it at every launch. The limit is a property of the GPU,
- * not of the context. So it is always the maximum: a context that needs less must not lower the
- * limit of a context that needs more. */
-inline cudaError_t make_room(State *s, const void *kernel, size_t bytes, int beside) {
+/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except what CUDA
+ * says that the kernel has beside it. Requests it once per kernel, because CUDA takes a lock for a
+ * request; kernels that do not fit the table request it at every launch. The limit is a property of
+ * the GPU, not of the context. So it is always the maximum: a context that needs less must not
+ * lower the limit of a context that needs more. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+    cudaFuncAttributes own = {};
     int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
     while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
     if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         s->most_shared - beside);
+    cudaError_t e = cudaFuncGetAttributes(&own, kernel);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 s->most_shared - (int)own.sharedSizeBytes);
     if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
     return e;
 }
@@ -4997,6 +5109,11 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
 
 static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     NormJob job = mixpi_cuda_job<NormJob>(*k);
+    double power = 1.0;
+    while (power < (double)k->cols) power *= 2.0;
+    job.share = (float)(1.0 / power);
+    job.back = k->cols > 0 ? (float)(power / (double)k->cols) : 1.0f;
+    job.rest = k->cols > 0 ? (float)(power / (double)k->cols - (double)job.back) : 0.0f;
     if (k->rms) job.beta.data = NULL;
     job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
     return job;
@@ -5199,7 +5316,7 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
     int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
     int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
-    cudaError_t e = make_room(on.state, (const void *)kernel, room, beside_row);
+    cudaError_t e = make_room(on.state, (const void *)kernel, room);
     if (e != cudaSuccess) return e;
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
@@ -6190,7 +6307,7 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
  * measurements.
  *
  * An epilogue is a second operation in a product's pass: column sums of dy, or GELU (tanh form). If
- * cuBLASLt lacks the epilogue, two kernels do the work.
+ * cuBLASLt lacks the epilogue, two kernels do the work, and mixp_gemm_count.apart counts the call.
  */
 namespace {
 
@@ -6615,8 +6732,10 @@ inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenc
 }
 
 inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
-    /* Partial sums of a split k in c's dtype are excluded. */
+    /* Partial sums of a split k are f32: in the workspace, or in c if c is f32. cuBLASLt adds the
+     * parts in c in order (counters in the workspace). */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (key.dtype_c == MIXP_F32) reductions |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                 &workspace_bytes,
@@ -7146,7 +7265,9 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
         !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
-    return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
+    if (r != MIXP_OK || done) return r;
+    on.state->products.apart++;
+    return epilogue_apart(x, *k);
 }
 
 /* --- choices, as text ------------------------------------------------------------------- *
@@ -7549,9 +7670,10 @@ static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_na
  * queries, of all heads that share the keys. No two blocks add to the same element, so the bits
  * never vary. dQ runs first and stores delta for dK and dV.
  *
- * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, uses
- * f32 kernels with the same walk. Separate kernels bend scores (a cap, a mask, dropout), with half
- * as many rows, because they have no registers for more.
+ * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, and all
+ * of capability 7.0, whose tensor cores want other fragments, uses f32 kernels with the same walk.
+ * Separate kernels bend scores (a cap, a mask, dropout), with half as many rows, because they have
+ * no registers for more.
  */
 #ifdef MIXPREC_CUDASIM
 #  define MIXPI_UNROLL_BY(n)
@@ -8515,7 +8637,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
                    "more rows than the grid of a kernel can hold; split the batch");
-    e = make_room(k->state, (const void *)kernel, bytes, 0);
+    e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
     return k->launched("attention", e);
@@ -8588,7 +8710,7 @@ inline int tensor_bytes(const Heads &h, bool backward) {
 }
 /* Kernels that bend scores have fewer rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
-    if (s->capability < 80 && h.q.dtype != MIXP_F16) return false;
+    if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
     if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
     return tensor_bytes(h, backward) <= s->most_shared;
 }
@@ -8813,7 +8935,8 @@ const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
-        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
+        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch (V100: sm_70, with "
+               "CUDA 12; CUDA 13 has dropped it)";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
                "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
@@ -8845,7 +8968,7 @@ const char *unusable(int ordinal) {
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (capability < 75) return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
+    if (capability < 70) return "the GPU is too old: compute capability 7.0 (V100) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);

@@ -1321,6 +1321,8 @@ typedef struct mixp_gemm_count {
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
     int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
+    int64_t apart;              /* with an epilogue that the library does not do: the product counts
+                                   above, a kernel of its own does the epilogue            */
 } mixp_gemm_count;
 
 struct mixp_device {

@@ -8,9 +8,10 @@
  * queries, of all heads that share the keys. No two blocks add to the same element, so the bits
  * never vary. dQ runs first and stores delta for dK and dV.
  *
- * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, uses
- * f32 kernels with the same walk. Separate kernels bend scores (a cap, a mask, dropout), with half
- * as many rows, because they have no registers for more.
+ * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, and all
+ * of capability 7.0, whose tensor cores want other fragments, uses f32 kernels with the same walk.
+ * Separate kernels bend scores (a cap, a mask, dropout), with half as many rows, because they have
+ * no registers for more.
  */
 #ifdef MIXPREC_CUDASIM
 #  define MIXPI_UNROLL_BY(n)
@@ -974,7 +975,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
                    "more rows than the grid of a kernel can hold; split the batch");
-    e = make_room(k->state, (const void *)kernel, bytes, 0);
+    e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream, h);
     return k->launched("attention", e);
@@ -1047,7 +1048,7 @@ inline int tensor_bytes(const Heads &h, bool backward) {
 }
 /* Kernels that bend scores have fewer rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
-    if (s->capability < 80 && h.q.dtype != MIXP_F16) return false;
+    if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
     if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
     return tensor_bytes(h, backward) <= s->most_shared;
 }

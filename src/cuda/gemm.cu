@@ -16,7 +16,7 @@
  * measurements.
  *
  * An epilogue is a second operation in a product's pass: column sums of dy, or GELU (tanh form). If
- * cuBLASLt lacks the epilogue, two kernels do the work.
+ * cuBLASLt lacks the epilogue, two kernels do the work, and mixp_gemm_count.apart counts the call.
  */
 namespace {
 
@@ -441,8 +441,10 @@ inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenc
 }
 
 inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
-    /* Partial sums of a split k in c's dtype are excluded. */
+    /* Partial sums of a split k are f32: in the workspace, or in c if c is f32. cuBLASLt adds the
+     * parts in c in order (counters in the workspace). */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (key.dtype_c == MIXP_F32) reductions |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                 &workspace_bytes,
@@ -972,7 +974,9 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
         !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
-    return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
+    if (r != MIXP_OK || done) return r;
+    on.state->products.apart++;
+    return epilogue_apart(x, *k);
 }
 
 /* --- choices, as text ------------------------------------------------------------------- *

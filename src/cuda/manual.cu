@@ -7,10 +7,12 @@
  *     mixp_context_desc desc = { 0 };
  *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why gives the reason
  *
- * Needs compute capability 7.5 (T4, RTX 20) or newer, and CUDA 12.0 or newer. On 7.5 train in f16:
- * its tensor cores do not support bf16. There the backward pass of attention with heads of 128 runs
- * without tensor cores, because it does not fit the 64 KB of shared memory. Do not compile with
- * --use_fast_math: it flushes subnormal moments and breaks every promise about bits.
+ * Needs compute capability 7.0 (V100) or newer, and CUDA 12.0 or newer; for 7.0 CUDA 12, because
+ * CUDA 13 has dropped it. On 7.0 and 7.5 (T4, RTX 20) train in f16: their tensor cores do not
+ * support bf16. On 7.0 tensor cores compute the products, and attention runs without them. On 7.5
+ * the backward pass of attention with heads of 128 runs without tensor cores, because it does not
+ * fit the 64 KB of shared memory. Do not compile with --use_fast_math or -ftz=true: they flush
+ * subnormal moments and break every promise about bits. The first call that waits reports them.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -25,9 +27,9 @@
  *      8. table        >>table         mixp_cuda
  *
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
- * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
- * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
- * core products in two halves. Casts, quantisers, stochastic rounding, unscale, the statistics'
- * flags and optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a
- * single NaN.
+ * exceptions. In products, cuBLASLt chooses by GPU and version. Attention uses the f32 kernels on
+ * capability 7.0; on 7.5 it uses them for bf16, the kernels for bent scores where 64 KB hold no
+ * larger tile, and tensor core products in two halves. Casts, quantisers, stochastic rounding,
+ * unscale, the statistics' flags and optimizer steps give the CPU's bits, except a NaN's payload:
+ * GPU arithmetic gives a single NaN.
  */

@@ -75,6 +75,50 @@ template <int T> __device__ inline float team_max(float v) {
     return T == warp_size ? warp_max(v) : block_max(v);
 }
 
+/* A sum in two floats, 48 bits together: `lost` is what the additions to `sum` rounded away. Rows
+ * are summed so and not in double, because most GPUs (T4, RTX, L40S) have one double unit for 32 or
+ * 64 f32 units: a norm's row would take longer for its arithmetic than for its memory. */
+struct LongSum { float sum, lost; };
+
+/* The error of a + b is exact: Knuth, The Art of Computer Programming, 2, 4.2.2, theorem B. */
+__device__ inline void add_long(LongSum &a, float b) {
+    float sum = a.sum + b, rounded = sum - a.sum;
+    a.lost += (a.sum - (sum - rounded)) + (b - rounded);
+    a.sum = sum;
+}
+__device__ inline void add_long(LongSum &a, const LongSum &b) {
+    a.lost += b.lost;
+    add_long(a, b.sum);
+}
+__device__ inline LongSum warp_sum(LongSum v) {
+    MIXPI_UNROLL
+    for (int k = 16; k; k /= 2) {
+        LongSum other;
+        other.sum = __shfl_xor_sync(0xFFFFFFFFu, v.sum, k);
+        other.lost = __shfl_xor_sync(0xFFFFFFFFu, v.lost, k);
+        add_long(v, other);
+    }
+    return v;
+}
+__device__ inline LongSum block_sum(LongSum v) {
+    MIXPI_SHARED(LongSum, part, 32);
+    const LongSum zero = { 0.0f, 0.0f };
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = warp_sum(v);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = warp_sum(lane < (int)blockDim.x / warp_size ? part[lane] : zero);
+    __syncthreads();
+    return v;
+}
+/* A sum that is Inf or NaN has lost nothing that counts. */
+__device__ inline bool is_finite(float x) {
+    return (mixp_bits_of_f32(x) & 0x7F800000u) != 0x7F800000u;
+}
+__device__ inline float value_of(const LongSum &a) {
+    return is_finite(a.sum) ? a.sum + a.lost : a.sum;
+}
+
 /* Launches kernel<T> over rows. A job holds the arguments of the table's kernel, and what the
  * threads need in addition. */
 #define MIXPI_ROWS(kernel, k, job)                                                        \
@@ -274,16 +318,16 @@ __global__ void __launch_bounds__(team_threads, 3)
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float dy[8], y[8], total;
-        double sum = 0.0;
+        LongSum sum = { 0.0f, 0.0f };
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
-            sum += (double)part;
+            add_long(sum, part);
         }
-        total = (float)team_sum<T>(sum);
+        total = value_of(team_sum<T>(sum));
         MIXPI_PARTS(p, s.cols, T, rank) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
@@ -297,13 +341,28 @@ __global__ void __launch_bounds__(team_threads, 3)
 
 /* --- layer norm, rms norm -------------------------------------------------------------- *
  *
- * Means and squares: each thread adds 8 elements in f32, then sums in double. The variance comes
- * from a second read, around the mean.
+ * Means and squares: each thread adds 8 elements in f32, then sums in two floats. The variance
+ * comes from a second read, around the mean. Each sum is multiplied by 2^-n before it is added,
+ * where 2^n is the least power of two not below cols, so that it overflows only if the mean does.
  */
-struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is absent                    */
+struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
+    bool  wide;
+    float share;                /* 2^-n                                                      */
+    float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
+};
+
+/* The mean of a row, from the sum of its elements times s.share. */
+__device__ inline float row_share(const NormJob &s, const LongSum &a) {
+    if (!is_finite(a.sum)) return a.sum;
+    return fmaf(a.sum, s.back, fmaf(a.sum, s.rest, a.lost * s.back));
+}
+/* 1 / sqrt(variance + eps), from the sum of the squares times s.share. */
+__device__ inline float rstd_of(const NormJob &s, const LongSum &squares) {
+    return 1.0f / sqrtf(row_share(s, squares) + s.eps);
+}
 
 template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     float v[8];
     Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -311,13 +370,13 @@ template <int T> __device__ inline float row_mean(const NormJob &s, int64_t row,
         get_part(s.a, row, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part += v[k];
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(team_sum<T>(sum) / (double)s.cols);
+    return row_share(s, team_sum<T>(sum));
 }
 template <int T>
 __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float mean) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     float v[8];
     Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -325,9 +384,9 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
         get_part(s.a, row, p, s.wide, mean, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part = fmaf(v[k] - mean, v[k] - mean, part);
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(1.0 / sqrt(team_sum<T>(sum) / (double)s.cols + (double)s.eps));
+    return rstd_of(s, team_sum<T>(sum));
 }
 
 template <int T>
@@ -377,27 +436,27 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
     }
 }
 template <int parts> __device__ inline float kept_mean(const NormJob &s, const float v[][8]) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
         float part = 0.0f;
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part += v[q][k];
-        sum += (double)part;
+        add_long(sum, part * s.share);
     }
-    return (float)(warp_sum(sum) / (double)s.cols);
+    return row_share(s, warp_sum(sum));
 }
 template <int parts>
 __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8], float mean) {
-    double sum = 0.0;
+    LongSum sum = { 0.0f, 0.0f };
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
         float part = 0.0f;
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part = fmaf(v[q][k] - mean, v[q][k] - mean, part);
-        if (8 * (int64_t)(q * warp_size + lane) < s.cols) sum += (double)part;
+        if (8 * (int64_t)(q * warp_size + lane) < s.cols) add_long(sum, part * s.share);
     }
-    return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
+    return rstd_of(s, warp_sum(sum));
 }
 template <mixp_dtype Out>
 __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
@@ -809,18 +868,21 @@ __global__ void __launch_bounds__(team_threads)
     }
 }
 
-/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except the kernel's
- * static bytes `beside`. Requests it once per kernel, because CUDA takes a lock for a request;
- * kernels that do not fit the table request it at every launch. The limit is a property of the GPU,
- * not of the context. So it is always the maximum: a context that needs less must not lower the
- * limit of a context that needs more. */
-inline cudaError_t make_room(State *s, const void *kernel, size_t bytes, int beside) {
+/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except what CUDA
+ * says that the kernel has beside it. Requests it once per kernel, because CUDA takes a lock for a
+ * request; kernels that do not fit the table request it at every launch. The limit is a property of
+ * the GPU, not of the context. So it is always the maximum: a context that needs less must not
+ * lower the limit of a context that needs more. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+    cudaFuncAttributes own = {};
     int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
     while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
     if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         s->most_shared - beside);
+    cudaError_t e = cudaFuncGetAttributes(&own, kernel);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 s->most_shared - (int)own.sharedSizeBytes);
     if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
     return e;
 }

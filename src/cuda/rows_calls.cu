@@ -37,6 +37,11 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
 
 static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     NormJob job = mixpi_cuda_job<NormJob>(*k);
+    double power = 1.0;
+    while (power < (double)k->cols) power *= 2.0;
+    job.share = (float)(1.0 / power);
+    job.back = k->cols > 0 ? (float)(power / (double)k->cols) : 1.0f;
+    job.rest = k->cols > 0 ? (float)(power / (double)k->cols - (double)job.back) : 0.0f;
     if (k->rms) job.beta.data = NULL;
     job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
     return job;
@@ -239,7 +244,7 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
     int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
     int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
-    cudaError_t e = make_room(on.state, (const void *)kernel, room, beside_row);
+    cudaError_t e = make_room(on.state, (const void *)kernel, room);
     if (e != cudaSuccess) return e;
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }

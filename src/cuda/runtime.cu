@@ -17,7 +17,14 @@ namespace {
 
 /* A fault that a kernel found while it ran, packed in one 64-bit word, so that racing threads write
  * it atomically: the kind of fault (3 bits), the row (29 bits) and the index (32 bits). */
-enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
+enum Fault {
+    FAULT_NONE,
+    FAULT_EMBEDDING_ID,
+    FAULT_TARGET,
+    FAULT_LENGTH,
+    FAULT_GATHER_ID,
+    FAULT_FLUSHED
+};
 const int64_t fault_rows = (int64_t)1 << 29;
 
 const int    ring_pieces = 8, mirror_count = 32, post_slots = 3, roomy_kernels = 32;
@@ -174,6 +181,10 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorStreamCaptureImplicit:
         return "; a call used the legacy default stream while a blocking stream was captured; use "
                "another stream";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+        return "; between mixp_capture_begin and mixp_capture_end call nothing that waits or "
+               "allocates: copy by cudaMemcpyAsync from pinned memory";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -225,6 +236,12 @@ __global__ void forget_fault(const FaultFlag f) {
     if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;
 }
 
+/* A known answer: half of the smallest normal number is not 0, except in a program that was
+ * compiled with --use_fast_math or -ftz=true. nvcc defines no macro for either. */
+__global__ void check_subnormals(const FaultFlag f, float smallest) {
+    if (mixp_bits_of_f32(smallest * 0.5f) == 0) note_fault(f, FAULT_FLUSHED, 0, 0);
+}
+
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
 inline mixp_result tell_fault(State *s) {
@@ -233,7 +250,8 @@ inline mixp_result tell_fault(State *s) {
                                             { "embedding", "id", "vocab)" },
                                             { "cross_entropy", "target", "cols)" },
                                             { "attention", "length", "keys]" },
-                                            { "gather", "id", "n)" }
+                                            { "gather", "id", "n)" },
+                                            { "mixprec_cuda.cu", "", "" }
     };
     uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
     const char *const *text = texts[fault >> 61];
@@ -241,6 +259,11 @@ inline mixp_result tell_fault(State *s) {
     if (!fault || s->capture) return MIXP_OK;
     *(volatile uint64_t *)&s->shared->fault = 0;
     checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    if (fault >> 61 == FAULT_FLUSHED)
+        return say(
+            s, MIXP_ERR_DEVICE, text[0],
+            "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
+            "breaks every promise about bits: compile it without; no step was applied");
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
              (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
              text[2]);
@@ -704,10 +727,11 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
 /* --- captures -------------------------------------------------------------------------- *
  *
  * Between begin and end, kernels are recorded instead of run, on a stream used for nothing else. So
- * work that the program does meanwhile on the legacy stream is not captured. An upload is recorded
- * as a copy from memory that belongs to the graph. Each upload has its own memory, even if a step
- * writes to one address several times. A kernel that draws random numbers adds `later` to its step
- * (struct Draws), so that each replay draws its own numbers.
+ * work that the program queues meanwhile on the legacy stream is not captured. A call that waits,
+ * such as cudaMemcpy, may end the capture: the driver's rules leave that open. An upload is
+ * recorded as a copy from memory that belongs to the graph. Each upload has its own memory, even if
+ * a step writes to one address several times. A kernel that draws random numbers adds `later` to
+ * its step (struct Draws), so that each replay draws its own numbers.
  */
 void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
@@ -860,9 +884,12 @@ inline mixp_result open_memory(State *s) {
     mixp_result r = checked(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
-    return r != MIXP_OK
-               ? r
-               : checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+    if (r == MIXP_OK)
+        r = checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+    if (r != MIXP_OK) return r;
+    return checked(
+        s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
+        "a known answer");
 }
 
 /* Does a given stream belong to this GPU? CUDA and drivers before 12.8 cannot tell. */
@@ -951,7 +978,7 @@ inline mixp_result open_products(State *s) {
 /* How many products have run in each way so far. */
 mixp_gemm_count gemm_count(const mixp_exec *x) {
     State *s = state_of(x);
-    mixp_gemm_count none = { 0, 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0, 0 };
     return s ? s->products : none;
 }
 

@@ -70,6 +70,10 @@ inline float rcp_approx(float x) {
     T *name = (T *)(void *)mixpi_dynamic_shared
 #define MIXPI_UNROLL _Pragma("unroll")
 
+#ifndef MIXPI_CUDA_ARCH             /* a test sets an older one     */
+#  define MIXPI_CUDA_ARCH __CUDA_ARCH__
+#endif
+
 namespace {
 
 /* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
@@ -91,7 +95,12 @@ __device__ inline uint32_t shared_address(const void *p) {
 }
 
 /* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 750
+/* Capability 7.0 has other fragments: attention does not launch kernels with tensor cores there. */
+template <bool bf16> __device__ inline void mma_16816(float *, const uint32_t *, const uint32_t *) {
+    __trap();
+}
+#elif defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 800
 /* Capability 7.5 has products of 8 columns in f16 only: kernels do not call this for bf16 there. */
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
@@ -119,6 +128,17 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 #endif
 
 /* Lane 8 i + j gives the address of row j of matrix i: 8 x 8 elements of 2 bytes. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 750
+template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *, const void *) {
+    __trap();
+}
+template <bool transposed> __device__ inline void ldmatrix_x2(uint32_t *, const void *) {
+    __trap();
+}
+template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *, const void *) {
+    __trap();
+}
+#else
 template <bool transposed> __device__ inline void ldmatrix_x1(uint32_t *r, const void *row) {
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
@@ -155,10 +175,11 @@ template <bool transposed> __device__ inline void ldmatrix_x4(uint32_t *r, const
                      : "r"(shared_address(row))
                      : "memory");
 }
+#endif
 
 /* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 800
+/* Capability 7 has no asynchronous copies; `given` is 16 or 0 there. */
 __device__ inline void cp_async_16(void *shared, const void *global, int given) {
     *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0);
 }
@@ -199,8 +220,8 @@ __device__ inline float rcp_approx(float x) {
 #if MIXPI_CUDA_VERSION < 12000
 #  error "mixprec_cuda.cu needs CUDA 12.0 or newer: call a newer nvcc"
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#  error "mixprec_cuda.cu needs compute capability 7.5: give nvcc -arch=native, or sm_75 and up"
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH < 700
+#  error "mixprec_cuda.cu needs compute capability 7.0: give nvcc -arch=native, or sm_70 and up"
 #endif
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #  error "mixprec_cuda.cu is C++17: give nvcc -std=c++17"

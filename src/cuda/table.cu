@@ -105,7 +105,8 @@ const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
-        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
+        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch (V100: sm_70, with "
+               "CUDA 12; CUDA 13 has dropped it)";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
                "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
@@ -137,7 +138,7 @@ const char *unusable(int ordinal) {
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
-    if (capability < 75) return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
+    if (capability < 70) return "the GPU is too old: compute capability 7.0 (V100) is needed";
     OnDevice on(ordinal);
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);

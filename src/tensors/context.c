@@ -266,7 +266,7 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
 MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) { return ctx ? ctx->step : 0; }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
-    mixp_gemm_count none = { 0, 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 

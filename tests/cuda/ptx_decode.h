@@ -300,6 +300,16 @@ struct Decoder {
         return flowing(i, opcode);
     }
 
+    /* The first capability that has the opcode. nvcc does not read what stands in asm. */
+    static int least_target(const std::string &opcode) {
+        auto has = [&](const char *part) { return opcode.find(part) != std::string::npos; };
+        if (has("e4m3") || has("e5m2")) return 89;
+        if (has("bf16") || has("m16n8k16") || starts_with(opcode, "cp.async")) return 80;
+        if (has("m16n8k8") || starts_with(opcode, "ldmatrix") || starts_with(opcode, "tanh.approx"))
+            return 75;
+        return 0;
+    }
+
     /* -- instructions --------------------------------------------------------------------- */
 
     /* Takes "@%p1 " or "@!%p1 " off the front. */
@@ -368,6 +378,7 @@ struct Decoder {
         std::string opcode = s.substr(0, blank);
         std::vector<std::string> texts = split(s.substr(blank));
         if (!known(i, opcode)) refuse("unknown opcode", opcode);
+        if (least_target(opcode) > m.target) refuse("too new an opcode", opcode);
         if (i.flow == call) read_call(i, texts);
         else if (i.flow == branch) i.to.name = texts[0];
         else read_operands(i, texts);

@@ -11,6 +11,7 @@
  *     PTX_COVERAGE=FILE   adds which instructions were reached, for each kernel, to FILE
  *     PTX_SAVE=FOLDER     writes the PTX texts there
  *     PTX_FILE=FILE       takes this PTX for the module that has its first kernel
+ *     PTX_GPU=70          the GPU is an older one than the PTX names: each newer opcode is refused
  *
  * The program fails when there was a race or a read of shared memory that no thread has written.
  */
@@ -118,7 +119,16 @@ void become_gpu(int target) {
     newest = target;
     cudasim::capability_major = target / 10;
     cudasim::capability_minor = target % 10;
-    cudasim::max_shared = 1024 * (target < 80 ? 64 : target < 86 ? 163 : target < 90 ? 99 : 227);
+    cudasim::max_shared = 1024 * (target < 75 ? 96 : target < 80 ? 64 : target < 86 ? 163
+                                  : target < 90 ? 99 : 227);
+}
+
+/* PTX_GPU: nvcc 13 makes no PTX for 7.0. That of 7.5 stands in for it where it uses no newer opcode. */
+void become_older(ptx::Module &m) {
+    const char *older = std::getenv("PTX_GPU");
+    if (!older || std::atoi(older) >= m.target) return;
+    m.target = std::atoi(older);
+    m.text_name = "sm_" + std::to_string(m.target);
 }
 
 /* ---- what the interpreter asks ---------------------------------------------------------- */
@@ -233,6 +243,7 @@ ptx::Function &kernel_of(const void *host) {
     ptx::decode(f);
     return f;
 }
+size_t static_bytes_of(const void *host) { return kernel_of(host).shared_bytes; }
 std::vector<char> parameters_of(const ptx::Function &f, void **arguments) {
     std::vector<char> bytes(f.parameter_bytes);
     for (size_t k = 0; k < f.parameters.size(); k++)
@@ -275,7 +286,9 @@ void **__cudaRegisterFatBinary(void *fat) {
     choose_schedule();
     ptx::host.find = find_range;
     ptx::host.order = cudasim::ordered;
+    cudasim::static_shared_of = static_bytes_of;
     program().modules.push_back(ptx::read_module(replaced(text)));
+    become_older(*program().modules.back());
     become_gpu(program().modules.back()->target);
     return (void **)program().modules.back().get();
 }

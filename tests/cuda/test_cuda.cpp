@@ -609,11 +609,15 @@ static void test_mixp_cuda(void) {
     CHECK(!mixp_cuda(0, &why));
     CHECK_TEXT(why, "CUDA_VISIBLE_DEVICES");
     cudasim::devices = 1;
-    cudasim::capability_major = 7;
+    cudasim::capability_major = 6;
+    cudasim::capability_minor = 2;
     CHECK(!mixp_cuda(0, &why));
     CHECK_TEXT(why, "too old");
-    cudasim::capability_minor = 5;
-    CHECK(mixp_cuda(0, &why));
+    cudasim::capability_major = 7;
+    for (int minor : { 0, 2, 5 }) {
+        cudasim::capability_minor = minor;
+        CHECK(mixp_cuda(0, &why));
+    }
     cudasim::capability_major = 9;
     cudasim::capability_minor = 0;
     CHECK_INT(cudaGetLastError(), cudaSuccess);

@@ -174,10 +174,11 @@ static void run_case(const Case &c, int tensor) {
     double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : one_rounding(c.y, 4.0);
     double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
     Plain want = plain_of(c, a);
-    bool turing = inside_capability(&gpu_exec) < 80, takes;     /* see test_turing */
+    int capability = inside_capability(&gpu_exec);      /* see test_turing and test_volta */
+    bool turing = capability < 80, volta = capability < 75, takes;
     on_gpu = 1;
     CHECK_INT(inside_tensor_takes(&gpu_exec, backward_of(c, a), &takes), MIXP_OK);
-    CHECK_INT(takes, tensor && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
+    CHECK_INT(takes, tensor && !volta && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
     both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
     near_plain(a.y, want.y, 4.0 * one);
@@ -403,6 +404,29 @@ static void wide_body(void) {
 }
 static void test_wide(void) { in_all_schedules(wide_body); }
 
+/* Capability 7.0: 96 KB of shared memory, and tensor cores of other fragments than these. */
+static void test_volta(void) {
+    NEEDS_SIMULATION;
+    cudasim::max_shared = 96 * 1024;
+    cudasim::capability_major = 7;
+    test_tensor_32();
+    test_tensor_64();
+    test_tensor_128();
+    test_wide();
+    cudasim::capability_major = 9;
+    cudasim::max_shared = 99 * 1024;
+}
+
+/* CUDA may count a kernel's static bytes, and bytes that it reserves, against what a block may have. */
+static void test_shared_beside(void) {
+    NEEDS_SIMULATION;
+    cudasim::static_shared = 1024;
+    cudasim::machine().shared_limit.clear();
+    test_tensor_128();
+    cudasim::static_shared = 0;
+    cudasim::machine().shared_limit.clear();
+}
+
 /* Capability 7.5: 64 KB of shared memory, and no bf16. Heads of 64 still have their tensor cores. */
 static void test_turing(void) {
     NEEDS_SIMULATION;
@@ -443,6 +467,8 @@ int main(void) {
     RUN(test_two_contexts);
     RUN(test_wide);
     RUN(test_turing);
+    RUN(test_volta);
+    RUN(test_shared_beside);
     RUN(test_rough);
     return test_report();
 }

@@ -172,6 +172,43 @@ static void sums_body(void) {
 }
 static void test_sums(void) { in_all_schedules(sums_body); }
 
+/* cuBLASLt may have sums in a product's pass, but none that writes f32 from f16 or bf16: then a kernel
+ * of its own sums, and the count says so. Where both are of one dtype nothing changes. */
+static void test_sums_apart(void) {
+    NEEDS_SIMULATION;
+    pair_open();
+    cudasim::sums_in_f32 = false;
+    for (mixp_dtype in : dtypes)
+        for (mixp_dtype out : { MIXP_F32, in }) {
+            Job t = job_of(MIXP_EPILOGUE_ROW_SUMS, in, out);
+            int64_t before = gpu_device->gemm_count(&gpu_exec).apart;
+            t.k = 56;                           /* a refusal is remembered */
+            t.sums = out;
+            run_job(t, in == out);
+            CHECK_INT(gpu_device->gemm_count(&gpu_exec).apart - before, in != out);
+        }
+    cudasim::sums_in_f32 = true;
+    pair_close();
+}
+
+/* Partial sums of a split k in place: only where c is f32, as the sums are. */
+static void test_in_place(void) {
+    NEEDS_SIMULATION;
+    pair_open();
+    int64_t k = 72;                             /* each shape is new */
+    for (mixp_dtype in : dtypes)
+        for (mixp_dtype out : { MIXP_F32, in }) {
+            Job t = job_of(MIXP_EPILOGUE_ROW_SUMS, in, out);
+            t.k = k += 8;
+            t.sums = out;
+            cudasim::reductions = 0;
+            run_job(t, 1);
+            CHECK_INT((int)cudasim::reductions, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
+                      (out == MIXP_F32 ? CUBLASLT_REDUCTION_SCHEME_INPLACE : 0));
+        }
+    pair_close();
+}
+
 static void gelu_body(void) {
     for (int i = 0; i < 24; i++) {
         Job t = job_of(i & 1 ? MIXP_EPILOGUE_GELU_BACK : MIXP_EPILOGUE_GELU, dtypes[i % 3],
@@ -779,6 +816,8 @@ static void test_measured_and_captured(void) {
 
 int main(void) {
     RUN(test_sums);
+    RUN(test_sums_apart);
+    RUN(test_in_place);
     RUN(test_gelu);
     RUN(test_gelu_rough);
     RUN(test_which_gelu);

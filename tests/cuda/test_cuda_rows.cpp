@@ -102,6 +102,33 @@ static void norm_offset_body(void) {
 }
 static void norm_offset(void) { in_all_schedules(norm_offset_body); }
 
+/* With an Inf, with a NaN, of small values: as the CPU's. Then a row whose sum is beyond f32 and whose
+ * mean is not, which the CPU has as Inf. */
+static void norm_extremes_body(void) {
+    for (int64_t cols : { 40, 520, 1501 })
+        for (int rms = 0; rms < 2; rms++) {
+            Pair a = numbers(MIXP_F32, 3 * cols, 1.0, 0), y = output(MIXP_F32, 3 * cols, 0);
+            Pair gamma = numbers(MIXP_F32, cols, 1.0, 0);
+            Pair mean = output(MIXP_F32, 3, 0), rstd = output(MIXP_F32, 3, 0);
+            set_value(a, 7, INFINITY);
+            set_value(a, cols + 9, NAN);
+            for (int64_t i = 0; i < cols; i++) set_value(a, 2 * cols + i, 1e-20 * (double)(i % 5));
+            BOTH(norm(X, args_norm(3, cols, rms, 1e-5f, ON(y), ON(a), ON(gamma), no_array,
+                                   AT(float, mean), AT(float, rstd))));
+            close_to(y, 2e-5, 2e-6);
+            for (int64_t i = 0; i < cols; i++) set_value(a, i, 3e37);
+            on_gpu = 1;
+            CHECK_INT(gpu_kernels->norm(X, args_norm(1, cols, 0, 1e-5f, ON(y), ON(a), ON(gamma),
+                                                     no_array, AT(float, mean), AT(float, rstd))),
+                      MIXP_OK);
+            CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_OK);
+            CHECK(fabs(value_at(mean.gpu, MIXP_F32, 0) / 3e37 - 1.0) < 1e-6);
+            CHECK(value_at(y.gpu, MIXP_F32, 0) == 0.0);
+            finish(a); finish(y); finish(gamma); finish(mean); finish(rstd);
+        }
+}
+static void norm_extremes(void) { in_all_schedules(norm_extremes_body); }
+
 /* k: which outputs are wanted, and whether they accumulate. */
 static void norm_back_with(int64_t rows, int64_t cols, int rms, int k) {
     int64_t n = rows * cols;
@@ -538,6 +565,7 @@ int main(void) {
     RUN(softmax_backward);
     RUN(norm);
     RUN(norm_offset);
+    RUN(norm_extremes);
     RUN(norm_backward);
     RUN(kept_rows);
     RUN(add_norm);

@@ -675,10 +675,10 @@ static void a_capture_stands_the_default_stream(void) {
         mixp_step_begin(c);
         CHECK_INT(mixp_write(w, x, MIXP_F32, 4), MIXP_OK);
         CHECK_INT(MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, mine, 4, 7.0f), cudaSuccess);
-        CHECK_INT(cudaMemcpy(got, mine, 16, cudaMemcpyDeviceToHost), cudaSuccess);
-        CHECK(memcmp(got, seven, 16) == 0);
         mixp_graph *graph = mixp_capture_end(c);
         CHECK(graph != NULL);
+        CHECK_INT(cudaMemcpy(got, mine, 16, cudaMemcpyDeviceToHost), cudaSuccess);
+        CHECK(memcmp(got, seven, 16) == 0);
         CHECK(mixp_context_exec(c)->stream == before);
         x[1] = 5;
         CHECK_INT(mixp_replay(graph), MIXP_OK);
@@ -688,6 +688,59 @@ static void a_capture_stands_the_default_stream(void) {
     }
     CHECK_INT(cudasim::leaks(), 0);
     CHECK_INT(cudaGetLastError(), cudaSuccess);
+}
+
+/* A copy that waits, in the middle of our capture: no graph, the error says what to call, and the
+ * next capture is right. */
+static void a_copy_that_waits_ends_a_capture(void) {
+    NEEDS_SIMULATION;
+    mixp_context *c = context_on_gpu(NULL);
+    const int64_t four[1] = { 4 };
+    mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 1, four);
+    float x[4] = { 1, 2, 3, 4 }, *mine = NULL, got[4];
+    const char *why = "";
+    CHECK_INT(cudaMalloc((void **)&mine, 16), cudaSuccess);
+    CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+    mixp_step_begin(c);
+    CHECK_INT(mixp_write(w, x, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(cudaMemcpy(got, mine, 16, cudaMemcpyDeviceToHost), cudaErrorStreamCaptureUnsupported);
+    CHECK(mixp_capture_end(c) == NULL);
+    CHECK_INT(mixp_context_error(c, &why), MIXP_ERR_ORDER);
+    CHECK_TEXT(why, "cudaMemcpyAsync");
+    mixp_context_clear_error(c);
+    cudaGetLastError();
+    CHECK_INT(mixp_capture_begin(c), MIXP_OK);
+    mixp_step_begin(c);
+    CHECK_INT(mixp_write(w, x, MIXP_F32, 4), MIXP_OK);
+    mixp_graph *graph = mixp_capture_end(c);
+    CHECK(graph != NULL);
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    holds(w, x);
+    mixp_context_free(c);
+    cudaFree(mine);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* Compiled with --use_fast_math: the first call that waits says so, and no step was applied. */
+static void flushed_subnormals_are_reported(void) {
+    NEEDS_SIMULATION;
+    Model m;
+    const char *why = "";
+#ifndef __SSE__
+    SKIP("this processor's flag is another one");
+#endif
+    cudasim::flushes = true;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    mixp_item(train(&m));
+    cudasim::flushes = false;
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_DEVICE);
+    CHECK_TEXT(why, "--use_fast_math");
+    mixp_context_clear_error(m.ctx);
+    next_batch(&m, 1);
+    mixp_item(train(&m));
+    fine(&m);
+    mixp_context_free(m.ctx);
 }
 
 /* --- faults ---------------------------------------------------------------------------------- */
@@ -1278,6 +1331,8 @@ int main(void) {
     RUN(a_graph_keeps_what_was_temporary);
     RUN(kernels_of_the_program);
     RUN(a_capture_stands_the_default_stream);
+    RUN(a_copy_that_waits_ends_a_capture);
+    RUN(flushed_subnormals_are_reported);
     RUN(bad_ids_are_reported);
     RUN(a_bad_index_applies_no_step);
     RUN(a_bad_index_of_no_consequence_too);

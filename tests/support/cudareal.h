@@ -27,7 +27,9 @@ static Schedule schedule = forward;
 static int  devices = 1, driver = 0, capability_major = 0, capability_minor = 0;
 static int  processors = 0, max_shared = 0;
 static bool eager = false, unaligned_algorithms = true, other_libm = false, cut_sums = false;
-static bool old_loader = false;
+static bool old_loader = false, sums_in_f32 = true, flushes = false;
+static int  static_shared = 0;
+static uint32_t reductions = 0;
 static bool host_sees_device = true, epilogues = true, narrow_products = true;
 static size_t library_version = 0;
 static double algorithm_ms[3], joined_ms = 0, kernel_ms = 0;
@@ -52,6 +54,7 @@ struct Machine {
     std::map<size_t, Region> memory;
     std::set<int> contexts;
     std::set<std::pair<int, const void *>> loaded;
+    std::map<std::pair<int, const void *>, int> shared_limit;
     long handles = 0;
     int  device = 0;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;

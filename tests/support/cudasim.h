@@ -17,7 +17,8 @@
  * Streams are queues. Their work is done only when someone waits for it, so a missing wait shows.
  * The legacy stream and blocking streams wait for each other as CUDA specifies; non-blocking
  * streams wait for no other stream. A capture records the same work; calls that CUDA forbids in a
- * capture fail with CUDA's error. Calls leave the same last error as CUDA's calls,
+ * capture fail with CUDA's error. Where NVIDIA's text leaves open whether a call is forbidden (a
+ * synchronous copy while another stream is captured), the simulation forbids it. Calls leave the same last error as CUDA's calls,
  * cudaErrorNotReady included. A call that needs a context makes one on the current GPU; `contexts`
  * lists the GPUs that have one.
  *
@@ -93,6 +94,9 @@ inline int  driver = 13000;                 /* 0: no driver                     
 inline int  capability_major = 9, capability_minor = 0;
 inline int  processors = 3;
 inline int  max_shared = 227 * 1024;        /* of a block: 99 KB on 8.6, 8.9 and 12.0        */
+inline int  static_shared = 0;              /* bytes that each kernel says it has beside,    */
+inline size_t (*static_shared_of)(const void *kernel) = nullptr;    /* and those of one of PTX   */
+inline bool flushes = false;                /* kernels flush subnormals: built with -ftz=true */
 inline bool eager = false;                  /* do queued work at once                        */
 inline bool pointers_abort = true;          /* false: a bad pointer is an illegal address    */
 inline long fail_at = 0, fault_at = 0;      /* 0 = never                                     */
@@ -101,6 +105,8 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
+inline bool sums_in_f32 = true;             /* has it BGRADB that writes f32 from f16 or bf16? */
+inline uint32_t reductions = 0;             /* the mask of the newest heuristic              */
 inline bool narrow_products = true;         /* has it any algorithm for fp8, MXFP8 and NVFP4? */
 inline long refused_narrow = 0;             /* so many of the next narrow products it refuses */
 enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
@@ -447,8 +453,20 @@ inline void run_block(Block &b) {
     block = nullptr;
 }
 
+/* Sets flush-to-zero as in a kernel built with -ftz=true, while it lives. */
+struct Flushed {
+#ifdef __SSE__
+    unsigned before = __builtin_ia32_stmxcsr();
+    Flushed() { if (flushes) __builtin_ia32_ldmxcsr(before | 0x8040u); }
+    ~Flushed() { if (flushes) __builtin_ia32_ldmxcsr(before); }
+#else
+    ~Flushed() {}
+#endif
+};
+
 inline void run_grid(dim3 grid, dim3 size, size_t dynamic, size_t limit,
                      const std::function<void()> &body) {
+    Flushed now;
     long blocks = (long)grid.x * grid.y * grid.z, threads = (long)size.x * size.y * size.z;
     if (blocks * threads > (1l << 24)) fatal("%ld threads: too many to simulate", blocks * threads);
     for (long k = 0; k < blocks; k++) {
@@ -528,10 +546,13 @@ inline float cut_sum(float start, const double *terms, int n) {
     return start;
 }
 
+inline int capability() { return 10 * capability_major + capability_minor; }
+
 /* d += a b, of 16 x 16 and 16 x 8 elements, in the fragments that PTX prescribes. */
 inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf16) {
     uint32_t mine[6];
     int row = lane() / 4, pair = lane() % 4;
+    if (capability() < (bf16 ? 80 : 75)) fatal("capability %d has no such mma", capability());
     std::memcpy(mine, a, 16);
     std::memcpy(mine + 4, b, 8);
     auto *slot = meet(0xFFFFFFFFu, "mma", mine, sizeof mine);
@@ -552,6 +573,7 @@ inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf
 
 /* Lane 8 i + j gives the address of row j of matrix i; 8 x 8 elements of 2 bytes each. */
 template <int N, bool transposed> void ldmatrix(uint32_t *r, const void *row) {
+    if (capability() < 75) fatal("capability %d has no ldmatrix", capability());
     if (lane() < 8 * N && (uintptr_t)row % 16) fatal("ldmatrix: a row is not aligned to 16 bytes");
     if (lane() < 8 * N && !is_shared(row)) fatal("ldmatrix: a row is not in shared memory");
     auto *slot = meet(0xFFFFFFFFu, transposed ? "ldmatrix.trans" : "ldmatrix", &row, sizeof row);
@@ -1295,6 +1317,7 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     return cudasim::result(cudaSuccess);
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, cudaStreamLegacy);
     if (e == cudaSuccess) cudasim::drain(cudasim::stream_of(cudaStreamLegacy));
     return e == cudaSuccess ? cudasim::result(cudaSuccess) : e;
@@ -1370,10 +1393,15 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsig
     return cudasim::enqueue(s, [=] { if (e->done < mark && e->stream) cudasim::drain(e->stream); });
 }
 
+inline int cudasim_beside(const void *kernel) {
+    return cudasim::static_shared +
+           (cudasim::static_shared_of ? (int)cudasim::static_shared_of(kernel) : 0);
+}
 inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute a, int value) {
     CUDASIM_LIVE();
     if (a != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || value > cudasim::max_shared) return cudasim::result(cudaErrorInvalidValue);
+    if (value < 0 || value > cudasim::max_shared - cudasim_beside(kernel))
+        return cudasim::result(cudaErrorInvalidValue);
     cudasim::machine().shared_limit[{ cudasim::machine().device, kernel }] = value;
     return cudaSuccess;
 }
@@ -1384,6 +1412,7 @@ inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kern
     cudasim::machine().loaded.insert({ cudasim::machine().device, kernel });
     std::memset((void *)a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;
+    a->sharedSizeBytes = (size_t)cudasim_beside(kernel);
     return cudaSuccess;
 }
 
@@ -1554,6 +1583,7 @@ inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
     bool same = is_narrow(p) ? narrow_types(p)
                              : p.A.type == p.B.type && p.C.type == p.D.type && type_bytes(p.A.type) &&
                                (p.D.type == p.A.type || p.D.type == CUDA_R_32F);
+    if (p.A.type == CUDA_R_16BF && capability() < 80) return CUBLAS_STATUS_NOT_SUPPORTED;
     bool compute = p.d.compute == CUBLAS_COMPUTE_32F ||
                    (p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.A.type == CUDA_R_32F);
     p.ta = attribute(p.d, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) != CUBLAS_OP_N;
@@ -1573,6 +1603,8 @@ inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
     }
     if (p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.epilogue != CUBLASLT_EPILOGUE_BIAS &&
         (!epilogues || !is_joined(p.epilogue) || batch_of(p.D) != 1))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB && !sums_in_f32 && p.D.type != p.A.type)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     p.bias_type = attribute<cudaDataType_t>(p.d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.D.type);
     if (has_vector(p.epilogue) && p.bias_type != (is_narrow(p) ? narrow_bias(p) : p.D.type))
@@ -1826,6 +1858,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     if (cudasim::capturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (cudasim::heuristic_says != CUBLAS_STATUS_SUCCESS) return cudasim::heuristic_says;
     cudasim::count.heuristics++;
+    cudasim::reductions = cudasim::attribute<uint32_t>(
+        prefers, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_MASK);
     if (cudasim::is_narrow(p) && !cudasim::narrow_products) return CUBLAS_STATUS_NOT_SUPPORTED;
     uint64_t room = cudasim::attribute<uint64_t>(prefers,
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0), packed = 0;

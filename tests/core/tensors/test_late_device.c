@@ -57,7 +57,7 @@ static mixp_result late_collect(const mixp_exec *x, int which, void *host, size_
     return MIXP_OK;
 }
 static mixp_gemm_count late_count(const mixp_exec *x) {
-    const mixp_gemm_count n = { 3, 2, 1, 4 };
+    const mixp_gemm_count n = { 3, 2, 1, 4, 5 };
     (void)x;
     return n;
 }
@@ -253,6 +253,7 @@ static void writes_and_reads(void) {
     CHECK_INT(mixp_context_gemm_count(ctx).packed, 2);
     CHECK_INT(mixp_context_gemm_count(ctx).plain, 1);
     CHECK_INT(mixp_context_gemm_count(ctx).narrow, 4);
+    CHECK_INT(mixp_context_gemm_count(ctx).apart, 5);
     CHECK_INT(mixp_context_gemm_count(NULL).direct, 0);
     copies_say = MIXP_ERR_DEVICE;
     CHECK_INT(mixp_write(t, given, MIXP_F32, 4), MIXP_ERR_DEVICE);
