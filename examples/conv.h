@@ -1,15 +1,16 @@
-/* conv.h - convolution, pooling, batch and group norm for mixprec. It uses only the public API.
+/* conv.h - convolution, pooling, resizing, batch and group norm for mixprec. It uses only the public API.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
- * `fill` and the product of the context's device. Arrays are [batch, channels, height, width], as in PyTorch. A
- * function returns NULL on an error, and the context keeps the error. Under autocast, products are low (class LOW, as
- * torch.nn.functional.conv2d) and norms are f32. The only state is batch_norm's, in buffers that you pass; threads and
- * determinism are those of mixprec's operators.
+ * `convert`, `fill` and the product of the context's device. Images are [batch, channels, ...] with one, two or three
+ * dimensions behind the channels, as in PyTorch: [l], [h, w], [d, h, w]. A function returns NULL on an error, and the
+ * context keeps the error. Under autocast, products are low (class LOW, as torch.nn.functional.conv2d) and norms are
+ * f32. The only state is batch_norm's, in buffers that you pass; threads and determinism are those of mixprec's
+ * operators.
  *
  * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
  * for a few samples at a time, at most CONV_COLUMNS values (so that a CPU's cache keeps them; on a GPU eight times as
- * many), and again in backward. */
+ * many), and again in backward. One copy makes them from an image with its padding around it. */
 #ifndef CONV_H
 #define CONV_H
 
@@ -27,26 +28,66 @@
 
 /* --- the API: each function has its comment at its definition ------------------------------------------ */
 
-/* Zeroed: stride 1, no padding, dilation 1, one group. The first number is for the height, the
- * second for the width. */
+#define CONV_SAME (-1)          /* padding="same": the result has the image's size; needs stride 1           */
+
+/* Zeroed: stride 1, no padding, dilation 1, one group. Number i is for dimension i behind the channels: for a
+ * conv2d the first is for the height, the second for the width. Numbers for dimensions that x lacks are 0. */
 typedef struct conv_desc {
-    int stride[2], padding[2], dilation[2];
+    int stride[3], padding[3], dilation[3];
     int groups;                 /* number of independent groups of channels                                 */
-    int output_padding[2];      /* conv_transpose2d: extra rows and columns, below the stride               */
+    int output_padding[3];      /* conv_transpose: extra size at the end, below the stride or the dilation  */
 } conv_desc;
+
+/* A window of max_pool and avg_pool. Zeroed except for size: PyTorch's defaults. Numbers as in conv_desc. */
+typedef struct pool_desc {
+    int size[3];
+    int stride[3];              /* 0 = size                                                                 */
+    int padding[3];             /* at most half of the size                                                 */
+    int dilation[3];            /* 0 = 1                                                                    */
+    int ceil_mode;              /* 1: also the last window, which ends beyond the padded image              */
+    int image_only;             /* avg_pool, 1: the mean over what lies in the image (count_include_pad=False) */
+    int divisor;                /* avg_pool: divides by this number (divisor_override); 0 = the values counted */
+} pool_desc;
+
+typedef enum interpolate_mode {
+    INTERPOLATE_NEAREST, INTERPOLATE_NEAREST_EXACT, INTERPOLATE_LINEAR, INTERPOLATE_AREA
+} interpolate_mode;
+
+/* Numbers as in conv_desc. LINEAR is PyTorch's "linear", "bilinear" or "trilinear". */
+typedef struct interpolate_desc {
+    interpolate_mode mode;
+    int64_t size[3];            /* of the result; 0: floor(scale times the image's)                         */
+    double  scale[3];           /* used where size is 0; 0 = 1                                              */
+    int     align_corners;      /* LINEAR: 1: the corners' centres keep their places                        */
+} interpolate_desc;
 
 /* batch_norm's running statistics: two buffers, f32 [channels] each. */
 typedef struct norm_statistics { mixp_tensor *mean, *variance; } norm_statistics;
 
-CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                             const conv_desc *desc);
-CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                                       const conv_desc *desc);
 CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
                              const conv_desc *desc);
+CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc);
+CONV_API mixp_tensor *conv3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc);
+CONV_API mixp_tensor *conv_transpose1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc);
+CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc);
+CONV_API mixp_tensor *conv_transpose3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc);
+CONV_API mixp_tensor *max_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc, mixp_tensor **indices);
+CONV_API mixp_tensor *avg_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc);
 CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding);
 CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding);
+CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size,
+                                        mixp_tensor **indices);
+CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size);
+CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size);
+CONV_API mixp_tensor *interpolate(mixp_context *ctx, mixp_tensor *x, const interpolate_desc *desc);
 CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int rows, int cols);
+CONV_API mixp_tensor *pixel_shuffle(mixp_context *ctx, mixp_tensor *x, int factor);
+CONV_API mixp_tensor *pixel_unshuffle(mixp_context *ctx, mixp_tensor *x, int factor);
 CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, mixp_tensor *gamma, mixp_tensor *beta,
                                  float eps);
 CONV_API norm_statistics batch_norm_statistics(mixp_context *ctx, const char *name, int64_t channels);
@@ -57,16 +98,45 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
 #  define CONV_COLUMNS (1 << 19)
 #endif
 
-/* The sizes of the image, and of the other side: one place per position of the kernel. */
+/* The sizes of the image, and of the other side: one place per position of the kernel. There are always three axes:
+ * those that an image lacks come first and have the size 1. */
 typedef struct conv_shape {
-    int64_t batch, channels, height, width;
-    int64_t maps, rows, columns;
-    int64_t taps[2];
-    int64_t stride[2], padding[2], dilation[2], groups;
+    int64_t batch, channels, maps, groups;
+    int64_t size[3], places[3], taps[3];
+    int64_t stride[3], padding[3], dilation[3];
+    int64_t more[3];            /* output_padding                                                           */
 } conv_shape;
 
-static int64_t conv_taps(const conv_shape *s) { return s->taps[0] * s->taps[1]; }
-static int64_t conv_places(const conv_shape *s) { return s->rows * s->columns; }
+static int64_t conv_volume(const int64_t n[3]) { return n[0] * n[1] * n[2]; }
+static int64_t conv_taps(const conv_shape *s) { return conv_volume(s->taps); }
+static int64_t conv_places(const conv_shape *s) { return conv_volume(s->places); }
+
+/* The extent of the padded image along an axis: the image, and all that taps reach. */
+static int64_t conv_extent(const conv_shape *s, int axis) {
+    int64_t reach = (s->places[axis] - 1) * s->stride[axis] + (s->taps[axis] - 1) * s->dilation[axis] + 1;
+    int64_t image = s->padding[axis] + s->size[axis];
+    return reach > image ? reach : image;
+}
+/* With a stride, the padded image is stored by phases: position i of an axis has the phase i % stride and the quotient
+ * i / stride, and a phase's values are neighbours. So a tap reads neighbours, whatever the stride. */
+static int64_t conv_quotients(const conv_shape *s, int axis)
+{ return (conv_extent(s, axis) + s->stride[axis] - 1) / s->stride[axis]; }
+
+static int64_t conv_padded_volume(const conv_shape *s) {
+    int64_t product = conv_volume(s->stride);
+    int     axis;
+    for (axis = 0; axis < 3; axis++) product *= conv_quotients(s, axis);
+    return product;
+}
+
+/* Does the padded image differ from the image? */
+static int conv_padded(const conv_shape *s)
+{ return conv_volume(s->stride) > 1 || conv_padded_volume(s) != conv_volume(s->size); }
+
+/* Are the columns the image itself? So it is for kernels of one tap with stride 1. */
+static int conv_plain(const conv_shape *s) {
+    return conv_taps(s) == 1 && !conv_padded(s);
+}
 
 /* --- columns: the values under each tap --------------------------------------------------------------- */
 
@@ -84,6 +154,21 @@ static mixp_in conv_in_of(mixp_out a) {
     b.dtype = a.dtype;
     return b;
 }
+static mixp_out conv_whole(const mixp_tensor *t) {
+    mixp_out y;
+    y.data = t->data;
+    y.dtype = t->dtype;
+    y.accumulate = 0;
+    return y;
+}
+/* For a side of a copy that is only read. */
+static mixp_out conv_read_only(mixp_in a) {
+    mixp_out b;
+    b.data = (void *)(uintptr_t)a.data;
+    b.dtype = a.dtype;
+    b.accumulate = 0;
+    return b;
+}
 
 static mixp_result conv_fill(mixp_context *ctx, mixp_out y, int64_t n, double value) {
     mixp_fill_args k;
@@ -95,17 +180,16 @@ static mixp_result conv_fill(mixp_context *ctx, mixp_out y, int64_t n, double va
     return mixp_context_device(ctx)->kernels->fill(mixp_context_exec(ctx), &k);
 }
 
-/* Along one axis: the positions [*from, *to) of the kernel whose tap `tap` is inside the image. */
-static void conv_reach(const conv_shape *s, int axis, int64_t tap, int64_t *from, int64_t *to) {
-    int64_t size = axis ? s->width : s->height, places = axis ? s->columns : s->rows;
-    int64_t shift = s->padding[axis] - tap * s->dilation[axis];     /* position p meets p stride - shift */
-    *from = shift > 0 ? (shift + s->stride[axis] - 1) / s->stride[axis] : 0;
-    *to = size - 1 + shift < 0 ? 0 : (size - 1 + shift) / s->stride[axis] + 1;
-    if (*to > places) *to = places;
+/* Rows of an image are short: a copy of them takes about four times as long as a pass over a dense array, by which
+ * least_work is counted. */
+static mixp_result conv_copy(mixp_context *ctx, const mixp_copy_args *k) {
+    mixp_exec x = *mixp_context_exec(ctx);
+    x.least_work /= 4;
+    return mixp_context_device(ctx)->kernels->copy(&x, k);
 }
 
-/* Copies the values of a tap, for n samples, between the image and its columns. The columns have
- * strides for channel, sample and tap. back 1: adds the columns to the image. */
+/* Copies between the padded image of n samples and its columns. The columns have strides for channel, sample and
+ * tap. back 1: adds the columns to the image. */
 typedef struct conv_move {
     const conv_shape *s;
     int64_t  n;
@@ -114,43 +198,136 @@ typedef struct conv_move {
     int      back;
 } conv_move;
 
-static mixp_result conv_move_tap(mixp_context *ctx, const conv_move *m, int64_t i, int64_t j) {
+/* Copies the taps from first[i] on, count[i] along axis i. They have one quotient, or the stride is 1. */
+static mixp_result conv_move_taps(mixp_context *ctx, const conv_move *m, const int64_t *first, const int64_t *count) {
     const conv_shape *s = m->s;
-    int64_t image_strides[4], column_strides[4], from[2], to[2], at, there;
+    int64_t *image, *columns, pixel = 1, tap = m->by_tap, place = 1, at = 0, there = 0;
     mixp_copy_args k;
+    int      axis;
     memset(&k, 0, sizeof k);
-    conv_reach(s, 0, i, &from[0], &to[0]);
-    conv_reach(s, 1, j, &from[1], &to[1]);
-    if (from[0] >= to[0] || from[1] >= to[1]) return MIXP_OK;
-    k.rank = 4;
+    image = m->back ? k.dst_strides : k.src_strides;
+    columns = m->back ? k.src_strides : k.dst_strides;
+    k.rank = 8;
+    for (axis = 2; axis >= 0; axis--) {
+        const int64_t stride = s->stride[axis], phase = conv_quotients(s, axis) * pixel;
+        const int64_t reach = first[axis] * s->dilation[axis];
+        k.shape[2 + axis] = count[axis];
+        k.shape[5 + axis] = s->places[axis];
+        image[2 + axis] = stride == 1 ? s->dilation[axis] * pixel : phase;
+        image[5 + axis] = pixel;
+        columns[2 + axis] = tap;
+        columns[5 + axis] = place;
+        at += reach % stride * phase + reach / stride * pixel;
+        there += first[axis] * tap;
+        pixel = stride * phase;
+        tap *= s->taps[axis];
+        place *= s->places[axis];
+    }
     k.shape[0] = s->channels;
     k.shape[1] = m->n;
-    k.shape[2] = to[0] - from[0];
-    k.shape[3] = to[1] - from[1];
-    image_strides[0] = s->height * s->width;
-    image_strides[1] = s->channels * image_strides[0];
-    image_strides[2] = s->stride[0] * s->width;
-    image_strides[3] = s->stride[1];
-    column_strides[0] = m->by_channel;
-    column_strides[1] = m->by_sample;
-    column_strides[2] = s->columns;
-    column_strides[3] = 1;
-    at = (from[0] * s->stride[0] - s->padding[0] + i * s->dilation[0]) * s->width +
-         from[1] * s->stride[1] - s->padding[1] + j * s->dilation[1];
-    there = (i * s->taps[1] + j) * m->by_tap + from[0] * s->columns + from[1];
+    image[0] = pixel;
+    image[1] = s->channels * pixel;
+    columns[0] = m->by_channel;
+    columns[1] = m->by_sample;
     k.src = m->back ? conv_in_at(conv_in_of(m->columns), there) : conv_in_at(conv_in_of(m->image), at);
     k.dst = m->back ? conv_out_at(m->image, at) : conv_out_at(m->columns, there);
     k.dst.accumulate = m->back;
-    memcpy(k.src_strides, m->back ? column_strides : image_strides, sizeof image_strides);
-    memcpy(k.dst_strides, m->back ? image_strides : column_strides, sizeof image_strides);
-    return mixp_context_device(ctx)->kernels->copy(mixp_context_exec(ctx), &k);
+    return conv_copy(ctx, &k);
+}
+
+/* The taps along an axis that one copy takes: those of one quotient. With stride 1 a copy from the image takes all, and
+ * one that adds to the image takes taps that do not meet. */
+static int64_t conv_side(const conv_move *m, int axis) {
+    const conv_shape *s = m->s;
+    if (s->stride[axis] == 1) return m->back && s->places[axis] > 1 ? 1 : s->taps[axis];
+    return s->dilation[axis] == 1 ? s->stride[axis] : 1;
 }
 
 static mixp_result conv_move_all(mixp_context *ctx, const conv_move *m) {
+    const conv_shape *s = m->s;
+    int64_t     side[3], boxes[3], first[3], count[3], box;
     mixp_result r = MIXP_OK;
-    int64_t i, j;
-    for (i = 0; i < m->s->taps[0]; i++)
-        for (j = 0; r == MIXP_OK && j < m->s->taps[1]; j++) r = conv_move_tap(ctx, m, i, j);
+    int         axis;
+    for (axis = 0; axis < 3; axis++) {
+        side[axis] = conv_side(m, axis);
+        boxes[axis] = (s->taps[axis] + side[axis] - 1) / side[axis];
+    }
+    for (box = 0; r == MIXP_OK && box < conv_volume(boxes); box++) {
+        first[0] = box / (boxes[1] * boxes[2]) * side[0];
+        first[1] = box / boxes[2] % boxes[1] * side[1];
+        first[2] = box % boxes[2] * side[2];
+        for (axis = 0; axis < 3; axis++) {
+            count[axis] = s->taps[axis] - first[axis];
+            if (count[axis] > side[axis]) count[axis] = side[axis];
+        }
+        r = conv_move_taps(ctx, m, first, count);
+    }
+    return r;
+}
+
+/* Copies between n samples of an image and the interior of the padded one. back 1: from the padded image. */
+typedef struct conv_inside {
+    const conv_shape *s;
+    int64_t  n;
+    mixp_out image, padded;
+    int      back;
+} conv_inside;
+
+/* Is there a tap with this phase? */
+static int conv_phase_used(const conv_shape *s, int axis, int64_t phase) {
+    int64_t tap;
+    for (tap = 0; tap < s->taps[axis] && tap < s->stride[axis]; tap++)
+        if (tap * s->dilation[axis] % s->stride[axis] == phase) return 1;
+    return 0;
+}
+
+/* Copies the values with a phase along each axis. */
+static mixp_result conv_place_phase(mixp_context *ctx, const conv_inside *p, const int64_t *phase) {
+    const conv_shape *s = p->s;
+    int64_t *in, *out, size = 1, pixel = 1, at = 0, there = 0;
+    mixp_copy_args k;
+    int      axis;
+    memset(&k, 0, sizeof k);
+    in = p->back ? k.dst_strides : k.src_strides;
+    out = p->back ? k.src_strides : k.dst_strides;
+    k.rank = 4;
+    for (axis = 2; axis >= 0; axis--) {
+        const int64_t stride = s->stride[axis], quotients = conv_quotients(s, axis);
+        const int64_t first = (phase[axis] + stride - s->padding[axis] % stride) % stride;
+        if (first >= s->size[axis] || (!p->back && !conv_phase_used(s, axis, phase[axis]))) return MIXP_OK;
+        k.shape[1 + axis] = (s->size[axis] - first + stride - 1) / stride;
+        in[1 + axis] = stride * size;
+        out[1 + axis] = pixel;
+        at += first * size;
+        there += (phase[axis] * quotients + (first + s->padding[axis]) / stride) * pixel;
+        size *= s->size[axis];
+        pixel *= stride * quotients;
+    }
+    k.shape[0] = p->n * s->channels;
+    in[0] = size;
+    out[0] = pixel;
+    k.src = conv_in_of(p->back ? conv_out_at(p->padded, there) : conv_out_at(p->image, at));
+    k.dst = p->back ? conv_out_at(p->image, at) : conv_out_at(p->padded, there);
+    return conv_copy(ctx, &k);
+}
+
+static mixp_result conv_place(mixp_context *ctx, const conv_shape *s, int64_t n, mixp_out image, mixp_out padded,
+                              int back) {
+    const int64_t phases = conv_volume(s->stride);
+    int64_t       phase[3], i;
+    conv_inside   p;
+    mixp_result   r = MIXP_OK;
+    p.s = s;
+    p.n = n;
+    p.image = image;
+    p.padded = padded;
+    p.back = back;
+    for (i = 0; r == MIXP_OK && i < phases; i++) {
+        phase[0] = i / (s->stride[1] * s->stride[2]);
+        phase[1] = i / s->stride[2] % s->stride[1];
+        phase[2] = i % s->stride[2];
+        r = conv_place_phase(ctx, &p, phase);
+    }
     return r;
 }
 
@@ -161,33 +338,30 @@ typedef struct conv_work {
     mixp_context *ctx;
     conv_shape    s;
     int64_t       samples;      /* samples at a time                                                         */
-    mixp_tensor  *columns, *image;      /* for those samples; image: f32, NULL if not accumulated             */
+    mixp_tensor  *columns, *padded;     /* for those samples; padded: NULL if not needed                     */
 } conv_work;
-
-static mixp_out conv_whole(const mixp_tensor *t) {
-    mixp_out y;
-    y.data = t->data;
-    y.dtype = t->dtype;
-    y.accumulate = 0;
-    return y;
-}
 
 static int64_t conv_room(mixp_context *ctx)
 { return (mixp_context_device(ctx)->download ? 8 : 1) * (int64_t)CONV_COLUMNS; }
 
+static int64_t conv_part(const conv_work *w, int64_t first)
+{ return w->s.batch - first < w->samples ? w->s.batch - first : w->samples; }
+
+/* columns: their dtype. padded: the padded image's, if there is one. Its border stays 0. */
 static mixp_result conv_work_begin(conv_work *w, mixp_context *ctx, const conv_shape *s, mixp_dtype columns,
-                                   int with_image) {
+                                   int with_padded, mixp_dtype padded) {
     int64_t one = s->channels * conv_taps(s) * conv_places(s), shape[1];
     w->ctx = ctx;
     w->s = *s;
-    w->image = NULL;
+    w->padded = NULL;
     w->samples = conv_room(ctx) / one > 0 ? conv_room(ctx) / one : 1;
     if (w->samples > s->batch) w->samples = s->batch;
     shape[0] = one * w->samples;
     w->columns = mixp_activation(ctx, columns, 1, shape);
-    shape[0] = s->channels * s->height * s->width * w->samples;
-    if (with_image) w->image = mixp_activation(ctx, MIXP_F32, 1, shape);
-    return w->columns && (w->image || !with_image) ? MIXP_OK : MIXP_ERR_MEMORY;
+    shape[0] = s->channels * conv_padded_volume(s) * w->samples;
+    if (with_padded) w->padded = mixp_activation(ctx, padded, 1, shape);
+    if (!w->columns || (with_padded && !w->padded)) return MIXP_ERR_MEMORY;
+    return with_padded ? conv_fill(ctx, conv_whole(w->padded), shape[0], 0) : MIXP_OK;
 }
 
 static conv_move conv_moves(const conv_work *w, int64_t n, mixp_out image, int back) {
@@ -205,16 +379,15 @@ static conv_move conv_moves(const conv_work *w, int64_t n, mixp_out image, int b
 
 /* Computes the columns of n samples of an image. */
 static mixp_result conv_gather_columns(conv_work *w, int64_t n, mixp_in image) {
-    const conv_shape *s = &w->s;
-    mixp_out  from;
-    conv_move m;
-    int64_t   count = s->channels * conv_taps(s) * n * conv_places(s);
-    from.data = (void *)(uintptr_t)image.data;      /* read only: back is 0 */
-    from.dtype = image.dtype;
-    from.accumulate = 0;
+    mixp_out    from = conv_read_only(image);
+    mixp_result r = MIXP_OK;
+    conv_move   m;
+    if (w->padded) {
+        r = conv_place(w->ctx, &w->s, n, from, conv_whole(w->padded), 0);
+        from = conv_whole(w->padded);
+    }
     m = conv_moves(w, n, from, 0);
-    if (conv_fill(w->ctx, conv_whole(w->columns), count, 0) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return conv_move_all(w->ctx, &m);
+    return r == MIXP_OK ? conv_move_all(w->ctx, &m) : r;
 }
 
 static mixp_result conv_product(mixp_context *ctx, mixp_gemm_args *k) {
@@ -222,79 +395,142 @@ static mixp_result conv_product(mixp_context *ctx, mixp_gemm_args *k) {
     return mixp_context_device(ctx)->kernels->gemm(mixp_context_exec(ctx), k);
 }
 
-/* y[batch, maps, places] (+)= weight columns(image). */
-static mixp_result conv_gather(conv_work *w, mixp_in image, mixp_in weight, mixp_out y) {
+/* y (+)= weight columns of n samples, for each group. A row of the columns has `row` values, a sample `sample`. */
+static mixp_result conv_multiply(conv_work *w, int64_t n, mixp_in weight, mixp_in columns, int64_t row,
+                                 int64_t sample, mixp_out y) {
     const conv_shape *s = &w->s;
-    int64_t places = conv_places(s), maps = s->maps / s->groups, first, g;
-    int64_t inner = s->channels / s->groups * conv_taps(s);
+    int64_t maps = s->maps / s->groups, inner = s->channels / s->groups * conv_taps(s), g;
     mixp_result r = MIXP_OK;
-    for (first = 0; r == MIXP_OK && first < s->batch; first += w->samples) {
-        int64_t n = s->batch - first < w->samples ? s->batch - first : w->samples;
-        r = conv_gather_columns(w, n, conv_in_at(image, first * s->channels * s->height * s->width));
-        for (g = 0; r == MIXP_OK && g < s->groups; g++) {
-            mixp_gemm_args k;
-            memset(&k, 0, sizeof k);
-            k.m = maps;
-            k.n = places;
-            k.k = k.lda = inner;
-            k.batch = n;
-            k.a = conv_in_at(weight, g * maps * inner);
-            k.b = conv_in_at(conv_in_of(conv_whole(w->columns)), g * inner * n * places);
-            k.ldb = n * places;
-            k.stride_b = k.ldc = places;
-            k.c = conv_out_at(y, (first * s->maps + g * maps) * places);
-            k.stride_c = s->maps * places;
-            r = conv_product(w->ctx, &k);
-        }
+    for (g = 0; r == MIXP_OK && g < s->groups; g++) {
+        mixp_gemm_args k;
+        memset(&k, 0, sizeof k);
+        k.m = maps;
+        k.n = k.ldc = conv_places(s);
+        k.k = k.lda = inner;
+        k.batch = n;
+        k.a = conv_in_at(weight, g * maps * inner);
+        k.b = conv_in_at(columns, g * inner * row);
+        k.ldb = row;
+        k.stride_b = sample;
+        k.c = conv_out_at(y, g * maps * k.n);
+        k.stride_c = s->maps * k.n;
+        r = conv_product(w->ctx, &k);
     }
     return r;
 }
 
-/* Writes the f32 sums to the image of n samples, from sample `first` on. */
-static mixp_result conv_put_image(conv_work *w, int64_t first, int64_t n, mixp_out image) {
-    int64_t one = w->s.channels * w->s.height * w->s.width;
+/* y[batch, maps, places] (+)= weight columns(image). */
+static mixp_result conv_gather(mixp_context *ctx, const conv_shape *s, mixp_in image, mixp_in weight, mixp_out y) {
+    int64_t places = conv_places(s), one = s->channels * conv_volume(s->size), first;
+    mixp_result r;
+    conv_work w;
+    memset(&w, 0, sizeof w);
+    w.ctx = ctx;
+    w.s = *s;
+    if (s->batch < 1) return MIXP_OK;
+    if (conv_plain(s)) return conv_multiply(&w, s->batch, weight, image, places, s->channels * places, y);
+    r = conv_work_begin(&w, ctx, s, image.dtype, conv_padded(s), image.dtype);
+    for (first = 0; r == MIXP_OK && first < s->batch; first += w.samples) {
+        int64_t n = conv_part(&w, first);
+        r = conv_gather_columns(&w, n, conv_in_at(image, first * one));
+        if (r == MIXP_OK)
+            r = conv_multiply(&w, n, weight, conv_in_of(conv_whole(w.columns)), n * places, places,
+                              conv_out_at(y, first * s->maps * places));
+    }
+    return r;
+}
+
+/* The columns of n samples = weight' x. */
+static mixp_result conv_columns_of(conv_work *w, int64_t n, mixp_in x, mixp_in weight) {
+    const conv_shape *s = &w->s;
+    int64_t places = conv_places(s), maps = s->maps / s->groups, g;
+    int64_t inner = s->channels / s->groups * conv_taps(s);
+    mixp_result r = MIXP_OK;
+    for (g = 0; r == MIXP_OK && g < s->groups; g++) {
+        mixp_gemm_args k;
+        memset(&k, 0, sizeof k);
+        k.m = inner;
+        k.n = places;
+        k.k = maps;
+        k.batch = n;
+        k.trans_a = 1;
+        k.a = conv_in_at(weight, g * maps * inner);
+        k.lda = inner;
+        k.b = conv_in_at(x, g * maps * places);
+        k.ldb = places;
+        k.stride_b = s->maps * places;
+        k.c = conv_out_at(conv_whole(w->columns), g * inner * n * places);
+        k.ldc = n * places;
+        k.stride_c = places;
+        r = conv_product(w->ctx, &k);
+    }
+    return r;
+}
+
+/* image (+)= the sums of weight' x at each place, made in f32 and rounded once. */
+static mixp_result conv_scatter(mixp_context *ctx, const conv_shape *s, mixp_in x, mixp_in weight, mixp_out image) {
+    int64_t one = s->channels * conv_volume(s->size), first;
+    conv_work w;
+    mixp_result r = s->batch < 1 ? MIXP_OK : conv_work_begin(&w, ctx, s, MIXP_F32, 1, MIXP_F32);
+    for (first = 0; r == MIXP_OK && first < s->batch; first += w.samples) {
+        int64_t   n = conv_part(&w, first);
+        conv_move m = conv_moves(&w, n, conv_whole(w.padded), 1);
+        r = conv_columns_of(&w, n, conv_in_at(x, first * s->maps * conv_places(s)), weight);
+        if (r == MIXP_OK && first) r = conv_fill(ctx, m.image, n * s->channels * conv_padded_volume(s), 0);
+        if (r == MIXP_OK) r = conv_move_all(ctx, &m);
+        if (r == MIXP_OK) r = conv_place(ctx, s, n, conv_out_at(image, first * one), m.image, 1);
+    }
+    return r;
+}
+
+/* The convolution of the other side with the mirrored kernel, which is the transpose of one with stride 1. Returns 0
+ * if there is none, or if its columns would be much larger. */
+static int conv_mirrored(const conv_shape *s, conv_shape *t) {
+    int axis;
+    *t = *s;
+    t->channels = s->maps;
+    t->maps = s->channels;
+    for (axis = 0; axis < 3; axis++) {
+        t->size[axis] = s->places[axis];
+        t->places[axis] = s->size[axis];
+        t->padding[axis] = s->dilation[axis] * (s->taps[axis] - 1) - s->padding[axis];
+        if (s->stride[axis] != 1 || t->padding[axis] < 0) return 0;
+    }
+    return conv_plain(t) || s->maps <= 2 * s->channels;
+}
+
+/* Mirrors w[groups, maps, channels, taps] to [groups, channels, maps, taps]. */
+static mixp_result conv_mirror(mixp_context *ctx, const conv_shape *s, mixp_in weight, mixp_out to) {
+    int64_t taps = conv_taps(s), maps = s->maps / s->groups, channels = s->channels / s->groups;
     mixp_copy_args k;
     memset(&k, 0, sizeof k);
-    k.rank = 1;
-    k.shape[0] = n * one;
-    k.src = conv_in_of(conv_whole(w->image));
-    k.dst = conv_out_at(image, first * one);
-    k.src_strides[0] = k.dst_strides[0] = 1;
-    return mixp_context_device(w->ctx)->kernels->copy(mixp_context_exec(w->ctx), &k);
+    k.rank = 4;
+    k.shape[0] = s->groups;
+    k.shape[1] = channels;
+    k.shape[2] = maps;
+    k.shape[3] = taps;
+    k.src = conv_in_at(weight, taps - 1);
+    k.src_strides[0] = k.dst_strides[0] = maps * channels * taps;
+    k.src_strides[1] = k.dst_strides[2] = taps;
+    k.src_strides[2] = channels * taps;
+    k.src_strides[3] = -1;
+    k.dst = to;
+    k.dst_strides[1] = maps * taps;
+    k.dst_strides[3] = 1;
+    return conv_copy(ctx, &k);
 }
 
-/* image (+)= the sums of weight' x at each place: the transpose of conv_gather. */
-static mixp_result conv_scatter(conv_work *w, mixp_in x, mixp_in weight, mixp_out image) {
-    const conv_shape *s = &w->s;
-    int64_t places = conv_places(s), maps = s->maps / s->groups, first, g;
-    int64_t inner = s->channels / s->groups * conv_taps(s);
-    mixp_result r = MIXP_OK;
-    for (first = 0; r == MIXP_OK && first < s->batch; first += w->samples) {
-        int64_t n = s->batch - first < w->samples ? s->batch - first : w->samples;
-        conv_move m = conv_moves(w, n, conv_whole(w->image), 1);
-        for (g = 0; r == MIXP_OK && g < s->groups; g++) {
-            mixp_gemm_args k;
-            memset(&k, 0, sizeof k);
-            k.m = inner;
-            k.n = places;
-            k.k = maps;
-            k.batch = n;
-            k.trans_a = 1;
-            k.a = conv_in_at(weight, g * maps * inner);
-            k.lda = inner;
-            k.b = conv_in_at(x, (first * s->maps + g * maps) * places);
-            k.ldb = places;
-            k.stride_b = s->maps * places;
-            k.c = conv_out_at(conv_whole(w->columns), g * inner * n * places);
-            k.ldc = n * places;
-            k.stride_c = places;
-            r = conv_product(w->ctx, &k);
-        }
-        if (r == MIXP_OK) r = conv_fill(w->ctx, m.image, n * s->channels * s->height * s->width, 0);
-        if (r == MIXP_OK) r = conv_move_all(w->ctx, &m);
-        if (r == MIXP_OK) r = conv_put_image(w, first, n, image);
-    }
-    return r;
+/* image (+)= the transpose of conv_gather. */
+static mixp_result conv_transposed(mixp_context *ctx, const conv_shape *s, mixp_in x, mixp_in weight, mixp_out image) {
+    int64_t      count = s->maps * (s->channels / s->groups) * conv_taps(s);
+    mixp_tensor *mirrored;
+    conv_shape   t;
+    mixp_result  r;
+    if (!conv_mirrored(s, &t)) return conv_scatter(ctx, s, x, weight, image);
+    mirrored = mixp_activation(ctx, weight.dtype, 1, &count);
+    if (!mirrored) return MIXP_ERR_MEMORY;
+    r = conv_mirror(ctx, s, weight, conv_whole(mirrored));
+    return r == MIXP_OK ? conv_gather(ctx, &t, x, conv_in_of(conv_whole(mirrored)), image) : r;
 }
 
 /* Transposes x of n samples from [n, maps, places] to [maps, n, places], so that a weight's
@@ -314,241 +550,368 @@ static mixp_result conv_turn(conv_work *w, int64_t n, mixp_in x, mixp_out to) {
     k.dst_strides[0] = n * places;
     k.dst_strides[1] = places;
     k.src_strides[2] = k.dst_strides[2] = 1;
-    return mixp_context_device(w->ctx)->kernels->copy(mixp_context_exec(w->ctx), &k);
+    return conv_copy(w->ctx, &k);
+}
+
+/* sum (+)= x columns' of n samples, for each group. */
+static mixp_result conv_weight_part(conv_work *w, int64_t n, mixp_in x, mixp_out sum) {
+    const conv_shape *s = &w->s;
+    int64_t maps = s->maps / s->groups, inner = s->channels / s->groups * conv_taps(s), g;
+    mixp_result r = MIXP_OK;
+    for (g = 0; r == MIXP_OK && g < s->groups; g++) {
+        mixp_gemm_args k;
+        memset(&k, 0, sizeof k);
+        k.m = maps;
+        k.n = k.ldc = inner;
+        k.k = k.lda = k.ldb = n * conv_places(s);
+        k.batch = 1;
+        k.trans_b = 1;
+        k.a = conv_in_at(x, g * maps * k.k);
+        k.b = conv_in_at(conv_in_of(conv_whole(w->columns)), g * inner * k.k);
+        k.c = conv_out_at(sum, g * maps * inner);
+        r = conv_product(w->ctx, &k);
+    }
+    return r;
 }
 
 /* dw (+)= x columns(image)', summed over samples in f32. */
-static mixp_result conv_weight(conv_work *w, mixp_in image, mixp_in x, mixp_out dw) {
-    const conv_shape *s = &w->s;
-    int64_t places = conv_places(s), maps = s->maps / s->groups, first, g, shape[1];
-    int64_t inner = s->channels / s->groups * conv_taps(s);
+static mixp_result conv_weight(mixp_context *ctx, const conv_shape *s, mixp_in image, mixp_in x, mixp_out dw) {
+    int64_t other = s->maps * conv_places(s), one = s->channels * conv_volume(s->size), first, shape[1];
+    int64_t count = s->maps * (s->channels / s->groups) * conv_taps(s);
     mixp_tensor *turned, *sum;
     mixp_copy_args put;
-    mixp_result r = MIXP_OK;
-    shape[0] = w->samples * s->maps * places;
-    turned = mixp_activation(w->ctx, x.dtype, 1, shape);
-    shape[0] = s->maps * inner;
-    sum = mixp_activation(w->ctx, MIXP_F32, 1, shape);
+    conv_work   w;
+    mixp_result r;
+    if (s->batch < 1) return dw.accumulate ? MIXP_OK : conv_fill(ctx, dw, count, 0);
+    r = conv_work_begin(&w, ctx, s, image.dtype, conv_padded(s), image.dtype);
+    shape[0] = w.samples > 1 ? w.samples * other : 1;
+    turned = mixp_activation(ctx, x.dtype, 1, shape);
+    sum = mixp_activation(ctx, MIXP_F32, 1, &count);
     if (!turned || !sum) return MIXP_ERR_MEMORY;
-    for (first = 0; r == MIXP_OK && first < s->batch; first += w->samples) {
-        int64_t n = s->batch - first < w->samples ? s->batch - first : w->samples;
-        r = conv_gather_columns(w, n, conv_in_at(image, first * s->channels * s->height * s->width));
-        if (r == MIXP_OK) r = conv_turn(w, n, conv_in_at(x, first * s->maps * places), conv_whole(turned));
-        for (g = 0; r == MIXP_OK && g < s->groups; g++) {
-            mixp_gemm_args k;
-            memset(&k, 0, sizeof k);
-            k.m = maps;
-            k.n = k.ldc = inner;
-            k.k = k.lda = k.ldb = n * places;
-            k.batch = 1;
-            k.trans_b = 1;
-            k.a = conv_in_at(conv_in_of(conv_whole(turned)), g * maps * n * places);
-            k.b = conv_in_at(conv_in_of(conv_whole(w->columns)), g * inner * n * places);
-            k.c = conv_out_at(conv_whole(sum), g * maps * inner);
-            k.c.accumulate = first > 0;
-            r = conv_product(w->ctx, &k);
+    for (first = 0; r == MIXP_OK && first < s->batch; first += w.samples) {
+        int64_t  n = conv_part(&w, first);
+        mixp_in  from = conv_in_at(x, first * other);
+        mixp_out to = conv_whole(sum);
+        to.accumulate = first > 0;
+        r = conv_gather_columns(&w, n, conv_in_at(image, first * one));
+        if (r == MIXP_OK && n > 1) {
+            r = conv_turn(&w, n, from, conv_whole(turned));
+            from = conv_in_of(conv_whole(turned));
         }
+        if (r == MIXP_OK) r = conv_weight_part(&w, n, from, to);
     }
     memset(&put, 0, sizeof put);
     put.rank = 1;
-    put.shape[0] = s->maps * inner;
+    put.shape[0] = count;
     put.src = conv_in_of(conv_whole(sum));
     put.dst = dw;
     put.src_strides[0] = put.dst_strides[0] = 1;
-    if (r != MIXP_OK) return r;
-    return mixp_context_device(w->ctx)->kernels->copy(mixp_context_exec(w->ctx), &put);
+    return r == MIXP_OK ? conv_copy(ctx, &put) : r;
 }
 
 /* --- operators ---------------------------------------------------------------------------------------- */
 
 static mixp_result conv_refuse(mixp_call *c, const char *what) {
     const mixp_tensor *x = c->in[0], *w = c->in[1];
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: x of rank %d with %lld channels and w of rank %d with %lld: %s",
-                             c->op->name, x->rank, x->rank > 1 ? (long long)x->shape[1] : 0LL, w->rank,
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                             "%s: x of rank %d with %lld channels and w of rank %d with %lld: %s", c->op->name, x->rank, x->rank > 1 ? (long long)x->shape[1] : 0LL, w->rank,
                              w->rank > 1 ? (long long)w->shape[1] : 0LL, what);
+}
+
+/* The dimensions behind the channels, at the end of to[3]. */
+static void conv_sizes(const mixp_tensor *t, int64_t *to) {
+    int i;
+    to[0] = to[1] = to[2] = 1;
+    for (i = 2; i < t->rank; i++) to[5 - t->rank + i - 2] = t->shape[i];
 }
 
 /* Fills in the sizes from x and w; the description's numbers are in s already. */
 static const char *conv_shape_wrong(conv_shape *s, const mixp_tensor *x, const mixp_tensor *w, int transposed) {
     int i;
-    if (x->rank != 4 || w->rank != 4) return "both have four dimensions";
-    for (i = 0; i < 2; i++) {
-        s->taps[i] = w->shape[2 + i];
-        if (s->stride[i] < 1 || s->dilation[i] < 1 || s->padding[i] < 0)
+    conv_sizes(w, s->taps);
+    for (i = 0; i < 3; i++) {
+        if (s->stride[i] < 1 || s->dilation[i] < 1 || s->padding[i] < CONV_SAME)
             return "strides and dilations are at least 1, padding at least 0";
+        if (s->padding[i] == CONV_SAME && (transposed || s->stride[i] != 1))
+            return "padding CONV_SAME needs stride 1, and no transpose";
     }
     s->batch = x->shape[0];
     s->maps = w->shape[0];
     s->channels = w->shape[1] * s->groups;
     if (s->groups < 1 || s->maps % s->groups) return "groups must divide the channels of both sides";
     if (x->shape[1] != (transposed ? s->maps : s->channels))
-        return transposed ? "x[b, in, h, w] needs w[in, out / groups, kh, kw]"
-                          : "x[b, in, h, w] needs w[out, in / groups, kh, kw]";
+        return transposed ? "x[b, in, ...] needs w[in, out / groups, ...]"
+                          : "x[b, in, ...] needs w[out, in / groups, ...]";
     return NULL;
 }
 
-static mixp_result conv2d_infer(mixp_call *c) {
+/* A stride to no further place is 1. */
+static void conv_calm_strides(conv_shape *s) {
+    int i;
+    for (i = 0; i < 3; i++)
+        if (s->places[i] == 1) s->stride[i] = 1;
+}
+
+/* The result [batch, channels, size...], with as many dimensions as x. */
+static mixp_result conv_output(mixp_call *c, int64_t channels, const int64_t *size) {
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[5];
+    int     i;
+    shape[0] = x->shape[0];
+    shape[1] = channels;
+    for (i = 2; i < x->rank; i++) shape[i] = size[5 - x->rank + i - 2];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result conv_infer(mixp_call *c) {
     conv_shape *s = (conv_shape *)c->attrs;
     const char *wrong = conv_shape_wrong(s, c->in[0], c->in[1], 0);
-    int64_t shape[4];
     int i;
     if (wrong) return conv_refuse(c, wrong);
-    s->height = c->in[0]->shape[2];
-    s->width = c->in[0]->shape[3];
-    shape[0] = s->batch;
-    shape[1] = s->maps;
-    for (i = 0; i < 2; i++) {
-        int64_t room = c->in[0]->shape[2 + i] + 2 * s->padding[i] - s->dilation[i] * (s->taps[i] - 1) - 1;
+    conv_sizes(c->in[0], s->size);
+    for (i = 0; i < 3; i++) {
+        int64_t around = s->dilation[i] * (s->taps[i] - 1);
+        int64_t room = s->size[i] - 1 + (s->padding[i] == CONV_SAME ? around : 2 * s->padding[i]) - around;
+        if (s->padding[i] == CONV_SAME) s->padding[i] = around / 2;
         if (room < 0) return conv_refuse(c, "the kernel is larger than the padded image");
-        shape[2 + i] = room / s->stride[i] + 1;
+        s->places[i] = room / s->stride[i] + 1;
     }
-    s->rows = shape[2];
-    s->columns = shape[3];
-    return mixp_call_output(c, c->in[0]->dtype, 4, shape);
+    conv_calm_strides(s);
+    return conv_output(c, s->maps, s->places);
 }
 
-static mixp_result conv2d_forward(mixp_call *c) {
-    conv_work w;
-    mixp_result r = conv_work_begin(&w, c->ctx, (const conv_shape *)c->attrs, c->in[0]->dtype, 0);
-    return r == MIXP_OK ? conv_gather(&w, mixp_call_x(c, 0), mixp_call_x(c, 1), mixp_call_y(c)) : r;
+static mixp_result conv_forward(mixp_call *c) {
+    return conv_gather(c->ctx, (const conv_shape *)c->attrs, mixp_call_x(c, 0), mixp_call_x(c, 1), mixp_call_y(c));
 }
 
-static mixp_result conv2d_backward(mixp_call *c) {
-    mixp_out dx = mixp_call_dx(c, 0), dw = mixp_call_dx(c, 1);
-    conv_work w;
+static mixp_result conv_backward(mixp_call *c) {
+    const conv_shape *s = (const conv_shape *)c->attrs;
+    mixp_out    dx = mixp_call_dx(c, 0), dw = mixp_call_dx(c, 1);
     mixp_result r = MIXP_OK;
-    if (dx.data) r = conv_work_begin(&w, c->ctx, (const conv_shape *)c->attrs, MIXP_F32, 1);
-    if (dx.data && r == MIXP_OK) r = conv_scatter(&w, mixp_call_dy(c), mixp_call_x(c, 1), dx);
-    if (dw.data && r == MIXP_OK) r = conv_work_begin(&w, c->ctx, (const conv_shape *)c->attrs, c->in[0]->dtype, 0);
-    if (dw.data && r == MIXP_OK) r = conv_weight(&w, mixp_call_x(c, 0), mixp_call_dy(c), dw);
+    if (dx.data) r = conv_transposed(c->ctx, s, mixp_call_dy(c), mixp_call_x(c, 1), dx);
+    if (dw.data && r == MIXP_OK) r = conv_weight(c->ctx, s, mixp_call_x(c, 0), mixp_call_dy(c), dw);
     return r;
 }
 
-/* The image is the result, and x is the other side. On entry, height and width hold
- * output_padding. */
-static mixp_result conv_transpose2d_infer(mixp_call *c) {
+/* The image is the result, and x is the other side. */
+static mixp_result conv_transpose_infer(mixp_call *c) {
     conv_shape *s = (conv_shape *)c->attrs;
     const char *wrong = conv_shape_wrong(s, c->in[0], c->in[1], 1);
-    int64_t shape[4], more[2];
     int i;
     if (wrong) return conv_refuse(c, wrong);
-    more[0] = s->height;
-    more[1] = s->width;
-    s->rows = c->in[0]->shape[2];
-    s->columns = c->in[0]->shape[3];
-    shape[0] = s->batch;
-    shape[1] = s->channels;
-    for (i = 0; i < 2; i++) {
-        if (more[i] < 0 || more[i] >= s->stride[i]) return conv_refuse(c, "output_padding is at least 0, below stride");
-        shape[2 + i] = (c->in[0]->shape[2 + i] - 1) * s->stride[i] - 2 * s->padding[i] +
-                       s->dilation[i] * (s->taps[i] - 1) + more[i] + 1;
-        if (shape[2 + i] < 1) return conv_refuse(c, "the padding leaves nothing of the result");
+    conv_sizes(c->in[0], s->places);
+    for (i = 0; i < 3; i++) {
+        if (s->more[i] < 0 || (s->more[i] >= s->stride[i] && s->more[i] >= s->dilation[i]))
+            return conv_refuse(c, "output_padding is at least 0, and below the stride or the dilation");
+        s->size[i] = (s->places[i] - 1) * s->stride[i] - 2 * s->padding[i] + s->dilation[i] * (s->taps[i] - 1) +
+                     s->more[i] + 1;
+        if (s->size[i] < 1) return conv_refuse(c, "the padding leaves nothing of the result");
     }
-    s->height = shape[2];
-    s->width = shape[3];
-    return mixp_call_output(c, c->in[0]->dtype, 4, shape);
+    conv_calm_strides(s);
+    return conv_output(c, s->channels, s->size);
 }
 
-static mixp_result conv_transpose2d_forward(mixp_call *c) {
-    conv_work w;
-    mixp_result r = conv_work_begin(&w, c->ctx, (const conv_shape *)c->attrs, MIXP_F32, 1);
-    return r == MIXP_OK ? conv_scatter(&w, mixp_call_x(c, 0), mixp_call_x(c, 1), mixp_call_y(c)) : r;
+static mixp_result conv_transpose_forward(mixp_call *c) {
+    return conv_transposed(c->ctx, (const conv_shape *)c->attrs, mixp_call_x(c, 0), mixp_call_x(c, 1),
+                           mixp_call_y(c));
 }
 
-static mixp_result conv_transpose2d_backward(mixp_call *c) {
-    mixp_out dx = mixp_call_dx(c, 0), dw = mixp_call_dx(c, 1);
-    mixp_in dy = mixp_call_dy(c);
-    conv_work w;
-    mixp_result r = conv_work_begin(&w, c->ctx, (const conv_shape *)c->attrs, dy.dtype, 0);
-    if (dx.data && r == MIXP_OK) r = conv_gather(&w, dy, mixp_call_x(c, 1), dx);
-    if (dw.data && r == MIXP_OK) r = conv_weight(&w, dy, mixp_call_x(c, 0), dw);
+static mixp_result conv_transpose_backward(mixp_call *c) {
+    const conv_shape *s = (const conv_shape *)c->attrs;
+    mixp_out    dx = mixp_call_dx(c, 0), dw = mixp_call_dx(c, 1);
+    mixp_in     dy = mixp_call_dy(c);
+    mixp_result r = MIXP_OK;
+    if (dx.data) r = conv_gather(c->ctx, s, dy, mixp_call_x(c, 1), dx);
+    if (dw.data && r == MIXP_OK) r = conv_weight(c->ctx, s, dy, mixp_call_x(c, 0), dw);
     return r;
 }
 
-static conv_shape conv_described(const conv_desc *desc) {
-    conv_desc  d;
-    conv_shape s;
+/* Puts numbers for `dims` dimensions at the end of to[3]; 0 counts as `zero`. Returns 0 if there are more. */
+static int conv_numbers_of(const int *from, int dims, int64_t zero, int64_t *to) {
     int i;
-    memset(&d, 0, sizeof d);
-    memset(&s, 0, sizeof s);
-    if (desc) d = *desc;
-    for (i = 0; i < 2; i++) {
-        s.stride[i] = d.stride[i] ? d.stride[i] : 1;
-        s.dilation[i] = d.dilation[i] ? d.dilation[i] : 1;
-        s.padding[i] = d.padding[i];
+    to[0] = to[1] = to[2] = zero;
+    for (i = 0; i < 3; i++) {
+        if (i < dims) to[3 - dims + i] = from[i] ? from[i] : zero;
+        else if (from[i]) return 0;
     }
-    s.groups = d.groups ? d.groups : 1;
-    s.height = d.output_padding[0];
-    s.width = d.output_padding[1];
-    return s;
+    return 1;
 }
 
-/* y + bias[channels], along the channels of y[b, channels, h, w]. */
+/* Axes that an image lacks have stride and dilation 1, and no padding. */
+static int conv_described(conv_shape *s, const conv_desc *desc, int dims) {
+    conv_desc d;
+    int       fits;
+    memset(&d, 0, sizeof d);
+    memset(s, 0, sizeof *s);
+    if (desc) d = *desc;
+    s->groups = d.groups ? d.groups : 1;
+    fits = conv_numbers_of(d.stride, dims, 1, s->stride);
+    fits &= conv_numbers_of(d.dilation, dims, 1, s->dilation);
+    fits &= conv_numbers_of(d.padding, dims, 0, s->padding);
+    return fits & conv_numbers_of(d.output_padding, dims, 0, s->more);
+}
+
+/* Is the description for images of `dims` dimensions, and x such an image? */
+static int conv_fits(mixp_context *ctx, const char *name, const mixp_tensor *x, int dims, int described) {
+    if (x->rank == dims + 2 && described) return 1;
+    mixp_context_fail(ctx, MIXP_ERR_SHAPE, x->rank == dims + 2
+                      ? "%s: rank %d has %d dimensions behind the channels; set the description's numbers for further "
+                        "ones to 0"
+                      : "%s: give tensors of rank %d, with %d dimensions behind the first two; the rank of this one "
+                        "is %d",
+                      name, dims + 2, dims, x->rank);
+    return 0;
+}
+
+static int conv_given(mixp_context *ctx, const char *name, const void *desc) {
+    if (!desc) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: give a description", name);
+    return desc != NULL;
+}
+
+/* y + bias[channels], along the channels. The sum has the dtype of y: under autocast PyTorch casts the bias too. */
 static mixp_tensor *conv_bias(mixp_context *ctx, mixp_tensor *y, mixp_tensor *bias) {
-    int64_t shape[3];
+    int64_t shape[4] = { 1, 1, 1, 1 };
     if (!y || !bias) return y;
-    shape[0] = bias->count;
-    shape[1] = shape[2] = 1;
-    return mixp_add(ctx, y, mixp_reshape(ctx, bias, 3, shape));
-}
-
-/* y[b, out, h', w'] of x[b, in, h, w], w[out, in / groups, kh, kw] and bias[out], which may be NULL:
- * torch.nn.functional.conv2d. h' = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1. MIXP_ERR_SHAPE: channels,
- * groups or sizes that do not fit. */
-CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias, const conv_desc *desc) {
-    static const mixp_op row = { "conv2d", MIXP_CLASS_LOW, sizeof(conv_shape), conv2d_infer, conv2d_forward,
-                                 conv2d_backward, NULL };
-    conv_shape   s = conv_described(desc);
-    mixp_tensor *in[2];
-    in[0] = x;
-    in[1] = w;
-    return conv_bias(ctx, mixp_apply(ctx, &row, 2, in, 2, &s), bias);
-}
-
-/* The transpose of conv2d, as torch.nn.functional.conv_transpose2d: x[b, in, h, w], w[in, out / groups, kh, kw].
- * h' = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1. Errors as conv2d. */
-CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                                     const conv_desc *desc) {
-    static const mixp_op row = { "conv_transpose2d", MIXP_CLASS_LOW, sizeof(conv_shape), conv_transpose2d_infer,
-                                 conv_transpose2d_forward, conv_transpose2d_backward, NULL };
-    conv_shape   s = conv_described(desc);
-    mixp_tensor *in[2];
-    in[0] = x;
-    in[1] = w;
-    return conv_bias(ctx, mixp_apply(ctx, &row, 2, in, 2, &s), bias);
-}
-
-/* Reshapes [a, b, l] to [a, b, 1, l]. */
-static void conv_as_image(const mixp_tensor *t, int64_t shape[4]) {
-    shape[0] = t->shape[0];
-    shape[1] = t->shape[1];
-    shape[2] = 1;
-    shape[3] = t->shape[2];
-}
-
-/* x[b, in, l], w[out, in / groups, k]: conv2d of images with one row; uses the second numbers of
- * the description. */
-CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias, const conv_desc *desc) {
-    conv_desc    flat;
-    int64_t      image[4], kernel[4], back[3];
-    mixp_tensor *y;
-    memset(&flat, 0, sizeof flat);
-    if (desc) flat = *desc;
-    flat.stride[0] = flat.dilation[0] = 1;
-    flat.padding[0] = 0;
-    if (!x || !w) return NULL;
-    if (x->rank != 3 || w->rank != 3) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "conv1d: x[b, in, l] and w[out, in / groups, k] have three dimensions");
+    if (bias->rank != 1 || bias->count != y->shape[1]) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "conv: a bias has one value for each of %lld channels; it has %lld",
+                          (long long)y->shape[1], (long long)bias->count);
         return NULL;
     }
-    conv_as_image(x, image);
-    conv_as_image(w, kernel);
-    y = conv2d(ctx, mixp_reshape(ctx, x, 4, image), mixp_reshape(ctx, w, 4, kernel), bias, &flat);
-    if (!y) return NULL;
-    back[0] = y->shape[0];
-    back[1] = y->shape[1];
-    back[2] = y->shape[3];
-    return mixp_reshape(ctx, y, 3, back);
+    shape[0] = bias->count;
+    if (bias->dtype != y->dtype) bias = mixp_cast(ctx, bias, y->dtype);
+    return mixp_add(ctx, y, mixp_reshape(ctx, bias, y->rank - 1, shape));
+}
+
+static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mixp_tensor *const *in,
+                             mixp_tensor *bias, const conv_desc *desc) {
+    conv_shape s;
+    int        described = conv_described(&s, desc, dims);
+    if (!in[0] || !in[1]) return NULL;
+    if (!conv_fits(ctx, row->name, in[0], dims, described) || !conv_fits(ctx, row->name, in[1], dims, 1)) return NULL;
+    return conv_bias(ctx, mixp_apply(ctx, row, 2, in, 2, &s), bias);
+}
+
+#define CONV_ROW(name)                                                                                              \
+    static const mixp_op row = { name, MIXP_CLASS_LOW, sizeof(conv_shape), conv_infer, conv_forward, conv_backward, \
+                                 NULL };                                                                            \
+    mixp_tensor *in[2];                                                                                             \
+    in[0] = x;                                                                                                      \
+    in[1] = w
+
+/* y[b, out, ...] of x[b, in, ...], w[out, in / groups, taps...] and bias[out], which may be NULL:
+ * torch.nn.functional.conv1d, conv2d and conv3d, for images of one, two and three dimensions. The result has
+ * (size + 2 padding - dilation (taps - 1) - 1) / stride + 1 places along a dimension, rounded down. MIXP_ERR_SHAPE:
+ * channels, groups, ranks or sizes that do not fit. */
+CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc) {
+    CONV_ROW("conv1d");
+    return conv_run(ctx, &row, 1, in, bias, desc);
+}
+CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc) {
+    CONV_ROW("conv2d");
+    return conv_run(ctx, &row, 2, in, bias, desc);
+}
+CONV_API mixp_tensor *conv3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                             const conv_desc *desc) {
+    CONV_ROW("conv3d");
+    return conv_run(ctx, &row, 3, in, bias, desc);
+}
+#undef CONV_ROW
+
+#define CONV_ROW(name)                                                                                   \
+    static const mixp_op row = { name, MIXP_CLASS_LOW, sizeof(conv_shape), conv_transpose_infer,         \
+                                 conv_transpose_forward, conv_transpose_backward, NULL };                \
+    mixp_tensor *in[2];                                                                                  \
+    in[0] = x;                                                                                           \
+    in[1] = w
+
+/* The transposes, as torch.nn.functional.conv_transpose1d, 2d and 3d: x[b, in, ...], w[in, out / groups, taps...]. The
+ * result has (places - 1) stride - 2 padding + dilation (taps - 1) + output_padding + 1 values along a dimension.
+ * Errors as conv2d; MIXP_ERR_SHAPE also for an output_padding that reaches both stride and dilation. */
+CONV_API mixp_tensor *conv_transpose1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc) {
+    CONV_ROW("conv_transpose1d");
+    return conv_run(ctx, &row, 1, in, bias, desc);
+}
+CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc) {
+    CONV_ROW("conv_transpose2d");
+    return conv_run(ctx, &row, 2, in, bias, desc);
+}
+CONV_API mixp_tensor *conv_transpose3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
+                                       const conv_desc *desc) {
+    CONV_ROW("conv_transpose3d");
+    return conv_run(ctx, &row, 3, in, bias, desc);
+}
+#undef CONV_ROW
+
+/* --- positions: small f32 tables that the device computes, so that a captured step needs no host memory ---- */
+
+/* 0, 1, ... n - 1; exact to 2^24. */
+static mixp_tensor *conv_count(mixp_context *ctx, int64_t n)
+{ return mixp_add_scalar(ctx, mixp_cumsum(ctx, mixp_full(ctx, MIXP_F32, 1, &n, 1), 0), -1.0f); }
+
+/* A vector as [n, 1], so that it meets each column. */
+static mixp_tensor *conv_upright(mixp_context *ctx, mixp_tensor *x) { return mixp_unsqueeze(ctx, x, 1); }
+
+static mixp_result conv_index_infer(mixp_call *c)
+{ return mixp_call_output(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape); }
+
+static mixp_result conv_index_forward(mixp_call *c) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = c->in[0]->count;
+    k.src = mixp_call_x(c, 0);
+    k.dst = mixp_call_y(c);
+    return mixp_context_device(c->ctx)->kernels->convert(mixp_context_exec(c->ctx), &k);
+}
+
+/* Integers in f32 as i32. */
+static mixp_tensor *conv_index(mixp_context *ctx, mixp_tensor *x) {
+    static const mixp_op row = { "index", MIXP_CLASS_KEEP, 0, conv_index_infer, conv_index_forward, NULL, NULL };
+    return mixp_apply(ctx, &row, 1, &x, 1, NULL);
+}
+
+/* x as [before, n, after], where n is dimension `dim`. */
+static mixp_tensor *conv_around(mixp_context *ctx, mixp_tensor *x, int dim) {
+    int64_t shape[3] = { 1, 1, 1 };
+    int     i;
+    if (!x) return NULL;
+    for (i = 0; i < x->rank; i++) shape[i < dim ? 0 : i == dim ? 1 : 2] *= x->shape[i];
+    return mixp_reshape(ctx, x, 3, shape);
+}
+
+/* y with the dimensions of x, but n along `dim`. */
+static mixp_tensor *conv_as_before(mixp_context *ctx, mixp_tensor *y, const mixp_tensor *x, int dim, int64_t n) {
+    int64_t shape[MIXP_MAX_RANK];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[dim] = n;
+    return mixp_reshape(ctx, y, x->rank, shape);
+}
+
+/* x at positions[m] along `dim`. */
+static mixp_tensor *conv_pick(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *positions) {
+    mixp_tensor *flat = conv_around(ctx, x, dim), *ids;
+    int64_t      shape[3] = { 1, 1, 1 };
+    if (!flat || !positions) return NULL;
+    shape[1] = positions->count;
+    ids = mixp_reshape(ctx, conv_index(ctx, positions), 3, shape);
+    shape[0] = flat->shape[0];
+    shape[2] = flat->shape[2];
+    return conv_as_before(ctx, mixp_gather(ctx, flat, 1, mixp_expand(ctx, ids, 3, shape)), x, dim, positions->count);
+}
+
+/* by[m, n] x along `dim`, in f32. */
+static mixp_tensor *conv_along(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *by) {
+    mixp_tensor *flat = conv_around(ctx, x, dim), *y;
+    int64_t      lines[2];
+    if (!flat || !by) return NULL;
+    lines[0] = flat->shape[0];
+    lines[1] = flat->shape[1];
+    if (flat->shape[2] > 1) y = mixp_matmul(ctx, by, flat, 0, 0);
+    else y = mixp_matmul(ctx, mixp_reshape(ctx, flat, 2, lines), by, 0, 1);
+    return conv_as_before(ctx, y, x, dim, by->shape[0]);
 }
 
 /* --- pooling ------------------------------------------------------------------------------------------- */
@@ -557,30 +920,39 @@ CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, 
  * or 0 for a mean. */
 typedef struct conv_window {
     conv_shape s;
-    int        lowest;
+    int        lowest, ceil_mode;
 } conv_window;
 
 static double conv_lowest(mixp_dtype d)
 { return d == MIXP_F16 ? -65504.0 : d == MIXP_BF16 ? -3.3895313892515355e38 : -3.4028234663852886e38; }
+
+/* The places of a window along an axis; 0 if there are none. In ceil_mode the last one begins before the image ends. */
+static int64_t conv_window_places(const conv_window *k, int i) {
+    const conv_shape *s = &k->s;
+    int64_t room = s->size[i] + 2 * s->padding[i] - s->dilation[i] * (s->taps[i] - 1) - 1, places;
+    if (s->stride[i] < 1 || s->dilation[i] < 1 || s->taps[i] < 1 || s->padding[i] < 0) return 0;
+    if (room < 0 || 2 * s->padding[i] > s->taps[i]) return 0;
+    places = room / s->stride[i] + 1;
+    if (!k->ceil_mode || room % s->stride[i] == 0) return places;
+    return places * s->stride[i] < s->size[i] + s->padding[i] ? places + 1 : places;
+}
 
 static mixp_result conv_window_infer(mixp_call *c) {
     conv_window *k = (conv_window *)c->attrs;
     const mixp_tensor *x = c->in[0];
     int64_t shape[3];
     int i;
-    if (x->rank != 4) return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: x is [b, channels, h, w]", c->op->name);
     k->s.batch = x->shape[0] * x->shape[1];
     k->s.channels = 1;
-    k->s.height = x->shape[2];
-    k->s.width = x->shape[3];
-    for (i = 0; i < 2; i++) {
-        int64_t room = x->shape[2 + i] + 2 * k->s.padding[i] - k->s.taps[i];
-        if (room < 0 || k->s.stride[i] < 1 || k->s.taps[i] < 1 || 2 * k->s.padding[i] > k->s.taps[i])
+    conv_sizes(x, k->s.size);
+    for (i = 0; i < 3; i++) {
+        k->s.places[i] = conv_window_places(k, i);
+        if (k->s.places[i] < 1)
             return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                     "%s: a window is within the padded image, and padding at most half of it",
-                                     c->op->name);
-        *(i ? &k->s.columns : &k->s.rows) = room / k->s.stride[i] + 1;
+                                     "%s: sizes, strides and dilations are at least 1, a window is within the padded "
+                                     "image, and padding at most half of its size", c->op->name);
     }
+    conv_calm_strides(&k->s);
     shape[0] = k->s.batch;
     shape[1] = conv_taps(&k->s);
     shape[2] = conv_places(&k->s);
@@ -600,64 +972,388 @@ static conv_move conv_window_move(const conv_window *k, mixp_out image, mixp_out
     return m;
 }
 
+static mixp_tensor *conv_window_padded(mixp_context *ctx, const conv_window *k, mixp_dtype dtype) {
+    int64_t count = k->s.batch * conv_padded_volume(&k->s);
+    return mixp_activation(ctx, dtype, 1, &count);
+}
+
 static mixp_result conv_window_forward(mixp_call *c) {
     const conv_window *k = (const conv_window *)c->attrs;
-    conv_move   m = conv_window_move(k, conv_whole(c->in[0]), mixp_call_y(c), 0);
-    mixp_result r = conv_fill(c->ctx, m.columns, c->out->count, k->lowest ? conv_lowest(c->out->dtype) : 0);
+    mixp_tensor *padded = NULL;
+    conv_move    m = conv_window_move(k, conv_read_only(mixp_call_x(c, 0)), mixp_call_y(c), 0);
+    mixp_result  r = MIXP_OK;
+    if (conv_padded(&k->s)) {
+        padded = conv_window_padded(c->ctx, k, c->in[0]->dtype);
+        if (!padded) return MIXP_ERR_MEMORY;
+        r = conv_fill(c->ctx, conv_whole(padded), padded->count, k->lowest ? conv_lowest(padded->dtype) : 0);
+        if (r == MIXP_OK) r = conv_place(c->ctx, &k->s, m.n, m.image, conv_whole(padded), 0);
+        m.image = conv_whole(padded);
+    }
     return r == MIXP_OK ? conv_move_all(c->ctx, &m) : r;
 }
 
 /* Overlapping windows add up in f32. */
 static mixp_result conv_window_backward(mixp_call *c) {
     const conv_window *k = (const conv_window *)c->attrs;
-    mixp_out    dx = mixp_call_dx(c, 0), dy;
-    conv_work   w;
-    conv_move   m;
-    mixp_result r;
+    mixp_out     dx = mixp_call_dx(c, 0);
+    mixp_tensor *padded;
+    conv_move    m;
+    mixp_result  r;
     if (!dx.data) return MIXP_OK;
-    memset(&w, 0, sizeof w);
-    w.ctx = c->ctx;
-    w.s = k->s;
-    w.image = mixp_activation(c->ctx, MIXP_F32, 1, &c->in[0]->count);
-    if (!w.image) return MIXP_ERR_MEMORY;
-    dy.data = (void *)(uintptr_t)mixp_call_dy(c).data;      /* read only: back is 1 */
-    dy.dtype = mixp_call_dy(c).dtype;
-    dy.accumulate = 0;
-    m = conv_window_move(k, conv_whole(w.image), dy, 1);
-    r = conv_fill(c->ctx, m.image, c->in[0]->count, 0);
+    padded = conv_window_padded(c->ctx, k, MIXP_F32);
+    if (!padded) return MIXP_ERR_MEMORY;
+    m = conv_window_move(k, conv_whole(padded), conv_read_only(mixp_call_dy(c)), 1);
+    r = conv_fill(c->ctx, m.image, padded->count, 0);
     if (r == MIXP_OK) r = conv_move_all(c->ctx, &m);
-    return r == MIXP_OK ? conv_put_image(&w, 0, k->s.batch, dx) : r;
+    return r == MIXP_OK ? conv_place(c->ctx, &k->s, m.n, dx, m.image, 1) : r;
 }
 
-static mixp_tensor *conv_pool(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding, int largest) {
-    static const mixp_op row = { "pool2d", MIXP_CLASS_KEEP, sizeof(conv_window), conv_window_infer, conv_window_forward,
+/* Fills in a window, and makes the values of all windows. */
+static mixp_tensor *conv_windows(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc, conv_window *k) {
+    static const mixp_op row = { "pool", MIXP_CLASS_KEEP, sizeof(conv_window), conv_window_infer, conv_window_forward,
                                  conv_window_backward, NULL };
-    conv_window  k;
-    mixp_tensor *windows;
-    int64_t      shape[4];
-    memset(&k, 0, sizeof k);
-    k.s.taps[0] = k.s.taps[1] = size;
-    k.s.stride[0] = k.s.stride[1] = stride ? stride : size;
-    k.s.dilation[0] = k.s.dilation[1] = k.s.groups = 1;
-    k.s.padding[0] = k.s.padding[1] = padding;
-    k.lowest = largest;
-    windows = mixp_apply(ctx, &row, 1, &x, 1, &k);
-    if (!windows) return NULL;
+    const int dims = x->rank - 2;
+    int       fits, i;
+    if (dims < 1 || dims > 3) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "pool: x is [batch, channels, ...] of rank 3 to 5; its rank is %d",
+                          x->rank);
+        return NULL;
+    }
+    k->s.groups = 1;
+    k->ceil_mode = desc->ceil_mode;
+    fits = conv_numbers_of(desc->size, dims, 1, k->s.taps);
+    fits &= conv_numbers_of(desc->stride, dims, 0, k->s.stride);
+    fits &= conv_numbers_of(desc->dilation, dims, 1, k->s.dilation);
+    fits &= conv_numbers_of(desc->padding, dims, 0, k->s.padding);
+    for (i = 0; i < 3; i++)
+        if (!k->s.stride[i]) k->s.stride[i] = k->s.taps[i];
+    conv_sizes(x, k->s.size);
+    for (i = 0; i < 3; i++) k->s.places[i] = conv_window_places(k, i);
+    if (!conv_fits(ctx, "pool", x, dims, fits)) return NULL;
+    return mixp_apply(ctx, &row, 1, &x, 1, k);
+}
+
+/* y[b channels, ...] as [b, channels, places...], with as many dimensions as x. */
+static mixp_tensor *conv_pooled(mixp_context *ctx, mixp_tensor *y, const mixp_tensor *x, const int64_t *places) {
+    int64_t shape[5];
+    int     i;
     shape[0] = x->shape[0];
     shape[1] = x->shape[1];
-    shape[2] = (x->shape[2] + 2 * padding - size) / (int64_t)k.s.stride[0] + 1;
-    shape[3] = -1;
-    windows = largest ? mixp_max(ctx, windows, 1, 0) : mixp_mean(ctx, windows, 1, 0);
-    return mixp_reshape(ctx, windows, 4, shape);
+    for (i = 2; i < x->rank; i++) shape[i] = places[5 - x->rank + i - 2];
+    return mixp_reshape(ctx, y, x->rank, shape);
 }
 
-/* The maximum or the mean of each window of size x size; stride 0 = size. A mean counts the border
- * as 0: torch.nn.functional.max_pool2d and avg_pool2d. MIXP_ERR_SHAPE: a window larger than the
- * padded image, or padding of more than half a window. */
-CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding)
-{ return conv_pool(ctx, x, size, stride, padding, 1); }
-CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding)
-{ return conv_pool(ctx, x, size, stride, padding, 0); }
+/* Positions in the image of each tap at each place along an axis: [taps, places]. */
+static mixp_tensor *conv_positions(mixp_context *ctx, const conv_shape *s, int axis) {
+    mixp_tensor *place = mixp_scale(ctx, conv_count(ctx, s->places[axis]), (float)s->stride[axis]);
+    mixp_tensor *tap = mixp_scale(ctx, conv_count(ctx, s->taps[axis]), (float)s->dilation[axis]);
+    return mixp_add(ctx, conv_upright(ctx, tap), mixp_add_scalar(ctx, place, (float)-s->padding[axis]));
+}
+
+/* The index in its channel of each tap at each place, f32 [taps, places], from the positions along each axis. */
+static mixp_tensor *conv_flat_positions(mixp_context *ctx, const conv_shape *s, mixp_tensor *const *along) {
+    mixp_tensor *sum = NULL;
+    int64_t shape[6], size = 1;
+    int     axis, i;
+    for (axis = 2; axis >= 0; axis--) {
+        mixp_tensor *one = mixp_scale(ctx, along[axis], (float)size);
+        for (i = 0; i < 6; i++) shape[i] = 1;
+        shape[axis] = s->taps[axis];
+        shape[3 + axis] = s->places[axis];
+        one = mixp_reshape(ctx, one, 6, shape);
+        sum = sum ? mixp_add(ctx, sum, one) : one;
+        size *= s->size[axis];
+    }
+    shape[0] = conv_taps(s);
+    shape[1] = conv_places(s);
+    return mixp_reshape(ctx, sum, 2, shape);
+}
+
+/* The largest of each window, and where it is. along: positions, or NULL where no index is wanted. */
+static mixp_tensor *conv_largest(mixp_context *ctx, mixp_tensor *windows, const conv_shape *s,
+                                 mixp_tensor *const *along, mixp_tensor **indices) {
+    if (!windows) return NULL;
+    if (indices) MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32) {
+        mixp_tensor *table = mixp_expand(ctx, conv_flat_positions(ctx, s, along), 3, windows->shape);
+        mixp_tensor *first = mixp_argmax(ctx, windows, 1, 1);
+        *indices = conv_index(ctx, mixp_gather(ctx, table, 1, first));
+    }
+    return mixp_max(ctx, windows, 1, 0);
+}
+
+/* The maximum of each window of x[b, channels, ...]: torch.nn.functional.max_pool1d, 2d and 3d, for images of one, two
+ * and three dimensions. *indices (unless NULL): i32, where the maximum is in its channel, the first one if several are
+ * equal; a channel has at most 2^24 values then. The border counts as the lowest finite number. Class KEEP.
+ * MIXP_ERR_SHAPE: a window larger than the padded image, padding of more than half the size, or numbers for dimensions
+ * that x lacks. MIXP_ERR_ARGUMENT: desc is NULL. */
+CONV_API mixp_tensor *max_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc, mixp_tensor **indices) {
+    mixp_tensor *windows, *along[3] = { NULL, NULL, NULL };
+    conv_window  k;
+    int          i;
+    if (indices) *indices = NULL;
+    if (!x || !conv_given(ctx, "max_pool", desc)) return NULL;
+    memset(&k, 0, sizeof k);
+    k.lowest = 1;
+    windows = conv_windows(ctx, x, desc, &k);
+    if (!windows) return NULL;
+    if (indices) MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32)
+        for (i = 0; i < 3; i++) along[i] = conv_positions(ctx, &k.s, i);
+    windows = conv_largest(ctx, windows, &k.s, along, indices);
+    if (indices) *indices = conv_pooled(ctx, *indices, x, k.s.places);
+    return conv_pooled(ctx, windows, x, k.s.places);
+}
+
+/* The number of values of each window along an axis that lie in the padded image, or in the image: f32 [places]. */
+static mixp_tensor *conv_counted(mixp_context *ctx, const conv_shape *s, int axis, int image_only) {
+    const float  end = (float)(s->size[axis] + (image_only ? 0 : s->padding[axis]));
+    const float  first = image_only ? 0.0f : (float)-s->padding[axis];
+    mixp_tensor *from = mixp_scale(ctx, conv_count(ctx, s->places[axis]), (float)s->stride[axis]), *to;
+    from = mixp_add_scalar(ctx, from, (float)-s->padding[axis]);
+    to = mixp_clamp(ctx, mixp_add_scalar(ctx, from, (float)s->taps[axis]), first, end);
+    return mixp_sub(ctx, to, mixp_clamp(ctx, from, first, end));
+}
+
+/* 1 / (the number of values counted), [places]. */
+static mixp_tensor *conv_shares(mixp_context *ctx, const conv_shape *s, int image_only) {
+    mixp_tensor *y = NULL;
+    MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32) {
+        mixp_tensor *plane = mixp_mul(ctx, conv_upright(ctx, conv_counted(ctx, s, 1, image_only)),
+                                      conv_counted(ctx, s, 2, image_only));
+        mixp_tensor *depth = conv_upright(ctx, conv_upright(ctx, conv_counted(ctx, s, 0, image_only)));
+        const int64_t flat = conv_places(s);
+        y = mixp_reciprocal(ctx, mixp_reshape(ctx, mixp_mul(ctx, depth, plane), 1, &flat));
+    }
+    return y;
+}
+
+/* The mean of each window of x[b, channels, ...], made in f32: torch.nn.functional.avg_pool1d, 2d and 3d. Class KEEP.
+ * Errors as max_pool; MIXP_ERR_SHAPE also for a dilation. */
+CONV_API mixp_tensor *avg_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc) {
+    mixp_tensor *windows, *y = NULL;
+    conv_window  k;
+    if (!x || !conv_given(ctx, "avg_pool", desc)) return NULL;
+    memset(&k, 0, sizeof k);
+    windows = conv_windows(ctx, x, desc, &k);
+    if (windows && conv_volume(k.s.dilation) != 1) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "avg_pool: a window of a mean has no dilation");
+        return NULL;
+    }
+    if (!windows) return NULL;
+    if (desc->divisor || (!desc->image_only && !desc->ceil_mode) || !conv_padded(&k.s)) {
+        y = mixp_mean(ctx, windows, 1, 0);
+        if (desc->divisor) y = mixp_scale(ctx, y, (float)((double)conv_taps(&k.s) / desc->divisor));
+    } else MIXP_AUTOCAST(ctx, MIXP_F32)
+        y = mixp_mul(ctx, mixp_sum(ctx, windows, 1, 0), conv_shares(ctx, &k.s, desc->image_only));
+    if (y && y->dtype != x->dtype) y = mixp_cast(ctx, y, x->dtype);
+    return conv_pooled(ctx, y, x, k.s.places);
+}
+
+static pool_desc conv_square(int size, int stride, int padding) {
+    pool_desc d;
+    memset(&d, 0, sizeof d);
+    d.size[0] = d.size[1] = size;
+    d.stride[0] = d.stride[1] = stride;
+    d.padding[0] = d.padding[1] = padding;
+    return d;
+}
+
+/* max_pool and avg_pool of images by windows of size x size; stride 0 = size. */
+CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding) {
+    const pool_desc d = conv_square(size, stride, padding);
+    return x && conv_fits(ctx, "max_pool2d", x, 2, 1) ? max_pool(ctx, x, &d, NULL) : NULL;
+}
+CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding) {
+    const pool_desc d = conv_square(size, stride, padding);
+    return x && conv_fits(ctx, "avg_pool2d", x, 2, 1) ? avg_pool(ctx, x, &d) : NULL;
+}
+
+/* Puts the sizes of a result at the end of to[3]; 1 for axes that x lacks. Returns 0 after an error. */
+static int conv_sizes_asked(mixp_context *ctx, const char *name, const mixp_tensor *x, const int64_t *size,
+                            int64_t *to) {
+    const int dims = x->rank - 2;
+    int       i;
+    to[0] = to[1] = to[2] = 1;
+    for (i = 0; dims > 0 && dims < 4 && size && i < dims; i++) {
+        to[3 - dims + i] = size[i];
+        if (size[i] < 1) break;
+    }
+    if (dims > 0 && i == dims) return 1;
+    mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: x is [batch, channels, ...] of rank 3 to 5 (its rank is %d), and each "
+                      "size of the result is at least 1", name, x->rank);
+    return 0;
+}
+
+/* Windows of an adaptive pooling: window i of m covers floor(i n / m) to ceil((i + 1) n / m) - 1. first and end are
+ * f32 [m], counted by comparisons of exact products. */
+static mixp_tensor *conv_first_of(mixp_context *ctx, int64_t n, int64_t m) {
+    mixp_tensor *at = mixp_scale(ctx, mixp_add_scalar(ctx, conv_count(ctx, n), 1.0f), (float)m);
+    mixp_tensor *from = mixp_scale(ctx, conv_count(ctx, m), (float)n);
+    return mixp_sum(ctx, mixp_cast(ctx, mixp_le(ctx, at, conv_upright(ctx, from)), MIXP_F32), 1, 0);
+}
+static mixp_tensor *conv_end_of(mixp_context *ctx, int64_t n, int64_t m) {
+    mixp_tensor *at = mixp_scale(ctx, conv_count(ctx, n), (float)m);
+    mixp_tensor *to = mixp_scale(ctx, mixp_add_scalar(ctx, conv_count(ctx, m), 1.0f), (float)n);
+    return mixp_sum(ctx, mixp_cast(ctx, mixp_lt(ctx, at, conv_upright(ctx, to)), MIXP_F32), 1, 0);
+}
+
+/* The positions [taps, m] of the windows along an axis; the last one of a window repeats. */
+static mixp_tensor *conv_adaptive_positions(mixp_context *ctx, int64_t n, int64_t m, int64_t taps) {
+    mixp_tensor *tap = conv_upright(ctx, conv_count(ctx, taps));
+    mixp_tensor *last = mixp_add_scalar(ctx, conv_end_of(ctx, n, m), -1.0f);
+    return mixp_minimum(ctx, mixp_add(ctx, tap, conv_first_of(ctx, n, m)), last);
+}
+
+/* The largest number of values of a window. */
+static int64_t conv_adaptive_taps(int64_t n, int64_t m) {
+    int64_t i, most = 1;
+    for (i = 0; i < m; i++) {
+        int64_t taps = ((i + 1) * n + m - 1) / m - i * n / m;
+        if (taps > most) most = taps;
+    }
+    return most;
+}
+
+/* torch.nn.functional.adaptive_max_pool1d, 2d and 3d: the result has size[i] values along dimension i behind the
+ * channels. *indices as of max_pool. MIXP_ERR_SHAPE: a size below 1, or x of another rank. */
+CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size, mixp_tensor **indices) {
+    static const int order[7] = { 0, 1, 3, 5, 2, 4, 6 };    /* b channels, taps, places */
+    mixp_tensor *along[3], *y;
+    int64_t      shape[7];
+    conv_shape   s;
+    int          i;
+    if (indices) *indices = NULL;
+    memset(&s, 0, sizeof s);
+    if (!x || !conv_sizes_asked(ctx, "adaptive_max_pool", x, size, s.places)) return NULL;
+    conv_sizes(x, s.size);
+    shape[0] = x->shape[0] * x->shape[1];
+    memcpy(shape + 1, s.size, sizeof s.size);
+    y = mixp_reshape(ctx, x, 4, shape);
+    for (i = 0; i < 3; i++) {
+        s.taps[i] = conv_adaptive_taps(s.size[i], s.places[i]);
+        MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32)
+            along[i] = conv_adaptive_positions(ctx, s.size[i], s.places[i], s.taps[i]);
+        if (s.size[i] > 1 || s.places[i] > 1) y = conv_pick(ctx, y, 1 + i, along[i]);
+        shape[1 + 2 * i] = s.taps[i];
+        shape[2 + 2 * i] = s.places[i];
+    }
+    y = mixp_permute(ctx, mixp_reshape(ctx, y, 7, shape), 7, order);
+    shape[1] = conv_taps(&s);
+    shape[2] = conv_places(&s);
+    y = conv_largest(ctx, mixp_reshape(ctx, y, 3, shape), &s, along, indices);
+    if (indices) *indices = conv_pooled(ctx, *indices, x, s.places);
+    return conv_pooled(ctx, y, x, s.places);
+}
+
+/* x[b, channels, ...] at `indices` (i32, in its channel, as max_pool gives them) of an image with size[i] values along
+ * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with the same index add up; PyTorch
+ * keeps one. MIXP_ERR_SHAPE: indices of another shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
+CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size) {
+    int64_t      flat[2], whole[2], places[3];
+    mixp_tensor *y;
+    if (!x || !indices || !conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
+    flat[0] = whole[0] = x->shape[0] * x->shape[1];
+    flat[1] = -1;
+    whole[1] = conv_volume(places);
+    y = mixp_full(ctx, x->dtype, 2, whole, 0);
+    y = mixp_scatter_add(ctx, y, 1, mixp_reshape(ctx, indices, 2, flat), mixp_reshape(ctx, x, 2, flat));
+    return conv_pooled(ctx, y, x, places);
+}
+
+/* --- resizing ------------------------------------------------------------------------------------------ */
+
+/* What interpolate does along an axis of n values, which becomes m. */
+typedef struct conv_resize { int64_t n, m; double ratio; } conv_resize;
+
+/* The floor of each position, at most n - 1: f32 [m]. */
+static mixp_tensor *conv_floors(mixp_context *ctx, mixp_tensor *position, int64_t n) {
+    mixp_tensor *step = mixp_add_scalar(ctx, conv_count(ctx, n), 1.0f), *least = conv_upright(ctx, position);
+    mixp_tensor *below = mixp_cast(ctx, mixp_le(ctx, step, least), MIXP_F32);
+    return mixp_clamp(ctx, mixp_sum(ctx, below, 1, 0), 0.0f, (float)(n - 1));
+}
+
+/* The source of each result, as PyTorch computes it in f32. */
+static mixp_tensor *conv_nearest(mixp_context *ctx, const conv_resize *r, int exact) {
+    mixp_tensor *at = conv_count(ctx, r->m);
+    if (exact) at = mixp_add_scalar(ctx, at, 0.5f);
+    return conv_floors(ctx, mixp_scale(ctx, at, (float)r->ratio), r->n);
+}
+
+/* The shares [m, n] of linear interpolation: 1 - |position - j|, at least 0. */
+static mixp_tensor *conv_linear(mixp_context *ctx, const conv_resize *r, int align_corners) {
+    mixp_tensor *at = conv_count(ctx, r->m);
+    const float  corner = r->m > 1 ? (float)(r->n - 1) / (float)(r->m - 1) : 0.0f;
+    if (align_corners) at = mixp_scale(ctx, at, corner);
+    else at = mixp_add_scalar(ctx, mixp_scale(ctx, mixp_add_scalar(ctx, at, 0.5f), (float)r->ratio), -0.5f);
+    at = conv_upright(ctx, mixp_clamp(ctx, at, 0.0f, (float)(r->n - 1)));
+    return mixp_relu(ctx, mixp_rsub(ctx, mixp_abs(ctx, mixp_sub(ctx, at, conv_count(ctx, r->n))), 1.0f));
+}
+
+/* The shares [m, n] of a mean over each adaptive window. */
+static mixp_tensor *conv_area(mixp_context *ctx, const conv_resize *r) {
+    mixp_tensor *first = conv_upright(ctx, conv_first_of(ctx, r->n, r->m));
+    mixp_tensor *end = conv_upright(ctx, conv_end_of(ctx, r->n, r->m)), *at = conv_count(ctx, r->n);
+    mixp_tensor *from = mixp_cast(ctx, mixp_ge(ctx, at, first), MIXP_F32);
+    mixp_tensor *to = mixp_cast(ctx, mixp_lt(ctx, at, end), MIXP_F32);
+    return mixp_div(ctx, mixp_mul(ctx, from, to), mixp_sub(ctx, end, first));
+}
+
+/* x resized along one dimension. */
+static mixp_tensor *conv_resized(mixp_context *ctx, mixp_tensor *x, int dim, const conv_resize *r,
+                                 const interpolate_desc *d) {
+    const int    nearest = d->mode == INTERPOLATE_NEAREST || d->mode == INTERPOLATE_NEAREST_EXACT;
+    mixp_tensor *by = NULL;
+    MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_F32) {
+        if (nearest) by = conv_nearest(ctx, r, d->mode == INTERPOLATE_NEAREST_EXACT);
+        else if (d->mode == INTERPOLATE_LINEAR) by = conv_linear(ctx, r, d->align_corners);
+        else by = conv_area(ctx, r);
+    }
+    if (nearest) return conv_pick(ctx, x, dim, by);
+    MIXP_AUTOCAST(ctx, MIXP_F32) x = conv_along(ctx, mixp_cast(ctx, x, MIXP_F32), dim, by);
+    return x;
+}
+
+/* x[b, channels, ...] resized: torch.nn.functional.interpolate with mode nearest, nearest-exact, linear (bilinear,
+ * trilinear) or area. Class KEEP. LINEAR and AREA are a product with a small table along each dimension, summed in f32;
+ * a NaN or Inf of x reaches its line along each resized dimension. MIXP_ERR_SHAPE: x is not of rank 3 to 5, or a size
+ * or scale is not positive. */
+CONV_API mixp_tensor *interpolate(mixp_context *ctx, mixp_tensor *x, const interpolate_desc *desc) {
+    mixp_tensor *y = x;
+    int64_t      size[3] = { 0, 0, 0 }, places[3];
+    int          i;
+    if (!x || !conv_given(ctx, "interpolate", desc)) return NULL;
+    for (i = 2; i < x->rank && i < 5; i++) {
+        const double scale = desc->scale[i - 2] != 0 ? desc->scale[i - 2] : 1.0, wide = scale * (double)x->shape[i];
+        size[i - 2] = desc->size[i - 2];
+        if (!size[i - 2] && wide >= 1 && wide < 2147483648.0) size[i - 2] = (int64_t)wide;
+    }
+    if (!conv_sizes_asked(ctx, "interpolate", x, size, places)) return NULL;
+    for (i = 2; y && i < x->rank; i++) {
+        conv_resize r;
+        r.n = x->shape[i];
+        r.m = size[i - 2];
+        r.ratio = (double)r.n / (double)r.m;
+        if (!desc->size[i - 2] && desc->scale[i - 2] != 0) r.ratio = 1.0 / desc->scale[i - 2];
+        if (r.n != r.m || r.ratio < 1 || r.ratio > 1) y = conv_resized(ctx, y, i, &r, desc);
+    }
+    return y && y->dtype != x->dtype ? mixp_cast(ctx, y, x->dtype) : y;
+}
+
+/* torch.nn.functional.adaptive_avg_pool1d, 2d and 3d: the result has size[i] values along dimension i behind the
+ * channels. Errors as of interpolate, whose AREA it is. */
+CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const int64_t *size) {
+    interpolate_desc d;
+    int64_t          places[3];
+    memset(&d, 0, sizeof d);
+    if (!x || !conv_sizes_asked(ctx, "adaptive_avg_pool", x, size, places)) return NULL;
+    d.mode = INTERPOLATE_AREA;
+    memcpy(d.size, size, (size_t)(x->rank - 2) * sizeof *size);
+    if (conv_volume(places) > 1) return interpolate(ctx, x, &d);
+    places[0] = x->shape[0] * x->shape[1];
+    places[1] = -1;
+    x = mixp_reshape(ctx, x, x->rank, x->shape);
+    d.size[0] = d.size[1] = d.size[2] = 1;
+    return x ? conv_pooled(ctx, mixp_mean(ctx, mixp_reshape(ctx, x, 2, places), 1, 0), x, d.size) : NULL;
+}
 
 /* Each value becomes rows x cols equal ones: torch.nn.Upsample(scale_factor=(rows, cols), mode="nearest"). KEEP. */
 CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int rows, int cols) {
@@ -680,25 +1376,69 @@ CONV_API mixp_tensor *upsample_nearest2d(mixp_context *ctx, mixp_tensor *x, int 
     return mixp_reshape(ctx, mixp_expand(ctx, mixp_reshape(ctx, x, 5, apart), 5, wide), 4, shape);
 }
 
+/* x[b, channels factor^2, h, w] as [b, channels, h factor, w factor]: torch.nn.functional.pixel_shuffle. KEEP, of any
+ * dtype. MIXP_ERR_SHAPE: another rank, or channels that factor^2 does not divide. */
+CONV_API mixp_tensor *pixel_shuffle(mixp_context *ctx, mixp_tensor *x, int factor) {
+    static const int order[6] = { 0, 1, 4, 2, 5, 3 };
+    int64_t          apart[6], shape[4];
+    if (!x || !conv_fits(ctx, "pixel_shuffle", x, 2, 1)) return NULL;
+    if (factor < 1 || x->shape[1] % ((int64_t)factor * factor)) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "pixel_shuffle: factor * factor must divide the channels; they are %d * "
+                          "%d and %lld", factor, factor, (long long)x->shape[1]);
+        return NULL;
+    }
+    apart[0] = x->shape[0];
+    apart[1] = x->shape[1] / factor / factor;
+    apart[2] = apart[3] = factor;
+    apart[4] = x->shape[2];
+    apart[5] = x->shape[3];
+    shape[0] = apart[0];
+    shape[1] = apart[1];
+    shape[2] = apart[4] * factor;
+    shape[3] = apart[5] * factor;
+    return mixp_reshape(ctx, mixp_permute(ctx, mixp_reshape(ctx, x, 6, apart), 6, order), 4, shape);
+}
+
+/* The inverse of pixel_shuffle: torch.nn.functional.pixel_unshuffle. MIXP_ERR_SHAPE: factor must divide h and w. */
+CONV_API mixp_tensor *pixel_unshuffle(mixp_context *ctx, mixp_tensor *x, int factor) {
+    static const int order[6] = { 0, 1, 3, 5, 2, 4 };
+    int64_t          apart[6], shape[4];
+    if (!x || !conv_fits(ctx, "pixel_unshuffle", x, 2, 1)) return NULL;
+    if (factor < 1 || x->shape[2] % factor || x->shape[3] % factor) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "pixel_unshuffle: factor must divide h and w; they are %d, %lld and "
+                          "%lld", factor, (long long)x->shape[2], (long long)x->shape[3]);
+        return NULL;
+    }
+    apart[0] = x->shape[0];
+    apart[1] = x->shape[1];
+    apart[2] = x->shape[2] / factor;
+    apart[4] = x->shape[3] / factor;
+    apart[3] = apart[5] = factor;
+    shape[0] = apart[0];
+    shape[1] = apart[1] * factor * factor;
+    shape[2] = apart[2];
+    shape[3] = apart[4];
+    return mixp_reshape(ctx, mixp_permute(ctx, mixp_reshape(ctx, x, 6, apart), 6, order), 4, shape);
+}
+
 /* --- norms ---------------------------------------------------------------------------------------------- */
 
 static mixp_tensor *conv_affine(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta) {
-    int64_t shape[3];
-    if (!x || !gamma) return conv_bias(ctx, x, beta);
-    shape[0] = gamma->count;
-    shape[1] = shape[2] = 1;
-    return conv_bias(ctx, mixp_mul(ctx, x, mixp_reshape(ctx, gamma, 3, shape)), beta);
+    const int64_t ones[MIXP_MAX_RANK] = { -1, 1, 1, 1, 1, 1, 1, 1 };
+    if (x && gamma) x = mixp_mul(ctx, x, mixp_reshape(ctx, gamma, x->rank - 1, ones));
+    return x && beta ? mixp_add(ctx, x, mixp_reshape(ctx, beta, x->rank - 1, ones)) : x;
 }
 
-/* Mean 0 and variance 1 over each sample's `groups` parts of the channels, then gamma[channels] and beta[channels],
- * which may be NULL: torch.nn.functional.group_norm. */
+/* Mean 0 and variance 1 over each sample's `groups` parts of the channels of x[b, channels, ...], then gamma[channels]
+ * and beta[channels], which may be NULL: torch.nn.functional.group_norm; with a group for each channel, instance_norm.
+ * MIXP_ERR_SHAPE: x of rank 1, or groups that do not divide the channels. */
 CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, mixp_tensor *gamma, mixp_tensor *beta,
                                float eps) {
     int64_t shape[3];
     mixp_tensor *y;
     if (!x) return NULL;
-    if (x->rank != 4 || groups < 1 || x->shape[1] % groups) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, h, w] (its rank is %d), and "
+    if (x->rank < 2 || groups < 1 || x->shape[1] % groups) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, ...] (its rank is %d), and "
                           "groups divide its channels (they are %d and %.0f)", x->rank, groups,
                           x->rank > 1 ? (double)x->shape[1] : 0.0);
         return NULL;
@@ -707,9 +1447,8 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     shape[1] = groups;
     shape[2] = -1;
     y = mixp_layer_norm(ctx, mixp_reshape(ctx, x, 3, shape), NULL, NULL, eps);
-    return conv_affine(ctx, mixp_reshape(ctx, y, 4, x->shape), gamma, beta);
+    return conv_affine(ctx, mixp_reshape(ctx, y, x->rank, x->shape), gamma, beta);
 }
-
 
 static mixp_tensor *conv_statistic(mixp_context *ctx, const char *name, const char *part, int64_t channels,
                                    double value) {
@@ -733,7 +1472,7 @@ CONV_API norm_statistics batch_norm_statistics(mixp_context *ctx, const char *na
     return s;
 }
 
-/* x[b, channels, h, w] as [channels, b h w]. */
+/* x[b, channels, ...] as [channels, b ...]. */
 static mixp_tensor *conv_by_channel(mixp_context *ctx, mixp_tensor *x) {
     int64_t shape[2];
     if (!x) return NULL;
@@ -763,47 +1502,45 @@ static void conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_sta
 /* (x - mean) / sqrt(variance + eps), in f32 at every level of autocast. */
 static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm_statistics *keep, float eps) {
     mixp_tensor *root, *y = NULL;
-    int64_t by[3];
-    by[0] = x->shape[1];
-    by[1] = by[2] = 1;
+    const int64_t by[MIXP_MAX_RANK] = { -1, 1, 1, 1, 1, 1, 1, 1 };
     MIXP_AUTOCAST(ctx, MIXP_F32) {
         root = mixp_pow(ctx, mixp_add_scalar(ctx, keep->variance, eps), -0.5f);
-        y = mixp_sub(ctx, x, mixp_reshape(ctx, keep->mean, 3, by));
-        y = mixp_mul(ctx, y, mixp_reshape(ctx, root, 3, by));
+        y = mixp_sub(ctx, x, mixp_reshape(ctx, keep->mean, x->rank - 1, by));
+        y = mixp_mul(ctx, y, mixp_reshape(ctx, root, x->rank - 1, by));
     }
     return y;
 }
 
-/* Mean 0 and variance 1 of each channel over the batch, then gamma[channels] and beta[channels], which may be NULL:
- * torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance, and updates `keep`.
- * 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE: x has another rank, or
- * one value in each channel where the batch's variance is used, as in PyTorch.
+/* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
+ * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
+ * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE: the
+ * rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as
  * `keep`, which earlier versions asked for, behave as in PyTorch. */
 CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta,
                                const norm_statistics *keep, int training, float eps) {
-    int64_t turned[4];
+    int64_t turned[MIXP_MAX_RANK];
     mixp_tensor *rows;
     if (!x || (keep && (!keep->mean || !keep->variance))) return NULL;
-    if (x->rank != 4) {
-        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: x is [b, channels, h, w]");
+    if (x->rank < 2 || x->rank > 5) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: x is [b, channels, ...] of rank 2 to 5; its rank is %d",
+                          x->rank);
         return NULL;
     }
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
-    if (x->shape[0] * x->shape[2] * x->shape[3] == 1) {
+    if (x->count == x->shape[1]) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: each channel of x has one value, so its variance is 0 and "
                           "the result 0 for any x; take a larger batch, or leave out a last batch of one");
         return NULL;
     }
+    memcpy(turned, x->shape, sizeof turned);
     turned[0] = x->shape[1];
     turned[1] = x->shape[0];
-    turned[2] = x->shape[2];
-    turned[3] = x->shape[3];
     rows = conv_by_channel(ctx, x);
     if (keep) conv_statistics(ctx, rows, keep, 0.1f);
-    rows = mixp_reshape(ctx, mixp_layer_norm(ctx, rows, NULL, NULL, eps), 4, turned);
+    rows = mixp_reshape(ctx, mixp_layer_norm(ctx, rows, NULL, NULL, eps), x->rank, turned);
     return conv_affine(ctx, mixp_transpose(ctx, rows, 0, 1), gamma, beta);
 }
 

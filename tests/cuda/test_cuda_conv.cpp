@@ -6,8 +6,11 @@
 
 static mixp_context *conv_context(void) { return gpu_context(); }
 #include "conv_cases.h"
+#include "window_cases.h"
 
 int main() {
     conv_run_cases();
+    RUN(windows_beside_pytorch);
+    RUN(windows_keep_dtypes);
     return test_report();
 }

@@ -16,8 +16,8 @@ static void one_dimension(void) {
     float got[2 * 3 * 4];
     conv_desc d;
     memset(&d, 0, sizeof d);
-    d.stride[1] = 2;
-    d.padding[1] = 1;
+    d.stride[0] = 2;
+    d.padding[0] = 1;
     mixp_step_begin(ctx);
     y = conv1d(ctx, tx, tw, NULL, &d);
     CHECK(y && y->rank == 3 && y->shape[2] == 4);
