@@ -64,7 +64,7 @@
  *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
+ *     10. optimizers   >>optimizers    AdamW, SGD, Muon and seven more, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
@@ -148,8 +148,8 @@
  *     max, gather, squares of relu,
  *     comparisons, topk, prod, cumsum,
  *     scatter_add                            same            same             same
- *     unscale, clip, scaler, Adam, SGD,
- *     RMSprop, Lion                          same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, optimizers
+ *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close
@@ -811,7 +811,13 @@ typedef struct mixp_rounding {
 /* The learning rate as a function of the number of applied steps; skipped steps do not count. All
  * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
  * The kinds say what follows; t: steps since the warm-up. The rate never falls below
- * min_factor * lr. */
+ * min_factor * lr.
+ *
+ * PyTorch's chains: SequentialLR([LinearLR(1/(W+1), 1, W), X], [W]) is the kind of X with warmup W.
+ * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
+ * LINEAR with total W, lr a * lr and min_factor e/a. ConstantLR(f, W) is MULTI_STEP with lr f * lr,
+ * gamma 1/f and the milestone W. PolynomialLR(T, p) is POLYNOMIAL with total T and power p.
+ * LambdaLR is FUNCTION, and so is every chain that is not here. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
@@ -821,19 +827,52 @@ typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_ONE_CYCLE,    /* as OneCycleLR with max_lr = lr: rises along half a cosine from
                                    start_factor * lr to lr in step warmup - 1, and falls along
                                    another to min_factor * lr in step total - 1            */
-    MIXP_SCHEDULE_WSD           /* warm-up, stable, decay: stays at lr; falls linearly to
+    MIXP_SCHEDULE_WSD,          /* warm-up, stable, decay: stays at lr; falls linearly to
                                    min_factor * lr over the last `decay` steps of `total`  */
+    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the power `power` of what is left to go  */
+    MIXP_SCHEDULE_MULTI_STEP,   /* lr * gamma^(number of milestones <= t), as MultiStepLR  */
+    MIXP_SCHEDULE_WAVE,         /* as COSINE; after `total` it rises to lr, and falls again, as
+                                   CosineAnnealingLR after T_max                           */
+    MIXP_SCHEDULE_RESTARTS,     /* as CosineAnnealingWarmRestarts: falls along half a cosine to
+                                   min_factor * lr in `every` steps, and restarts at lr; each
+                                   cycle has `growth` times as many steps as the last      */
+    MIXP_SCHEDULE_CYCLIC,       /* as CyclicLR with max_lr = lr: rises in `every` steps from
+                                   min_factor * lr to lr, and falls in `decay` steps. The height of
+                                   each cycle is gamma times the last: 1 is 'triangular', 0.5
+                                   'triangular2'                                           */
+    MIXP_SCHEDULE_CYCLIC_EXP,   /* as CYCLIC; the height is multiplied by gamma^t: 'exp_range' */
+    MIXP_SCHEDULE_FUNCTION      /* lr * factor(user, applied steps), without a warm-up      */
 } mixp_schedule_kind;
+#define MIXP_MAX_MILESTONES 8
 typedef struct mixp_schedule {
     mixp_schedule_kind kind;
     int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
-    int64_t            total;       /* steps, warm-up included; unused by CONSTANT, STEP and
-                                       EXPONENTIAL                                         */
+    int64_t            total;       /* steps, warm-up included: LINEAR, COSINE, ONE_CYCLE, WSD,
+                                       POLYNOMIAL, WAVE                                    */
     double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
-    double             gamma;       /* STEP, EXPONENTIAL: above 0, at most 1               */
-    int64_t            every;       /* STEP: steps between two changes, at least 1         */
-    int64_t            decay;       /* WSD: steps, from 1 to total - warmup                */
-    double             start_factor;    /* ONE_CYCLE: of lr, 0..1; 0 = 1/25                */
+    double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
+                                       MULTI_STEP: above 0                                 */
+    int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
+                                       the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
+    int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
+                                       steps of a fall; 0 = every                          */
+    double             start_factor;    /* of lr, 0..1: the rate of the first step of a warm-up,
+                                       which rises linearly to lr in step `warmup`; 0 = nanoGPT's
+                                       warm-up. ONE_CYCLE: 0 = 1/25                        */
+    double             power;       /* POLYNOMIAL: at least 0                              */
+    int64_t            growth;      /* RESTARTS: T_mult, at least 1; 0 = 1                 */
+    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: in rising order; the first 0
+                                       ends the list                                       */
+    double             pct_start;   /* ONE_CYCLE: 0..1, in place of `warmup`, which holds only whole
+                                       steps; 0 = warmup / total                           */
+    int                linear;      /* ONE_CYCLE: 1: lines in place of cosines             */
+    int                three_phase; /* ONE_CYCLE: 1: falls to start_factor * lr in as many steps as
+                                       it rose, and then to min_factor * lr                */
+    /* FUNCTION: the factor of lr after `applied` steps, finite and at least 0. The step calls it in
+     * the calling thread, on a GPU perhaps several times and also for later steps. It must return
+     * the same factor for the same step. Captured steps refuse it. */
+    double           (*factor)(void *user, int64_t applied);
+    void              *user;
 } mixp_schedule;
 
 typedef enum mixp_adam_order {
@@ -874,14 +913,15 @@ typedef enum mixp_master_kind {
 
 /* The hyper-parameters of one group. An optimizer ignores those that its kind lacks. RMSprop's
  * alpha is beta2. An optimizer stores 0 in ignored fields that may hold any value (SGD's betas and
- * eps, dampening of all but SGD, nesterov of all but SGD and Muon), and 1 for a nesterov that is
- * not 0. */
+ * eps, dampening of all but SGD, nesterov of all but SGD and Muon, lr_decay of all but Adagrad,
+ * momentum_decay of all but NAdam), and 1 for a nesterov that is not 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
     int    f32_states;          /* 1: parameters added to the group keep f32 moments and
                                    masters, whatever the description says: for embeddings,
                                    for example                                             */
+    double lr_decay, momentum_decay;    /* Adagrad; NAdam                                  */
 } mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
@@ -1085,6 +1125,10 @@ typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAMW,
     MIXP_OPTIMIZER_SGD,
     MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_ADAGRAD,
+    MIXP_OPTIMIZER_ADAMAX,
+    MIXP_OPTIMIZER_NADAM,
+    MIXP_OPTIMIZER_RADAM,
     MIXP_OPTIMIZER_LION,
     MIXP_OPTIMIZER_MUON,            /* the optimizer, and its last pass of `update`: moves
                                        each weight against its direction                   */
@@ -1127,6 +1171,9 @@ typedef struct mixp_spike_state {
     double  z, mean, sd;        /* of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
+/* How many steps the host may be ahead of a device that applies a function's factors. */
+enum { MIXPI_FACTORS = 16 };
+
 /* The host's instructions for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
@@ -1152,6 +1199,11 @@ typedef struct mixp_step_plan {
     mixp_spike_rule spike;      /* with every default resolved                             */
     double       *spike_window; /* device memory: `window` norms, then `window` losses     */
     const float  *loss;         /* device memory; NULL: ignored                            */
+    int32_t       maximize;     /* 1: the weights move along the gradient                  */
+    int32_t       amsgrad, centered, decoupled; /* see mixp_optimizer_desc                 */
+    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: of lr, from the applied step
+                                               `factors_from` on                           */
+    int64_t       factors_from;
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
@@ -1165,6 +1217,7 @@ typedef struct mixp_step_scalars {
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+    float scale_g;              /* NAdam: of the gradient in the numerator                 */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -1306,43 +1359,131 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
 /* From 1 at `done` 0 to 0 at `done` 1. */
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
-/* OneCycleLR's two phases, as factors of lr. */
-MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
-    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
-    const int64_t peak = s->warmup - 1;
-    double done;
-    if (applied >= s->total - 1) return s->min_factor;
-    if (applied < peak) {
-        done = (double)applied / (double)peak;
-        return mixpi_fma(mixpi_half_cosine(done), start - 1.0, 1.0);
-    }
-    done = (double)(applied - peak) / (double)(s->total - 1 - peak);
-    return mixpi_fma(mixpi_half_cosine(done), 1.0 - s->min_factor, s->min_factor);
+/* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
+MIXPREC_HD double mixpi_real_power(double x, double p) {
+    const double most = p < 1e9 ? p : 1e9;
+    const int64_t whole = (int64_t)most;
+    const double rest = most - (double)whole, product = mixpi_power(x, whole);
+    return rest > 0.0 ? product * MIXPI_LIBM(pow)(x, rest) : product;
 }
 
-/* The factor of lr of STEP and EXPONENTIAL, t steps after the warm-up. */
+/* A phase of OneCycleLR, `done` of which is over. */
+MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, double to,
+                                        double done) {
+    return mixpi_fma(s->linear ? 1.0 - done : mixpi_half_cosine(done), from - to, to);
+}
+
+/* OneCycleLR's two or three phases, as factors of lr. */
+MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
+    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
+    const double rise = s->pct_start > 0.0 ? s->pct_start * (double)s->total : (double)s->warmup;
+    const double peak = rise - 1.0, last = (double)s->total - 1.0, t = (double)applied;
+    const double valley = s->three_phase ? 2.0 * rise - 2.0 : peak;
+    if (applied >= s->total - 1) return s->min_factor;
+    if (t < peak) return mixpi_one_cycle_phase(s, start, 1.0, t / peak);
+    if (t < valley) return mixpi_one_cycle_phase(s, 1.0, start, (t - peak) / (valley - peak));
+    return mixpi_one_cycle_phase(s, s->three_phase ? start : 1.0, s->min_factor,
+                                 (t - valley) / (last - valley));
+}
+
+/* The height, 0 to 1, of RESTARTS after t steps. */
+MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
+    const int64_t growth = s->growth > 1 ? s->growth : 1;
+    int64_t length = s->every;
+    if (growth == 1) t %= length;
+    while (t >= length) {
+        t -= length;
+        length = length > INT64_MAX / growth ? INT64_MAX : length * growth;
+    }
+    return mixpi_half_cosine((double)t / (double)length);
+}
+
+/* The height of CYCLIC and CYCLIC_EXP. */
+MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
+    const int64_t fall = s->decay ? s->decay : s->every, length = s->every + fall;
+    const int64_t at = t % length;
+    const double height = at <= s->every ? (double)at / (double)s->every
+                                         : (double)(length - at) / (double)fall;
+    return height * mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_CYCLIC ? t / length : t);
+}
+
+/* The height of WAVE. */
+MIXPREC_HD double mixpi_wave(const mixp_schedule *s, int64_t t) {
+    const int64_t half = s->total - s->warmup, at = t % half;
+    const double height = mixpi_half_cosine((double)at / (double)half);
+    return t / half % 2 ? 1.0 - height : height;
+}
+
+/* How many milestones are at most t? */
+MIXPREC_HD int64_t mixpi_milestones_past(const mixp_schedule *s, int64_t t) {
+    int n = 0;
+    while (n < MIXP_MAX_MILESTONES && s->milestones[n] && s->milestones[n] <= t) n++;
+    return n;
+}
+
+/* The factor of lr of STEP, EXPONENTIAL and MULTI_STEP, t steps after the warm-up. */
 MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
-    const double factor =
-        mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t);
+    int64_t n = s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t;
+    double factor;
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP) n = mixpi_milestones_past(s, t);
+    factor = mixpi_power(s->gamma, n);
     return factor > s->min_factor ? factor : s->min_factor;
 }
 
-/* The learning rate after `applied` steps. */
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
-    int64_t begin = s->warmup;
-    double done, shape;
-    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE) return lr * mixpi_one_cycle(s, applied);
-    if (applied < s->warmup)
-        return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
-    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
-    if (s->kind == MIXP_SCHEDULE_STEP || s->kind == MIXP_SCHEDULE_EXPONENTIAL)
-        return lr * mixpi_schedule_power(s, applied - s->warmup);
+/* Between lr, at height 1, and min_factor * lr. */
+MIXPREC_HD double mixpi_schedule_at(const mixp_schedule *s, double lr, double height)
+{ return lr * mixpi_fma(height, 1.0 - s->min_factor, s->min_factor); }
+
+/* The rate of a warm-up. */
+MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t applied) {
+    const double done = (double)applied / (double)s->warmup;
+    if (s->start_factor > 0.0) return lr * mixpi_fma(done, 1.0 - s->start_factor, s->start_factor);
+    return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
+}
+
+/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
+    const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;
+    double done, height;
     if (applied >= s->total) return lr * s->min_factor;
-    if (s->kind == MIXP_SCHEDULE_WSD) begin = s->total - s->decay;
     if (applied < begin) return lr;
     done = (double)(applied - begin) / (double)(s->total - begin);
-    shape = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
-    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
+    height = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL) height = mixpi_real_power(height, s->power);
+    return mixpi_schedule_at(s, lr, height);
+}
+
+/* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
+ * host only. */
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    const int64_t t = applied - s->warmup;
+    switch (s->kind) {
+    case MIXP_SCHEDULE_ONE_CYCLE: return lr * mixpi_one_cycle(s, applied);
+#if !defined(__CUDA_ARCH__)
+    case MIXP_SCHEDULE_FUNCTION: return lr * s->factor(s->user, applied);
+#endif
+    default: break;
+    }
+    if (t < 0) return mixpi_warm_up(s, lr, applied);
+    switch (s->kind) {
+    case MIXP_SCHEDULE_CONSTANT: return lr;
+    case MIXP_SCHEDULE_STEP:
+    case MIXP_SCHEDULE_EXPONENTIAL:
+    case MIXP_SCHEDULE_MULTI_STEP: return lr * mixpi_schedule_power(s, t);
+    case MIXP_SCHEDULE_WAVE: return mixpi_schedule_at(s, lr, mixpi_wave(s, t));
+    case MIXP_SCHEDULE_RESTARTS: return mixpi_schedule_at(s, lr, mixpi_restarts(s, t));
+    case MIXP_SCHEDULE_CYCLIC:
+    case MIXP_SCHEDULE_CYCLIC_EXP: return mixpi_schedule_at(s, lr, mixpi_cyclic(s, t));
+    default: return mixpi_schedule_fall(s, lr, applied);
+    }
+}
+
+/* The learning rate of a step of the plan. A function's factors are in the plan. */
+MIXPREC_HD double mixpi_plan_lr(const mixp_step_plan *plan, double lr, int64_t applied) {
+    const int64_t at = applied - plan->factors_from;
+    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION)
+        return mixp_schedule_lr(&plan->schedule, lr, applied);
+    return lr * plan->factors[at < 0 ? 0 : at < MIXPI_FACTORS ? at : MIXPI_FACTORS - 1];
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
@@ -1377,6 +1518,48 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
+/* The product of NAdam's momentums of the steps 1 to t. *last: momentum of step t; *next: of step
+ * t + 1. A product below 2^-60 no longer counts beside 1. */
+MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, double *last,
+                                      double *next) {
+    const double each = MIXPI_LIBM(pow)(0.96, g->momentum_decay);
+    double power = each, product = 1.0;
+    int64_t i;
+    for (i = 0; i < t && product > 8.7e-19; i++, power *= each)
+        product *= g->beta1 * (1.0 - 0.5 * power);
+    *last = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, (double)t * g->momentum_decay));
+    *next = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, ((double)t + 1.0) * g->momentum_decay));
+    return product;
+}
+
+/* NAdam's scalars: the numerator is scale_g g + scale_m m, the denominator Adam's. */
+MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t t,
+                                   mixp_step_scalars *u) {
+    double last, next;
+    const double product = mixpi_nadam_product(g, t > 1 ? t : 1, &last, &next);
+    mixpi_update_adam(g, lr, t, u);
+    u->rate = (float)lr;
+    u->scale_g = (float)((1.0 - last) / (1.0 - product));
+    u->scale_m = (float)(next / mixpi_fma(-product, next, 1.0));
+}
+
+/* RAdam's scalars, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate
+ * and Beyond", 2020). While v has too few values, the denominator is 1. */
+MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr, int64_t t,
+                                   mixp_step_scalars *u) {
+    const double n = (double)(t > 1 ? t : 1), power = MIXPI_LIBM(pow)(g->beta2, n);
+    const double most = 2.0 / (1.0 - g->beta2) - 1.0;
+    const double length = most - 2.0 * n * power / (1.0 - power);
+    double rest;
+    mixpi_update_adam(g, lr, t, u);
+    u->scale_v = length > 5.0 ? 1.0f : 0.0f;
+    if (length <= 5.0) u->eps = 1.0f;
+    if (length <= 5.0) return;
+    rest = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
+    u->rate = (float)(lr / (1.0 - MIXPI_LIBM(pow)(g->beta1, n)) *
+                      MIXPI_LIBM(sqrt)(rest * (1.0 - power)));
+}
+
 /* The scalars of RMSprop, Lion and Muon, which have no bias correction: all come from the group. */
 MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
@@ -1388,15 +1571,48 @@ MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_gr
     u->scale_v = 1.0f;
 }
 
-/* Is the weight decay decoupled? If not, it is added to the gradient. */
-MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
-{ return kind == MIXP_OPTIMIZER_ADAMW || kind >= MIXP_OPTIMIZER_LION; }
+/* Adagrad's scalars, for RMSprop's update: v is a sum, and the rate falls with the steps. */
+MIXPREC_HD void mixpi_update_adagrad(const mixp_param_group *g, double lr, int64_t t,
+                                     mixp_step_scalars *u) {
+    const double slower = mixpi_fma((double)t - 1.0, g->lr_decay, 1.0);
+    mixpi_update_plain(MIXP_OPTIMIZER_ADAGRAD, g, lr / slower, u);
+    u->beta2 = 1.0f;
+    u->rest2 = 1.0f;
+}
 
-MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
+/* Is the weight decay decoupled? If not, it is added to the gradient. */
+MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
+    return plan->decoupled || plan->kind == MIXP_OPTIMIZER_ADAMW ||
+           plan->kind >= MIXP_OPTIMIZER_LION;
+}
+
+/* Is one element updated by mixp_adam_element? */
+MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
+{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
+
+MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
+    int decoupled = mixpi_is_decoupled(plan), apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+}
+
+/* The scalars that one kind has. */
+MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group *g, double lr,
+                                int64_t t, mixp_step_scalars *u) {
+    switch (kind) {
+    case MIXP_OPTIMIZER_ADAM:
+    case MIXP_OPTIMIZER_ADAMW: mixpi_update_adam(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_SGD: mixpi_update_sgd(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_ADAGRAD: mixpi_update_adagrad(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_ADAMAX: /* its v needs no correction */
+        mixpi_update_adam(g, lr, t, u);
+        u->scale_v = 1.0f;
+        break;
+    case MIXP_OPTIMIZER_NADAM: mixpi_update_nadam(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_RADAM: mixpi_update_radam(g, lr, t, u); break;
+    default: mixpi_update_plain(kind, g, lr, u); break;
+    }
 }
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
@@ -1404,19 +1620,18 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
-    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
+    double lr = mixpi_plan_lr(plan, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
     u->cautious = plan->cautious;
-    u->factor = (float)state->factor;
+    u->factor = (float)(plan->maximize ? -state->factor : state->factor);
     u->momentum = (float)g->momentum;
     u->beta2 = (float)g->beta2;
     u->rest2 = (float)(1.0 - g->beta2);
     u->eps = (float)g->eps;
-    mixpi_update_decay(plan->kind, g, lr, u);
-    if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
-    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(plan->kind, g, lr, u);
-    else mixpi_update_adam(g, lr, t, u);
+    u->scale_g = 0.0f;
+    mixpi_update_decay(plan, g, lr, u);
+    mixpi_update_of(plan->kind, g, lr, t, u);
 }
 
 /* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
@@ -1564,7 +1779,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
-    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
     s->steps++;
     if (s->skip) s->skipped++;
     else s->applied++;
@@ -1638,7 +1853,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_HERE] = 1.0;
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
-    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
     row[MIXP_AGREE_BETA1] = plan->groups[0].beta1;
     row[MIXP_AGREE_BETA2] = plan->groups[0].beta2;
     row[MIXP_AGREE_EPS] = plan->groups[0].eps;
@@ -1770,6 +1985,40 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     }
 }
 
+/* One element of Adam or AdamW with amsgrad, in PyTorch's order. third: the largest v so far. */
+MIXPREC_HD void mixp_amsgrad_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                     float *v, float *third) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    *third = *third > *v ? *third : *v;
+    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*third), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
+}
+
+/* One element of NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). */
+MIXPREC_HD void mixp_nadam_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                   float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g) /
+            mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-u->decay, *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
+}
+
+/* One element of Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient|. */
+MIXPREC_HD void mixp_adamax_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                    float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
+    float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = held > now ? held : now;
+    *p = mixpi_fmaf(-u->rate, *m / *v, *p);
+}
+
 /* One element of SGD. m: NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
@@ -1787,6 +2036,26 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     step = g / (MIXPI_LIBM(sqrtf)(*v) + u->eps);
+    if (m) {
+        step = mixpi_fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = mixpi_fmaf(-u->rate, step, *p);
+}
+
+/* a - b * b, rounded once, and at least 0. NaN stays. */
+MIXPREC_HD float mixpi_variance(float a, float b) {
+    const float left = mixpi_fmaf(-b, b, a);
+    return 0.0f > left ? 0.0f : left;
+}
+
+/* The same, centered. third: the mean gradient. */
+MIXPREC_HD void mixp_rmsprop_centered_element(const mixp_step_scalars *u, float grad, float *p,
+                                              float *m, float *v, float *third) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    *third = mixpi_fmaf(u->rest2, g - *third, *third);
+    step = g / (MIXPI_LIBM(sqrtf)(mixpi_variance(*v, *third)) + u->eps);
     if (m) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
@@ -2958,6 +3227,8 @@ typedef struct mixp_param_row {
     uint64_t   tensor;          /* part of the key of its random numbers                   */
     float      rate;            /* Muon: factor of the learning rate for the matrix's shape;
                                    averages: 1 - decay                                     */
+    float     *third;           /* amsgrad: the largest v so far; centered: the mean gradient; or
+                                   NULL                                                    */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -5199,15 +5470,16 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
-    mixp_moment_kind m, v;      /* first and second moment; v: Adam, AdamW and RMSprop only */
+    mixp_moment_kind m, v;      /* first and second moment; v: kinds that divide by one     */
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
 /* How the shape of a matrix scales Muon's rate. rows: outputs of a linear layer. */
 typedef enum mixp_muon_rate {
     MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
-    MIXP_MUON_RATE_MATCH_RMS_ADAMW  /* 0.2 sqrt(max(rows, cols)): use AdamW's rate and decay
+    MIXP_MUON_RATE_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(rows, cols)): use AdamW's rate and decay
                                        unchanged                                           */
+    MIXP_MUON_RATE_SPECTRAL_UNCLAMPED   /* sqrt(rows / cols)                               */
 } mixp_muon_rate;
 
 /* Settings that only Muon has. X <- a X + (b A + c A A) X with A = X X' is one iteration. */
@@ -5224,10 +5496,11 @@ typedef struct mixp_muon_settings {
 typedef struct mixp_optimizer_desc {
     mixp_optimizer_kind kind;
     double        lr;
-    double        beta1, beta2; /* Adam, AdamW, Lion. RMSprop has beta2: torch's alpha     */
-    double        eps;          /* Adam, AdamW, RMSprop: added outside the root, after bias
-                                   correction. Muon: a norm below eps is replaced by eps   */
-    double        weight_decay; /* AdamW, Lion, Muon: decoupled: lr * weight_decay * weight is
+    double        beta1, beta2; /* Adam, AdamW, Adamax, NAdam, RAdam, Lion. RMSprop has beta2:
+                                   torch's alpha                                           */
+    double        eps;          /* Muon: a norm below eps is replaced by eps. Adamax: added to
+                                   |gradient|. Others: added to the root, after bias correction */
+    double        weight_decay; /* AdamW, Lion, Muon, `decoupled`: lr * weight_decay * weight is
                                    subtracted. Others: added to the gradient               */
     double        momentum;     /* SGD, RMSprop, Muon                                      */
     double        dampening;    /* SGD                                                     */
@@ -5243,6 +5516,15 @@ typedef struct mixp_optimizer_desc {
     mixp_optimizer_states states;   /* all f32                                             */
     mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
     mixp_muon_settings muon;    /* Muon                                                    */
+    int           maximize;     /* 1: the step goes uphill: a reward in place of a loss    */
+    int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
+                                   more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
+    int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
+                                   gradient as one more state, in f32; states.v must be f32 */
+    int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */
+    double        lr_decay;     /* Adagrad: step t has the rate lr / (1 + (t - 1) lr_decay) */
+    double        initial_sum;  /* Adagrad: where the sums of squares start                */
+    double        momentum_decay;   /* NAdam                                               */
 } mixp_optimizer_desc;
 
 /* The defaults of each kind. Fields that a comment does not name are 0.
@@ -5253,8 +5535,18 @@ MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
 MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
 /* SGD: lr 1e-3. */
 MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
-/* torch.optim.RMSprop without its `centered`: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. */
+/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. Centered, the variance is at least 0:
+ * PyTorch takes the root of a negative one, which rounding can make, and the weight becomes NaN. */
 MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
+/* torch.optim.Adagrad: lr 1e-2, eps 1e-10, which must stay above 0. Its sum of squares is v. */
+MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void);
+/* torch.optim.Adamax: Adam's, with lr 2e-3. Its decaying maximum is v. */
+MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void);
+/* torch.optim.NAdam: Adam's, with lr 2e-3 and momentum_decay 4e-3. The product of its momentums
+ * follows from the current beta1 and momentum_decay, and from the parameter's steps. */
+MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void);
+/* torch.optim.RAdam: Adam's. */
+MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void);
 /* Lion, with its authors' defaults: lr 1e-4, betas 0.9 and 0.99. Use a third to a tenth of AdamW's
  * rate, and increase the weight decay by the same factor. */
 MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
@@ -5377,13 +5669,15 @@ typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* first moment, or momentum                               */
     MIXP_STATE_V,               /* second moment                                           */
     MIXP_STATE_MASTER,          /* master weight                                           */
-    MIXP_STATE_EMA              /* average of the weight: see mixp_optimizer_set_ema       */
+    MIXP_STATE_EMA,             /* average of the weight: see mixp_optimizer_set_ema       */
+    MIXP_STATE_THIRD            /* amsgrad: the largest v so far; centered: the mean gradient */
 } mixp_state_kind;
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device. */
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device. The rate
+ * of MIXP_SCHEDULE_FUNCTION calls the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 
@@ -8882,6 +9176,44 @@ static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
 /* How many of the stretch's elements lie in the block that begins at i. */
 static int mixpi_stretch_block(const mixpi_stretch *s, int i) {
     return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i);
+}
+
+/* The addresses of 16 elements in a stretch; NULL: the row has no such state. */
+typedef struct mixpi_places {
+    float       *p, *m, *v, *third;
+    const float *g;
+} mixpi_places;
+
+static mixpi_places mixpi_places_at(const mixpi_stretch *s, const float *g, int i) {
+    mixpi_places at;
+    at.p = s->p + i;
+    at.m = s->m ? s->m + i : NULL;
+    at.v = s->v + i;
+    at.third = s->row->third ? s->row->third + s->first + i : NULL;
+    at.g = g + i;
+    return at;
+}
+/* Copies of n < 16 elements, padded with 1, so that no quotient is 0 / 0. */
+static float *mixpi_place_copied(const float *from, int n, float *copy) {
+    for (int k = 0; k < 16; k++) copy[k] = 1.0f;
+    if (from) memcpy(copy, from, (size_t)n * sizeof *copy);
+    return from ? copy : NULL;
+}
+static mixpi_places mixpi_places_copied(const mixpi_places *from, int n, float copy[5][16]) {
+    mixpi_places at;
+    at.p = mixpi_place_copied(from->p, n, copy[0]);
+    at.m = mixpi_place_copied(from->m, n, copy[1]);
+    at.v = mixpi_place_copied(from->v, n, copy[2]);
+    at.third = mixpi_place_copied(from->third, n, copy[3]);
+    at.g = mixpi_place_copied(from->g, n, copy[4]);
+    return at;
+}
+static void mixpi_places_put_back(const mixpi_places *to, int n, float copy[5][16]) {
+    const size_t bytes = (size_t)n * sizeof(float);
+    memcpy(to->p, copy[0], bytes);
+    if (to->m) memcpy(to->m, copy[1], bytes);
+    memcpy(to->v, copy[2], bytes);
+    if (to->third) memcpy(to->third, copy[3], bytes);
 }
 
 static int mixpi_row_is_split(const mixp_param_row *row) {
@@ -13378,6 +13710,85 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 
+/* 16 elements of mixp_nadam_element and of mixp_amsgrad_element, from the moments on. */
+MIXPI_F mixpi_v MIXPI_P(nadam)(const mixp_step_scalars *u, mixpi_v g, mixpi_v p, mixpi_v m,
+                               mixpi_v v) {
+    mixpi_v ratio = mixpi_vmul(mixpi_vset(u->scale_g), g);
+    ratio = mixpi_vfma(mixpi_vset(u->scale_m), m, ratio);
+    v = mixpi_vfma(mixpi_vsqrt(v), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
+    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
+    return mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(ratio, v), p);
+}
+MIXPI_F mixpi_v MIXPI_P(amsgrad)(const mixp_step_scalars *u, mixpi_v p, mixpi_v m, mixpi_v top) {
+    const mixpi_v root = mixpi_vfma(mixpi_vsqrt(top), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
+    const mixpi_v ratio = mixpi_vdiv(m, root);
+    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, ratio, p)), p, p);
+    return mixpi_vfma(mixpi_vset(-u->rate), ratio, p);
+}
+
+/* 16 elements of NAdam, of Adamax and of Adam with amsgrad. */
+MIXPI_RARE void MIXPI_P(later_16)(const mixpi_places *at, mixp_optimizer_kind kind,
+                                  const mixp_step_scalars *u) {
+    mixpi_v p = mixpi_vload(at->p), v = mixpi_vload(at->v), m, top;
+    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
+    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
+    m = mixpi_vmul(mixpi_vset(u->rest1), g);
+    m = mixpi_vfma(mixpi_vset(u->beta1), mixpi_vload(at->m), m);
+    mixpi_vstore(at->m, m);
+    if (kind == MIXP_OPTIMIZER_ADAMAX) {
+        v = mixpi_vmul(mixpi_vset(u->beta2), v);
+        top = mixpi_vadd(mixpi_vabs(g), mixpi_vset(u->eps));
+        v = mixpi_vselect_gt(v, top, v, top);
+        mixpi_vstore(at->v, v);
+        mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(m, v), p));
+        return;
+    }
+    top = mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g);
+    v = mixpi_vfma(mixpi_vset(u->beta2), v, top);
+    mixpi_vstore(at->v, v);
+    if (!at->third) {
+        mixpi_vstore(at->p, MIXPI_P(nadam)(u, g, p, m, v));
+        return;
+    }
+    top = mixpi_vload(at->third);
+    top = mixpi_vselect_gt(top, v, top, v);
+    mixpi_vstore(at->third, top);
+    mixpi_vstore(at->p, MIXPI_P(amsgrad)(u, p, m, top));
+}
+
+/* 16 elements of mixp_rmsprop_centered_element. */
+MIXPI_RARE void MIXPI_P(centered_16)(const mixpi_places *at, const mixp_step_scalars *u) {
+    const mixpi_v rest = mixpi_vset(u->rest2), zero = mixpi_vzero();
+    mixpi_v p = mixpi_vload(at->p), mean = mixpi_vload(at->third), v, left;
+    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
+    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
+    v = mixpi_vmul(mixpi_vmul(rest, g), g);
+    v = mixpi_vfma(mixpi_vset(u->beta2), mixpi_vload(at->v), v);
+    mean = mixpi_vfma(rest, mixpi_vsub(g, mean), mean);
+    left = mixpi_vfma(mixpi_vneg(mean), mean, v);
+    left = mixpi_vselect_gt(zero, left, zero, left);
+    g = mixpi_vdiv(g, mixpi_vadd(mixpi_vsqrt(left), mixpi_vset(u->eps)));
+    if (at->m) g = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(at->m), g);
+    if (at->m) mixpi_vstore(at->m, g);
+    mixpi_vstore(at->v, v);
+    mixpi_vstore(at->third, mean);
+    mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), g, p));
+}
+
+/* A stretch of NAdam, Adamax, amsgrad or centered RMSprop. The last elements, fewer than 16, are
+ * updated in copies. */
+MIXPI_RARE void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                     const mixp_step_scalars *u, const float *g) {
+    float copy[5][16];
+    for (int i = 0; i < s->n; i += 16) {
+        const int n = s->n - i;
+        const mixpi_places places = mixpi_places_at(s, g, i);
+        const mixpi_places at = n < 16 ? mixpi_places_copied(&places, n, copy) : places;
+        if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(centered_16)(&at, u);
+        else MIXPI_P(later_16)(&at, kind, u);
+        if (n < 16) mixpi_places_put_back(&places, n, copy);
+    }
+}
 /* --- states of fewer bytes: blocks of codes to f32 and back, a register at a time ---------- *
  * `size`, the bytes of a code, is a constant where these functions are inlined in a hot loop. */
 
@@ -13706,7 +14117,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     mixpi_small_copy copy;
     int i;
-    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
     if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
@@ -13824,7 +14235,7 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const int bf16 = m == MIXP_BF16 && v == MIXP_BF16;
     const int bytes = m == MIXP_F8_E4M3 && v == MIXP_U8;
     int i;
-    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
     s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
@@ -13837,9 +14248,12 @@ MIXPI_V void MIXPI_P(stretch_update)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const int n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
     if (kind == MIXP_OPTIMIZER_EMA) MIXPI_P(ema_block)(s->row->rate, g, p, n);
+    else if (kind == MIXP_OPTIMIZER_NADAM || kind == MIXP_OPTIMIZER_ADAMAX || s->row->third)
+        MIXPI_P(later_block)(s, kind, u, g);
     else if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
     else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
-    else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP || kind == MIXP_OPTIMIZER_ADAGRAD)
+        MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
     else MIXPI_P(stretch_adam)(s, u, g);
 }
@@ -25710,6 +26124,9 @@ struct mixp_optimizer {
     mixp_step_plan   plan;
     mixp_optimizer_states states;
     int              no_master, zero_grad;
+    float            initial_sum;   /* Adagrad: where a sum starts                         */
+    int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
+                                   known                                                   */
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */
@@ -25817,9 +26234,12 @@ static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state 
 enum {
     MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
     MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
-    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256,
+    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256, MIXPI_HAS_AMSGRAD = 512,
+    MIXPI_HAS_CENTERED = 1024, MIXPI_HAS_DECOUPLED = 2048, MIXPI_HAS_SUM = 4096,
+    MIXPI_HAS_MOMENTUM_DECAY = 8192,
     MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
-    MIXPI_HAS_ADAMS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS | MIXPI_HAS_ORDER
+    MIXPI_HAS_MOMENTS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS,
+    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_ORDER | MIXPI_HAS_AMSGRAD
 };
 
 /* A kind of optimizer: its name, the fields that it has, and its defaults. */
@@ -25838,8 +26258,13 @@ static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
         { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
         { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
           0.0 },
-        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM, 1e-2, 0.0, 0.99, 1e-8,
-          0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_CENTERED,
+          1e-2, 0.0, 0.99, 1e-8, 0.0 },
+        { "Adagrad", MIXPI_HAS_EPS | MIXPI_HAS_SUM, 1e-2, 0.0, 0.0, 1e-10, 0.0 },
+        { "Adamax", MIXPI_HAS_MOMENTS, 2e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "NAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED | MIXPI_HAS_MOMENTUM_DECAY, 2e-3, 0.9,
+          0.999, 1e-8, 0.0 },
+        { "RAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
         { "Muon",
           MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
@@ -25878,6 +26303,21 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void) {
     return mixpi_defaults(MIXP_OPTIMIZER_LION);
 }
 
+MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAGRAD);
+}
+MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAMAX);
+}
+MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void) {
+    mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_NADAM);
+    d.momentum_decay = 4e-3;
+    return d;
+}
+MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_RADAM);
+}
+
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
     d.momentum = 0.95;
@@ -25892,9 +26332,9 @@ MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
-/* Do steps divide by a second moment? True for Adam's kinds and RMSprop. */
+/* Do steps divide by a second moment? */
 static int mixpi_has_v(mixp_optimizer_kind kind) {
-    return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+    return kind != MIXP_OPTIMIZER_SGD && kind < MIXP_OPTIMIZER_LION;
 }
 
 /* Is m kept? SGD and RMSprop keep m only with momentum, which is then above 0 in all groups. */
@@ -25902,12 +26342,15 @@ static int mixpi_momentum_counts(mixp_optimizer_kind kind) {
     return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
 }
 static int mixpi_has_m(const mixp_step_plan *plan) {
+    if (plan->kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
     return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0;
 }
+static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad || plan->centered; }
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
+    return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
@@ -25919,6 +26362,12 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
     if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
+        return "Adagrad's eps must be above 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_at_least_0(g->lr_decay))
+        return "lr_decay must be finite and at least 0";
+    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_at_least_0(g->momentum_decay))
+        return "momentum_decay must be finite and at least 0";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -25940,6 +26389,8 @@ static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind, const mixp_pa
     const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
     mixp_param_group g = *group;
     g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;
+    if (kind != MIXP_OPTIMIZER_ADAGRAD) g.lr_decay = 0.0;
+    if (kind != MIXP_OPTIMIZER_NADAM) g.momentum_decay = 0.0;
     if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
     else g.dampening = 0.0;
     return g;
@@ -25954,30 +26405,94 @@ static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_mas
     return NULL;
 }
 
-/* Does the schedule end at step `total`? */
+/* Does the schedule have a step `total`? */
 static int mixpi_schedule_ends(const mixp_schedule *s) {
-    return s->kind != MIXP_SCHEDULE_CONSTANT && s->kind != MIXP_SCHEDULE_STEP &&
-           s->kind != MIXP_SCHEDULE_EXPONENTIAL;
+    switch (s->kind) {
+    case MIXP_SCHEDULE_LINEAR:
+    case MIXP_SCHEDULE_COSINE:
+    case MIXP_SCHEDULE_ONE_CYCLE:
+    case MIXP_SCHEDULE_WSD:
+    case MIXP_SCHEDULE_POLYNOMIAL:
+    case MIXP_SCHEDULE_WAVE: return 1;
+    default: return 0;
+    }
+}
+
+static int mixpi_is_cyclic(const mixp_schedule *s) {
+    return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
+}
+
+/* Returns what is wrong with gamma, every, decay and growth, or NULL. */
+static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
+    const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
+    const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
+    if (is_step || is_cyclic || s->kind == MIXP_SCHEDULE_RESTARTS) {
+        if (s->every < 1) return "schedule.every must be at least 1";
+        if (s->every > most) return "schedule.every must be at most 2^40";
+    }
+    if (is_power && !(s->gamma > 0.0 && s->gamma <= 1.0))
+        return "schedule.gamma must be above 0 and at most 1";
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_finite(s->gamma)))
+        return "schedule.gamma must be finite and above 0";
+    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
+        return "schedule.decay must lie in [1, total - warmup]";
+    if (is_cyclic && (s->decay < 0 || s->decay > most))
+        return "schedule.decay must lie in [0, 2^40]";
+    if (s->kind == MIXP_SCHEDULE_RESTARTS && s->growth < 0)
+        return "schedule.growth must be at least 1; 0 = 1";
+    return NULL;
+}
+
+/* Returns what is wrong with the milestones, or NULL. */
+static const char *mixpi_milestones_wrong(const mixp_schedule *s) {
+    int64_t before = 1;
+    int ended = 0;
+    if (s->kind != MIXP_SCHEDULE_MULTI_STEP) return NULL;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++) {
+        const int64_t at = s->milestones[i];
+        if (at && (ended || at < before)) return "schedule.milestones must rise, from 1 on";
+        if (at) before = at;
+        else ended = 1;
+    }
+    return NULL;
+}
+
+/* Returns what is wrong with the fields of ONE_CYCLE, or NULL. */
+static const char *mixpi_one_cycle_wrong(const mixp_schedule *s) {
+    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
+    if (s->kind != MIXP_SCHEDULE_ONE_CYCLE) return NULL;
+    if (!(s->pct_start >= 0.0 && s->pct_start <= 1.0))
+        return "schedule.pct_start must lie in [0,1]";
+    if (s->pct_start > 0.0 && s->warmup)
+        return "schedule.pct_start and schedule.warmup contradict each other; set only one";
+    if (s->three_phase && rise > 0.5)
+        return "schedule.three_phase needs a rise of at most half of schedule.total";
+    return NULL;
 }
 
 /* Returns what is wrong with the fields that only some kinds read, or NULL. */
 static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
-    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    const char *wrong;
     if (mixpi_schedule_ends(s) && s->total <= s->warmup)
         return "schedule.total must be above schedule.warmup";
-    if (is_step && s->every < 1) return "schedule.every must be at least 1";
-    if ((is_step || s->kind == MIXP_SCHEDULE_EXPONENTIAL) && !(s->gamma > 0.0 && s->gamma <= 1.0))
-        return "schedule.gamma must be above 0 and at most 1";
-    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
-        return "schedule.decay must lie in [1, total - warmup]";
-    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE && !(s->start_factor >= 0.0 && s->start_factor <= 1.0))
+    wrong = mixpi_schedule_cycle_wrong(s);
+    if (!wrong) wrong = mixpi_milestones_wrong(s);
+    if (!wrong) wrong = mixpi_one_cycle_wrong(s);
+    if (wrong) return wrong;
+    if (!(s->start_factor >= 0.0 && s->start_factor <= 1.0))
         return "schedule.start_factor must lie in [0,1]";
-    return NULL;
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_at_least_0(s->power))
+        return "schedule.power must be finite and at least 0";
+    if (s->kind != MIXP_SCHEDULE_FUNCTION) return NULL;
+    if (!s->factor) return "schedule.factor is NULL";
+    return s->warmup ? "schedule.factor is the whole schedule: leave schedule.warmup 0" : NULL;
 }
 
 static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     const char *wrong;
-    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is not a mixp_schedule_kind";
+    if ((unsigned)s->kind > MIXP_SCHEDULE_FUNCTION)
+        return "schedule.kind is not a mixp_schedule_kind";
     if (s->warmup < 0) return "schedule.warmup is negative";
     wrong = mixpi_schedule_part_wrong(s);
     if (wrong) return wrong;
@@ -26014,6 +26529,13 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
     if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
     if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
+    if ((lacks & MIXPI_HAS_AMSGRAD) && d->amsgrad) return "amsgrad";
+    if ((lacks & MIXPI_HAS_CENTERED) && d->centered) return "centered";
+    if ((lacks & MIXPI_HAS_DECOUPLED) && d->decoupled) return "decoupled";
+    if ((lacks & MIXPI_HAS_SUM) && mixpi_is_set(d->lr_decay)) return "lr_decay";
+    if ((lacks & MIXPI_HAS_SUM) && mixpi_is_set(d->initial_sum)) return "initial_sum";
+    if ((lacks & MIXPI_HAS_MOMENTUM_DECAY) && mixpi_is_set(d->momentum_decay))
+        return "momentum_decay";
     return (lacks & MIXPI_HAS_MUON) && sets_muon ? "muon" : NULL;
 }
 
@@ -26024,7 +26546,7 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
         return "muon.a, muon.b and muon.c must be finite";
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
-    if ((unsigned)m->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+    if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
         return "muon.rate is not a mixp_muon_rate";
     return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
 }
@@ -26041,6 +26563,8 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
     g.momentum = d->momentum;
     g.dampening = d->dampening;
     g.nesterov = d->nesterov != 0;
+    g.lr_decay = d->lr_decay;
+    g.momentum_decay = d->momentum_decay;
     return g;
 }
 
@@ -26063,6 +26587,12 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
+    if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
+    if (d->centered && d->states.v != MIXP_MOMENT_F32)
+        wrong = "centered subtracts two moments, which must be f32: set states.v to "
+                "MIXP_MOMENT_F32";
+    if (!mixpi_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
+        wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }
 
@@ -26116,6 +26646,10 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     plan.groups[0] = mixpi_group_kept(d->kind, &group);
     plan.n_groups = 1;
     plan.cautious = d->cautious != 0;
+    plan.maximize = d->maximize != 0;
+    plan.amsgrad = d->amsgrad != 0;
+    plan.centered = d->centered != 0;
+    plan.decoupled = d->decoupled != 0;
     return plan;
 }
 
@@ -26133,6 +26667,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->states = d.states;
     opt->no_master = d.no_master;
     opt->zero_grad = d.zero_grad;
+    opt->initial_sum = (float)d.initial_sum;
+    opt->issued = -1;
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -26375,21 +26911,37 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mix
     row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
     row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
     row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->third = (float *)mixpi_layout_take(lay, mixpi_has_third(&opt->plan), row->count, MIXP_F32);
     row->m_scale =
         (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks, MIXP_F8_E8M0);
     row->v_scale =
         (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks, MIXP_F8_E8M0);
 }
 
+/* Starts the sums of an Adagrad row at the description's value. */
+static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
+    const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
+    const float root = sqrtf(opt->initial_sum);
+    const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
+    mixp_result r;
+    if (row->v_dtype != MIXP_U8)
+        return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
+    r = mixpi_fill_with(opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row),
+                        (double)scale);
+    if (r != MIXP_OK) return r;
+    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
+}
+
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     const size_t part = (size_t)row->count * sizeof(float);
     mixpi_layout lay = { NULL, 0 };
-    if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
+    if (part > ((size_t)-1 - 4096) / 5) return mixpi_out_of_memory(opt->ctx, part);
     mixpi_row_layout(opt, row, &lay);
     lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
+    if (opt->initial_sum > 0.0f && mixpi_sum_start(opt, row) != MIXP_OK) return MIXP_ERR_DEVICE;
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
@@ -26509,6 +27061,8 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p, mix
     row->rate = (float)sqrt(rows > cols ? rows / cols : 1.0);
     if (opt->muon->settings.rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
         row->rate = (float)(0.2 * sqrt(larger));
+    if (opt->muon->settings.rate == MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
+        row->rate = (float)sqrt(rows / cols);
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 /* --- asking --------------------------------------------------------------------------------- */
@@ -26525,10 +27079,11 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     mixpi_held_at at = { row->master, NULL, row->master_dtype };
     if (what == MIXP_STATE_MASTER) return at;
     at.data = what == MIXP_STATE_M ? row->m : row->v;
+    if (what == MIXP_STATE_THIRD) at.data = row->third;
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
-    if (what != MIXP_STATE_EMA) return at;
-    at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    if (what < MIXP_STATE_EMA) return at;
+    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
     at.scale = NULL;
     at.dtype = MIXP_F32;
     return at;
@@ -26583,7 +27138,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = i;
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
-    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "kind is not a kind of state";
+    else if ((unsigned)what > MIXP_STATE_THIRD) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
     else if (!mixpi_is_own(opt, i))
         wrong = "the states are sharded, and this rank does not keep all of them: to read the "
@@ -27715,10 +28270,42 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     }
 }
 
+/* Asks the program's schedule for the factors of the steps that the device may be at: the step that
+ * the host last saw, and those that it has issued since. */
+static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
+    mixp_step_plan *plan = &opt->plan;
+    mixp_step_state s;
+    mixp_result r;
+    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
+    if (opt->ctx->capture.active)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: a captured step cannot call schedule.factor: use another "
+                                 "schedule, or do not capture",
+                                 who);
+    r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    if (r == MIXP_OK && (opt->issued < s.steps || opt->issued - s.steps >= MIXPI_FACTORS)) {
+        r = mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+        opt->issued = s.steps;
+    }
+    if (r != MIXP_OK) return r;
+    plan->factors_from = s.applied;
+    for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
+        const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
+        if (!mixpi_at_least_0(factor))
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                     "%s: schedule.factor returned %g for step %.0f: return a "
+                                     "finite factor of at least 0",
+                                     who, factor, (double)(s.applied + i));
+        plan->factors[i] = factor;
+    }
+    return MIXP_OK;
+}
+
 /* All checks of a step, before anything is changed. */
-static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
+static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
     if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
+    if (r == MIXP_OK) r = mixpi_factors_ask(opt, who);
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
@@ -27788,6 +28375,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
+    opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
     opt->clipped = 0;
     opt->views_summed = 0;
@@ -27918,6 +28506,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
     mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_factors_ask(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
 
@@ -29492,7 +30081,9 @@ typedef enum mixpi_owner {
     MIXPI_OF_PREDICTION,
     MIXPI_OF_SPIKE,
     MIXPI_OF_WATCH,
-    MIXPI_OF_FORGIVEN           /* of a scaler under a guard */
+    MIXPI_OF_FORGIVEN,          /* of a scaler under a guard */
+    MIXPI_OF_ADAGRAD,           /* of a group of that kind */
+    MIXPI_OF_NADAM
 } mixpi_owner;
 
 /* A number that a checkpoint must hold. %d in its name: the optimizer, then its group. */
@@ -29525,9 +30116,10 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER, offsetof(mixp_step_state, of) }
+#define MIXPI_FIELD_OF_KIND(kind, member, dtype, must) \
+    { kind, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), dtype, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
-    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
-      dtype, must, 0 }
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_GROUP, member, dtype, must)
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
@@ -29557,7 +30149,9 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_GROUP(weight_decay, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(momentum, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(dampening, MIXP_F64, MIXPI_FINITE),
-    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG)
+    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG),
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_ADAGRAD, lr_decay, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_NADAM, momentum_decay, MIXP_F64, MIXPI_AT_LEAST_0)
 };
 
 #undef MIXPI_FIELD_CONTEXT
@@ -29567,6 +30161,7 @@ static const mixpi_field mixpi_fields[] = {
 #undef MIXPI_FIELD_PREDICTION
 #undef MIXPI_FIELD_SPIKE
 #undef MIXPI_FIELD_GROUP
+#undef MIXPI_FIELD_OF_KIND
 
 /* A tensor or a number that a checkpoint must hold, and its address. */
 typedef struct mixpi_state_item {
@@ -29600,14 +30195,18 @@ typedef struct mixpi_state {
                                    the program's own numbers                               */
 } mixpi_state;
 
+static int mixpi_is_of_group(mixpi_owner owner) {
+    return owner == MIXPI_OF_GROUP || owner == MIXPI_OF_ADAGRAD || owner == MIXPI_OF_NADAM;
+}
+
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP &&
-                     field->owner != MIXPI_OF_WATCH;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_WATCH &&
+                     !mixpi_is_of_group(field->owner);
     item.optional = field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE ||
                     field->owner == MIXPI_OF_WATCH || field->owner == MIXPI_OF_FORGIVEN;
     item.must = field->must;
@@ -29716,6 +30315,10 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);
+    if (row->third)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->third),
+                        opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s",
+                        optimizer, p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
                         "optimizer.%d.ema.%s", optimizer, p->name);
@@ -29751,9 +30354,15 @@ static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t 
 
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
-    for (int g = 0; g < opt->plan.n_groups; g++)
-        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
-                               s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
+    for (int g = 0; g < opt->plan.n_groups; g++) {
+        const int there = s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g;
+        mixp_param_group *group = &opt->plan.groups[g];
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, group, number, there);
+        if (opt->plan.kind == MIXP_OPTIMIZER_ADAGRAD)
+            mixpi_state_add_fields(s, MIXPI_OF_ADAGRAD, group, number, there);
+        if (opt->plan.kind == MIXP_OPTIMIZER_NADAM)
+            mixpi_state_add_fields(s, MIXPI_OF_NADAM, group, number, there);
+    }
     for (int64_t i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
@@ -30277,12 +30886,15 @@ static const char mixpi_kinds_key[] = "mixprec.optimizers";
 /* The kinds of the optimizers, each followed by ';': "Muon;AdamW;". The caller releases the text.
  * NULL after an error. */
 static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r) {
-    char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 16);
+    char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 32);
     char *to = text;
     if (!text) return NULL;
     *to = '\0';
-    for (int i = 0; i < what->n_optimizers; i++)
-        to += snprintf(to, 16, "%s;", mixpi_kind_of(what->optimizers[i]->plan.kind)->name);
+    for (int i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_plan *plan = &what->optimizers[i]->plan;
+        const char *form = plan->amsgrad ? " amsgrad" : plan->centered ? " centered" : "";
+        to += snprintf(to, 32, "%s%s;", mixpi_kind_of(plan->kind)->name, form);
+    }
     return text;
 }
 
@@ -30754,6 +31366,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         }
     for (int o = 0; o < what->n_optimizers; o++) {
         what->optimizers[o]->clipped = 0;
+        what->optimizers[o]->issued = -1;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
@@ -35919,11 +36532,11 @@ static mixp_result mixpi_averages_gather(mixp_optimizer *o) {
  * A step's table has a hash of them. Where the hashes differ, the ranks send the settings
  * themselves, to name the first that differs.
  */
-enum { MIXPI_GROUP_SETTINGS = 9 };
+enum { MIXPI_GROUP_SETTINGS = 11 };
 
 static const char *const mixpi_group_setting_names[] = {
     "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "nesterov",
-    "f32_states"
+    "f32_states", "lr_decay", "momentum_decay"
 };
 
 static void mixpi_group_settings(const mixp_param_group *g, double *all) {
@@ -35936,6 +36549,8 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
     all[6] = g->dampening;
     all[7] = (double)g->nesterov;
     all[8] = (double)g->f32_states;
+    all[9] = g->lr_decay;
+    all[10] = g->momentum_decay;
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
@@ -35945,7 +36560,9 @@ static const char *const mixpi_setting_names[] = {
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
     "schedule.start_factor", "spike.of", "spike.window", "spike.max_in_a_row", "spike.z",
     "states.m", "states.v", "states.master", "max_norm of mixp_clip_grad_norm (-1: no call)",
-    "number of groups", "number of parameters", "muon.a", "muon.b", "muon.c",
+    "number of groups", "number of parameters", "maximize", "amsgrad", "centered", "decoupled",
+    "schedule.power", "schedule.growth", "a sum of schedule.milestones", "schedule.pct_start",
+    "schedule.linear", "schedule.three_phase", "muon.a", "muon.b", "muon.c",
     "muon.iterations", "muon.f32", "muon.rate", "recipe.history", "recipe.margin",
     "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
     "buffers", "groups of the parameters"
@@ -35953,34 +36570,52 @@ static const char *const mixpi_setting_names[] = {
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
+    MIXPI_PLAN_SETTINGS = 32,
     MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
 
+/* Differs between lists that differ in one milestone, or in the place of one. */
+static double mixpi_milestones_sum(const mixp_schedule *s) {
+    double sum = 0.0;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++) sum += (double)s->milestones[i] * (i + 1.0);
+    return sum;
+}
+
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[22] = { (double)p->kind,
-                             (double)p->order,
-                             p->max_norm,
-                             (double)p->cautious,
-                             (double)p->schedule.kind,
-                             (double)p->schedule.warmup,
-                             (double)p->schedule.total,
-                             p->schedule.min_factor,
-                             p->schedule.gamma,
-                             (double)p->schedule.every,
-                             (double)p->schedule.decay,
-                             p->schedule.start_factor,
-                             (double)p->spike.of,
-                             (double)p->spike.window,
-                             (double)p->spike.max_in_a_row,
-                             p->spike.z,
-                             (double)o->states.m,
-                             (double)o->states.v,
-                             (double)o->states.master,
-                             o->clipped ? o->clip_norm : -1.0,
-                             (double)p->n_groups,
-                             (double)o->count };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind,
+                                              (double)p->order,
+                                              p->max_norm,
+                                              (double)p->cautious,
+                                              (double)p->schedule.kind,
+                                              (double)p->schedule.warmup,
+                                              (double)p->schedule.total,
+                                              p->schedule.min_factor,
+                                              p->schedule.gamma,
+                                              (double)p->schedule.every,
+                                              (double)p->schedule.decay,
+                                              p->schedule.start_factor,
+                                              (double)p->spike.of,
+                                              (double)p->spike.window,
+                                              (double)p->spike.max_in_a_row,
+                                              p->spike.z,
+                                              (double)o->states.m,
+                                              (double)o->states.v,
+                                              (double)o->states.master,
+                                              o->clipped ? o->clip_norm : -1.0,
+                                              (double)p->n_groups,
+                                              (double)o->count,
+                                              (double)p->maximize,
+                                              (double)p->amsgrad,
+                                              (double)p->centered,
+                                              (double)p->decoupled,
+                                              p->schedule.power,
+                                              (double)p->schedule.growth,
+                                              mixpi_milestones_sum(&p->schedule),
+                                              p->schedule.pct_start,
+                                              (double)p->schedule.linear,
+                                              (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 
@@ -36070,8 +36705,8 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
-    if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
-    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
+    if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
+    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -36081,7 +36716,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 2);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }
@@ -36705,6 +37340,7 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
         if (memory) continue;
         row->missed = NULL;
         row->m = row->v = row->master = NULL;
+        row->third = NULL;
         row->m_scale = row->v_scale = NULL;
     }
 }
@@ -36725,6 +37361,7 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    if (item->memory == row->third) to = piece.third;
     if (!n) return MIXP_OK;
     return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
                         (size_t)n * sizeof(float));
@@ -36751,7 +37388,7 @@ static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, co
  * mixpi_row_layout. Rank 0, whose piece is never empty, contributes `missed`. */
 static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
     const mixp_param_row piece = mixpi_piece_row(opt, i);
-    const void *own[3];
+    const void *own[4];
     const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
     mixp_result r = MIXP_OK;
     size_t at = 64;
@@ -36759,9 +37396,10 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
+    own[3] = piece.third;
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
-    for (int k = 0; k < 3 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 4 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
                             (size_t)n * sizeof(float));

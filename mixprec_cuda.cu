@@ -5904,7 +5904,7 @@ static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of s
 __device__ inline bool is_wide_row(const mixp_param_row &row) {
     uintptr_t all = (uintptr_t)row.weight | (uintptr_t)row.master | (uintptr_t)row.grad |
                     (uintptr_t)row.m | (uintptr_t)row.v | (uintptr_t)row.low_f16 |
-                    (uintptr_t)row.low_bf16;
+                    (uintptr_t)row.low_bf16 | (uintptr_t)row.third;
     return all % 16 == 0;
 }
 
@@ -6102,11 +6102,38 @@ __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_
         else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
     }
 }
-__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind, bool momentum,
-                                Cell &c) {
-    if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
+/* NAdam and Adamax, and kinds with a third state. */
+__device__ inline void later_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                      const mixp_param_row &row, Cell &c) {
+    float third[8];
+    if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        if (kind == MIXP_OPTIMIZER_NADAM) mixp_nadam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        else if (kind == MIXP_OPTIMIZER_ADAMAX)
+            mixp_adamax_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
+        else if (kind != MIXP_OPTIMIZER_RMSPROP)
+            mixp_amsgrad_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
+        else if (row.m)
+            mixp_rmsprop_centered_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
+        else mixp_rmsprop_centered_element(&u, c.g[k], &c.p[k], NULL, &c.v[k], &third[k]);
+    }
+    if (row.third) put8_any(array_at(row.third, MIXP_F32), c.i, c.n, c.wide, third);
+}
+__device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &row) {
+    return kind == MIXP_OPTIMIZER_NADAM || kind == MIXP_OPTIMIZER_ADAMAX || row.third;
+}
+
+/* wide: the table may have small states and any kind; otherwise none of later_elements. */
+template <bool wide>
+__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                const mixp_param_row &row, Cell &c) {
+    const bool momentum = row.m != NULL;
+    if (wide && is_later(kind, row)) later_elements(u, kind, row, c);
+    else if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
     else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
-    else if (kind == MIXP_OPTIMIZER_RMSPROP) rms_elements(u, momentum, c);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP || kind == MIXP_OPTIMIZER_ADAGRAD)
+        rms_elements(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
@@ -6126,8 +6153,8 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
     }
 }
 
-/* key: for the row's random numbers in this step. small: some states of the table take fewer bytes
- * than f32. counting: counts lost updates. */
+/* key: for the row's random numbers in this step. small: the table may have states of fewer bytes
+ * than f32, and be of any kind. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
                                 mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
@@ -6137,7 +6164,7 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
     get_moments<small>(row, c);
     MIXPI_UNROLL
     for (int k = 0; counting && k < 8; k++) was[k] = c.p[k];
-    elements(u, kind, row.m != NULL, c);
+    elements<small>(u, kind, row, c);
     if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
     if (small) {
         for (int k = 0; k < 8; k++) c.random[k] = mixp_state_random(key, (uint64_t)(c.i + k));
@@ -6239,11 +6266,17 @@ static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_arg
                                    prepare_of(k.state, args->step, args->scaler)));
 }
 
+/* Does the table need the kernel for small states and all kinds? */
+static bool has_wide_rows(const mixp_step_plan *plan) {
+    return plan->small || plan->amsgrad || plan->centered || plan->kind == MIXP_OPTIMIZER_NADAM ||
+           plan->kind == MIXP_OPTIMIZER_ADAMAX;
+}
+
 static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args *args) {
     Kernel k(x);
-    auto kernel = args->plan->small ? update_chunks<true, false> : update_chunks<false, false>;
-    if (args->lost)
-        kernel = args->plan->small ? update_chunks<true, true> : update_chunks<false, true>;
+    const bool wide = has_wide_rows(args->plan);
+    auto kernel = wide ? update_chunks<true, false> : update_chunks<false, false>;
+    if (args->lost) kernel = wide ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("update",
                       MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,

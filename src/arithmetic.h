@@ -12,7 +12,13 @@
 /* The learning rate as a function of the number of applied steps; skipped steps do not count. All
  * kinds but ONE_CYCLE warm up as nanoGPT does: lr * (step + 1) / (warmup + 1) while step < warmup.
  * The kinds say what follows; t: steps since the warm-up. The rate never falls below
- * min_factor * lr. */
+ * min_factor * lr.
+ *
+ * PyTorch's chains: SequentialLR([LinearLR(1/(W+1), 1, W), X], [W]) is the kind of X with warmup W.
+ * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
+ * LINEAR with total W, lr a * lr and min_factor e/a. ConstantLR(f, W) is MULTI_STEP with lr f * lr,
+ * gamma 1/f and the milestone W. PolynomialLR(T, p) is POLYNOMIAL with total T and power p.
+ * LambdaLR is FUNCTION, and so is every chain that is not here. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
@@ -22,19 +28,52 @@ typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_ONE_CYCLE,    /* as OneCycleLR with max_lr = lr: rises along half a cosine from
                                    start_factor * lr to lr in step warmup - 1, and falls along
                                    another to min_factor * lr in step total - 1            */
-    MIXP_SCHEDULE_WSD           /* warm-up, stable, decay: stays at lr; falls linearly to
+    MIXP_SCHEDULE_WSD,          /* warm-up, stable, decay: stays at lr; falls linearly to
                                    min_factor * lr over the last `decay` steps of `total`  */
+    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the power `power` of what is left to go  */
+    MIXP_SCHEDULE_MULTI_STEP,   /* lr * gamma^(number of milestones <= t), as MultiStepLR  */
+    MIXP_SCHEDULE_WAVE,         /* as COSINE; after `total` it rises to lr, and falls again, as
+                                   CosineAnnealingLR after T_max                           */
+    MIXP_SCHEDULE_RESTARTS,     /* as CosineAnnealingWarmRestarts: falls along half a cosine to
+                                   min_factor * lr in `every` steps, and restarts at lr; each
+                                   cycle has `growth` times as many steps as the last      */
+    MIXP_SCHEDULE_CYCLIC,       /* as CyclicLR with max_lr = lr: rises in `every` steps from
+                                   min_factor * lr to lr, and falls in `decay` steps. The height of
+                                   each cycle is gamma times the last: 1 is 'triangular', 0.5
+                                   'triangular2'                                           */
+    MIXP_SCHEDULE_CYCLIC_EXP,   /* as CYCLIC; the height is multiplied by gamma^t: 'exp_range' */
+    MIXP_SCHEDULE_FUNCTION      /* lr * factor(user, applied steps), without a warm-up      */
 } mixp_schedule_kind;
+#define MIXP_MAX_MILESTONES 8
 typedef struct mixp_schedule {
     mixp_schedule_kind kind;
     int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
-    int64_t            total;       /* steps, warm-up included; unused by CONSTANT, STEP and
-                                       EXPONENTIAL                                         */
+    int64_t            total;       /* steps, warm-up included: LINEAR, COSINE, ONE_CYCLE, WSD,
+                                       POLYNOMIAL, WAVE                                    */
     double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
-    double             gamma;       /* STEP, EXPONENTIAL: above 0, at most 1               */
-    int64_t            every;       /* STEP: steps between two changes, at least 1         */
-    int64_t            decay;       /* WSD: steps, from 1 to total - warmup                */
-    double             start_factor;    /* ONE_CYCLE: of lr, 0..1; 0 = 1/25                */
+    double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
+                                       MULTI_STEP: above 0                                 */
+    int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
+                                       the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
+    int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
+                                       steps of a fall; 0 = every                          */
+    double             start_factor;    /* of lr, 0..1: the rate of the first step of a warm-up,
+                                       which rises linearly to lr in step `warmup`; 0 = nanoGPT's
+                                       warm-up. ONE_CYCLE: 0 = 1/25                        */
+    double             power;       /* POLYNOMIAL: at least 0                              */
+    int64_t            growth;      /* RESTARTS: T_mult, at least 1; 0 = 1                 */
+    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: in rising order; the first 0
+                                       ends the list                                       */
+    double             pct_start;   /* ONE_CYCLE: 0..1, in place of `warmup`, which holds only whole
+                                       steps; 0 = warmup / total                           */
+    int                linear;      /* ONE_CYCLE: 1: lines in place of cosines             */
+    int                three_phase; /* ONE_CYCLE: 1: falls to start_factor * lr in as many steps as
+                                       it rose, and then to min_factor * lr                */
+    /* FUNCTION: the factor of lr after `applied` steps, finite and at least 0. The step calls it in
+     * the calling thread, on a GPU perhaps several times and also for later steps. It must return
+     * the same factor for the same step. Captured steps refuse it. */
+    double           (*factor)(void *user, int64_t applied);
+    void              *user;
 } mixp_schedule;
 
 typedef enum mixp_adam_order {
@@ -75,14 +114,15 @@ typedef enum mixp_master_kind {
 
 /* The hyper-parameters of one group. An optimizer ignores those that its kind lacks. RMSprop's
  * alpha is beta2. An optimizer stores 0 in ignored fields that may hold any value (SGD's betas and
- * eps, dampening of all but SGD, nesterov of all but SGD and Muon), and 1 for a nesterov that is
- * not 0. */
+ * eps, dampening of all but SGD, nesterov of all but SGD and Muon, lr_decay of all but Adagrad,
+ * momentum_decay of all but NAdam), and 1 for a nesterov that is not 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
     int    f32_states;          /* 1: parameters added to the group keep f32 moments and
                                    masters, whatever the description says: for embeddings,
                                    for example                                             */
+    double lr_decay, momentum_decay;    /* Adagrad; NAdam                                  */
 } mixp_param_group;
 
 /* --- for authors of devices: the loss scale ----------------------------------------------- */
@@ -286,6 +326,10 @@ typedef enum mixp_optimizer_kind {
     MIXP_OPTIMIZER_ADAMW,
     MIXP_OPTIMIZER_SGD,
     MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_ADAGRAD,
+    MIXP_OPTIMIZER_ADAMAX,
+    MIXP_OPTIMIZER_NADAM,
+    MIXP_OPTIMIZER_RADAM,
     MIXP_OPTIMIZER_LION,
     MIXP_OPTIMIZER_MUON,            /* the optimizer, and its last pass of `update`: moves
                                        each weight against its direction                   */
@@ -328,6 +372,9 @@ typedef struct mixp_spike_state {
     double  z, mean, sd;        /* of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
+/* How many steps the host may be ahead of a device that applies a function's factors. */
+enum { MIXPI_FACTORS = 16 };
+
 /* The host's instructions for one step. */
 typedef struct mixp_step_plan {
     mixp_optimizer_kind     kind;
@@ -353,6 +400,11 @@ typedef struct mixp_step_plan {
     mixp_spike_rule spike;      /* with every default resolved                             */
     double       *spike_window; /* device memory: `window` norms, then `window` losses     */
     const float  *loss;         /* device memory; NULL: ignored                            */
+    int32_t       maximize;     /* 1: the weights move along the gradient                  */
+    int32_t       amsgrad, centered, decoupled; /* see mixp_optimizer_desc                 */
+    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: of lr, from the applied step
+                                               `factors_from` on                           */
+    int64_t       factors_from;
 } mixp_step_plan;
 
 /* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
@@ -366,6 +418,7 @@ typedef struct mixp_step_scalars {
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+    float scale_g;              /* NAdam: of the gradient in the numerator                 */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -507,43 +560,131 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
 /* From 1 at `done` 0 to 0 at `done` 1. */
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
-/* OneCycleLR's two phases, as factors of lr. */
-MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
-    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
-    const int64_t peak = s->warmup - 1;
-    double done;
-    if (applied >= s->total - 1) return s->min_factor;
-    if (applied < peak) {
-        done = (double)applied / (double)peak;
-        return mixpi_fma(mixpi_half_cosine(done), start - 1.0, 1.0);
-    }
-    done = (double)(applied - peak) / (double)(s->total - 1 - peak);
-    return mixpi_fma(mixpi_half_cosine(done), 1.0 - s->min_factor, s->min_factor);
+/* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
+MIXPREC_HD double mixpi_real_power(double x, double p) {
+    const double most = p < 1e9 ? p : 1e9;
+    const int64_t whole = (int64_t)most;
+    const double rest = most - (double)whole, product = mixpi_power(x, whole);
+    return rest > 0.0 ? product * MIXPI_LIBM(pow)(x, rest) : product;
 }
 
-/* The factor of lr of STEP and EXPONENTIAL, t steps after the warm-up. */
+/* A phase of OneCycleLR, `done` of which is over. */
+MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, double to,
+                                        double done) {
+    return mixpi_fma(s->linear ? 1.0 - done : mixpi_half_cosine(done), from - to, to);
+}
+
+/* OneCycleLR's two or three phases, as factors of lr. */
+MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
+    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
+    const double rise = s->pct_start > 0.0 ? s->pct_start * (double)s->total : (double)s->warmup;
+    const double peak = rise - 1.0, last = (double)s->total - 1.0, t = (double)applied;
+    const double valley = s->three_phase ? 2.0 * rise - 2.0 : peak;
+    if (applied >= s->total - 1) return s->min_factor;
+    if (t < peak) return mixpi_one_cycle_phase(s, start, 1.0, t / peak);
+    if (t < valley) return mixpi_one_cycle_phase(s, 1.0, start, (t - peak) / (valley - peak));
+    return mixpi_one_cycle_phase(s, s->three_phase ? start : 1.0, s->min_factor,
+                                 (t - valley) / (last - valley));
+}
+
+/* The height, 0 to 1, of RESTARTS after t steps. */
+MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
+    const int64_t growth = s->growth > 1 ? s->growth : 1;
+    int64_t length = s->every;
+    if (growth == 1) t %= length;
+    while (t >= length) {
+        t -= length;
+        length = length > INT64_MAX / growth ? INT64_MAX : length * growth;
+    }
+    return mixpi_half_cosine((double)t / (double)length);
+}
+
+/* The height of CYCLIC and CYCLIC_EXP. */
+MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
+    const int64_t fall = s->decay ? s->decay : s->every, length = s->every + fall;
+    const int64_t at = t % length;
+    const double height = at <= s->every ? (double)at / (double)s->every
+                                         : (double)(length - at) / (double)fall;
+    return height * mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_CYCLIC ? t / length : t);
+}
+
+/* The height of WAVE. */
+MIXPREC_HD double mixpi_wave(const mixp_schedule *s, int64_t t) {
+    const int64_t half = s->total - s->warmup, at = t % half;
+    const double height = mixpi_half_cosine((double)at / (double)half);
+    return t / half % 2 ? 1.0 - height : height;
+}
+
+/* How many milestones are at most t? */
+MIXPREC_HD int64_t mixpi_milestones_past(const mixp_schedule *s, int64_t t) {
+    int n = 0;
+    while (n < MIXP_MAX_MILESTONES && s->milestones[n] && s->milestones[n] <= t) n++;
+    return n;
+}
+
+/* The factor of lr of STEP, EXPONENTIAL and MULTI_STEP, t steps after the warm-up. */
 MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
-    const double factor =
-        mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t);
+    int64_t n = s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t;
+    double factor;
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP) n = mixpi_milestones_past(s, t);
+    factor = mixpi_power(s->gamma, n);
     return factor > s->min_factor ? factor : s->min_factor;
 }
 
-/* The learning rate after `applied` steps. */
-MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
-    int64_t begin = s->warmup;
-    double done, shape;
-    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE) return lr * mixpi_one_cycle(s, applied);
-    if (applied < s->warmup)
-        return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
-    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
-    if (s->kind == MIXP_SCHEDULE_STEP || s->kind == MIXP_SCHEDULE_EXPONENTIAL)
-        return lr * mixpi_schedule_power(s, applied - s->warmup);
+/* Between lr, at height 1, and min_factor * lr. */
+MIXPREC_HD double mixpi_schedule_at(const mixp_schedule *s, double lr, double height)
+{ return lr * mixpi_fma(height, 1.0 - s->min_factor, s->min_factor); }
+
+/* The rate of a warm-up. */
+MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t applied) {
+    const double done = (double)applied / (double)s->warmup;
+    if (s->start_factor > 0.0) return lr * mixpi_fma(done, 1.0 - s->start_factor, s->start_factor);
+    return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
+}
+
+/* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
+    const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;
+    double done, height;
     if (applied >= s->total) return lr * s->min_factor;
-    if (s->kind == MIXP_SCHEDULE_WSD) begin = s->total - s->decay;
     if (applied < begin) return lr;
     done = (double)(applied - begin) / (double)(s->total - begin);
-    shape = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
-    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
+    height = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL) height = mixpi_real_power(height, s->power);
+    return mixpi_schedule_at(s, lr, height);
+}
+
+/* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
+ * host only. */
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    const int64_t t = applied - s->warmup;
+    switch (s->kind) {
+    case MIXP_SCHEDULE_ONE_CYCLE: return lr * mixpi_one_cycle(s, applied);
+#if !defined(__CUDA_ARCH__)
+    case MIXP_SCHEDULE_FUNCTION: return lr * s->factor(s->user, applied);
+#endif
+    default: break;
+    }
+    if (t < 0) return mixpi_warm_up(s, lr, applied);
+    switch (s->kind) {
+    case MIXP_SCHEDULE_CONSTANT: return lr;
+    case MIXP_SCHEDULE_STEP:
+    case MIXP_SCHEDULE_EXPONENTIAL:
+    case MIXP_SCHEDULE_MULTI_STEP: return lr * mixpi_schedule_power(s, t);
+    case MIXP_SCHEDULE_WAVE: return mixpi_schedule_at(s, lr, mixpi_wave(s, t));
+    case MIXP_SCHEDULE_RESTARTS: return mixpi_schedule_at(s, lr, mixpi_restarts(s, t));
+    case MIXP_SCHEDULE_CYCLIC:
+    case MIXP_SCHEDULE_CYCLIC_EXP: return mixpi_schedule_at(s, lr, mixpi_cyclic(s, t));
+    default: return mixpi_schedule_fall(s, lr, applied);
+    }
+}
+
+/* The learning rate of a step of the plan. A function's factors are in the plan. */
+MIXPREC_HD double mixpi_plan_lr(const mixp_step_plan *plan, double lr, int64_t applied) {
+    const int64_t at = applied - plan->factors_from;
+    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION)
+        return mixp_schedule_lr(&plan->schedule, lr, applied);
+    return lr * plan->factors[at < 0 ? 0 : at < MIXPI_FACTORS ? at : MIXPI_FACTORS - 1];
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
@@ -578,6 +719,48 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
+/* The product of NAdam's momentums of the steps 1 to t. *last: momentum of step t; *next: of step
+ * t + 1. A product below 2^-60 no longer counts beside 1. */
+MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, double *last,
+                                      double *next) {
+    const double each = MIXPI_LIBM(pow)(0.96, g->momentum_decay);
+    double power = each, product = 1.0;
+    int64_t i;
+    for (i = 0; i < t && product > 8.7e-19; i++, power *= each)
+        product *= g->beta1 * (1.0 - 0.5 * power);
+    *last = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, (double)t * g->momentum_decay));
+    *next = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, ((double)t + 1.0) * g->momentum_decay));
+    return product;
+}
+
+/* NAdam's scalars: the numerator is scale_g g + scale_m m, the denominator Adam's. */
+MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t t,
+                                   mixp_step_scalars *u) {
+    double last, next;
+    const double product = mixpi_nadam_product(g, t > 1 ? t : 1, &last, &next);
+    mixpi_update_adam(g, lr, t, u);
+    u->rate = (float)lr;
+    u->scale_g = (float)((1.0 - last) / (1.0 - product));
+    u->scale_m = (float)(next / mixpi_fma(-product, next, 1.0));
+}
+
+/* RAdam's scalars, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate
+ * and Beyond", 2020). While v has too few values, the denominator is 1. */
+MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr, int64_t t,
+                                   mixp_step_scalars *u) {
+    const double n = (double)(t > 1 ? t : 1), power = MIXPI_LIBM(pow)(g->beta2, n);
+    const double most = 2.0 / (1.0 - g->beta2) - 1.0;
+    const double length = most - 2.0 * n * power / (1.0 - power);
+    double rest;
+    mixpi_update_adam(g, lr, t, u);
+    u->scale_v = length > 5.0 ? 1.0f : 0.0f;
+    if (length <= 5.0) u->eps = 1.0f;
+    if (length <= 5.0) return;
+    rest = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
+    u->rate = (float)(lr / (1.0 - MIXPI_LIBM(pow)(g->beta1, n)) *
+                      MIXPI_LIBM(sqrt)(rest * (1.0 - power)));
+}
+
 /* The scalars of RMSprop, Lion and Muon, which have no bias correction: all come from the group. */
 MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
@@ -589,15 +772,48 @@ MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_gr
     u->scale_v = 1.0f;
 }
 
-/* Is the weight decay decoupled? If not, it is added to the gradient. */
-MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
-{ return kind == MIXP_OPTIMIZER_ADAMW || kind >= MIXP_OPTIMIZER_LION; }
+/* Adagrad's scalars, for RMSprop's update: v is a sum, and the rate falls with the steps. */
+MIXPREC_HD void mixpi_update_adagrad(const mixp_param_group *g, double lr, int64_t t,
+                                     mixp_step_scalars *u) {
+    const double slower = mixpi_fma((double)t - 1.0, g->lr_decay, 1.0);
+    mixpi_update_plain(MIXP_OPTIMIZER_ADAGRAD, g, lr / slower, u);
+    u->beta2 = 1.0f;
+    u->rest2 = 1.0f;
+}
 
-MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
+/* Is the weight decay decoupled? If not, it is added to the gradient. */
+MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
+    return plan->decoupled || plan->kind == MIXP_OPTIMIZER_ADAMW ||
+           plan->kind >= MIXP_OPTIMIZER_LION;
+}
+
+/* Is one element updated by mixp_adam_element? */
+MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
+{ return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
+
+MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_group *g,
                                    double lr, mixp_step_scalars *u) {
-    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
+    int decoupled = mixpi_is_decoupled(plan), apex = u->order == MIXP_ADAM_ORDER_APEX;
     u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+}
+
+/* The scalars that one kind has. */
+MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group *g, double lr,
+                                int64_t t, mixp_step_scalars *u) {
+    switch (kind) {
+    case MIXP_OPTIMIZER_ADAM:
+    case MIXP_OPTIMIZER_ADAMW: mixpi_update_adam(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_SGD: mixpi_update_sgd(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_ADAGRAD: mixpi_update_adagrad(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_ADAMAX: /* its v needs no correction */
+        mixpi_update_adam(g, lr, t, u);
+        u->scale_v = 1.0f;
+        break;
+    case MIXP_OPTIMIZER_NADAM: mixpi_update_nadam(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_RADAM: mixpi_update_radam(g, lr, t, u); break;
+    default: mixpi_update_plain(kind, g, lr, u); break;
+    }
 }
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
@@ -605,19 +821,18 @@ MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
     const mixp_param_group *g = &plan->groups[group];
-    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
+    double lr = mixpi_plan_lr(plan, g->lr, state->applied - 1);
     u->order = plan->order;
     u->nesterov = g->nesterov;
     u->cautious = plan->cautious;
-    u->factor = (float)state->factor;
+    u->factor = (float)(plan->maximize ? -state->factor : state->factor);
     u->momentum = (float)g->momentum;
     u->beta2 = (float)g->beta2;
     u->rest2 = (float)(1.0 - g->beta2);
     u->eps = (float)g->eps;
-    mixpi_update_decay(plan->kind, g, lr, u);
-    if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
-    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(plan->kind, g, lr, u);
-    else mixpi_update_adam(g, lr, t, u);
+    u->scale_g = 0.0f;
+    mixpi_update_decay(plan, g, lr, u);
+    mixpi_update_of(plan->kind, g, lr, t, u);
 }
 
 /* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
@@ -765,7 +980,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
-    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
     s->steps++;
     if (s->skip) s->skipped++;
     else s->applied++;
@@ -839,7 +1054,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_HERE] = 1.0;
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
-    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
     row[MIXP_AGREE_BETA1] = plan->groups[0].beta1;
     row[MIXP_AGREE_BETA2] = plan->groups[0].beta2;
     row[MIXP_AGREE_EPS] = plan->groups[0].eps;
@@ -971,6 +1186,40 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     }
 }
 
+/* One element of Adam or AdamW with amsgrad, in PyTorch's order. third: the largest v so far. */
+MIXPREC_HD void mixp_amsgrad_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                     float *v, float *third) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    *third = *third > *v ? *third : *v;
+    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*third), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
+}
+
+/* One element of NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). */
+MIXPREC_HD void mixp_nadam_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                   float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g) /
+            mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-u->decay, *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
+}
+
+/* One element of Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient|. */
+MIXPREC_HD void mixp_adamax_element(const mixp_step_scalars *u, float grad, float *p, float *m,
+                                    float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
+    float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = held > now ? held : now;
+    *p = mixpi_fmaf(-u->rate, *m / *v, *p);
+}
+
 /* One element of SGD. m: NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
@@ -988,6 +1237,26 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
     float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     step = g / (MIXPI_LIBM(sqrtf)(*v) + u->eps);
+    if (m) {
+        step = mixpi_fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = mixpi_fmaf(-u->rate, step, *p);
+}
+
+/* a - b * b, rounded once, and at least 0. NaN stays. */
+MIXPREC_HD float mixpi_variance(float a, float b) {
+    const float left = mixpi_fmaf(-b, b, a);
+    return 0.0f > left ? 0.0f : left;
+}
+
+/* The same, centered. third: the mean gradient. */
+MIXPREC_HD void mixp_rmsprop_centered_element(const mixp_step_scalars *u, float grad, float *p,
+                                              float *m, float *v, float *third) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    *third = mixpi_fmaf(u->rest2, g - *third, *third);
+    step = g / (MIXPI_LIBM(sqrtf)(mixpi_variance(*v, *third)) + u->eps);
     if (m) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;

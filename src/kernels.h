@@ -872,6 +872,8 @@ typedef struct mixp_param_row {
     uint64_t   tensor;          /* part of the key of its random numbers                   */
     float      rate;            /* Muon: factor of the learning rate for the matrix's shape;
                                    averages: 1 - decay                                     */
+    float     *third;           /* amsgrad: the largest v so far; centered: the mean gradient; or
+                                   NULL                                                    */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad

@@ -64,7 +64,7 @@
  *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
+ *     10. optimizers   >>optimizers    AdamW, SGD, Muon and seven more, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *     13. watch        >>watch         falling back to f32, where a step went wrong, observers
@@ -148,8 +148,8 @@
  *     max, gather, squares of relu,
  *     comparisons, topk, prod, cumsum,
  *     scatter_add                            same            same             same
- *     unscale, clip, scaler, Adam, SGD,
- *     RMSprop, Lion                          same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, optimizers
+ *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close

@@ -17,15 +17,16 @@
  * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
-    mixp_moment_kind m, v;      /* first and second moment; v: Adam, AdamW and RMSprop only */
+    mixp_moment_kind m, v;      /* first and second moment; v: kinds that divide by one     */
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
 /* How the shape of a matrix scales Muon's rate. rows: outputs of a linear layer. */
 typedef enum mixp_muon_rate {
     MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
-    MIXP_MUON_RATE_MATCH_RMS_ADAMW  /* 0.2 sqrt(max(rows, cols)): use AdamW's rate and decay
+    MIXP_MUON_RATE_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(rows, cols)): use AdamW's rate and decay
                                        unchanged                                           */
+    MIXP_MUON_RATE_SPECTRAL_UNCLAMPED   /* sqrt(rows / cols)                               */
 } mixp_muon_rate;
 
 /* Settings that only Muon has. X <- a X + (b A + c A A) X with A = X X' is one iteration. */
@@ -42,10 +43,11 @@ typedef struct mixp_muon_settings {
 typedef struct mixp_optimizer_desc {
     mixp_optimizer_kind kind;
     double        lr;
-    double        beta1, beta2; /* Adam, AdamW, Lion. RMSprop has beta2: torch's alpha     */
-    double        eps;          /* Adam, AdamW, RMSprop: added outside the root, after bias
-                                   correction. Muon: a norm below eps is replaced by eps   */
-    double        weight_decay; /* AdamW, Lion, Muon: decoupled: lr * weight_decay * weight is
+    double        beta1, beta2; /* Adam, AdamW, Adamax, NAdam, RAdam, Lion. RMSprop has beta2:
+                                   torch's alpha                                           */
+    double        eps;          /* Muon: a norm below eps is replaced by eps. Adamax: added to
+                                   |gradient|. Others: added to the root, after bias correction */
+    double        weight_decay; /* AdamW, Lion, Muon, `decoupled`: lr * weight_decay * weight is
                                    subtracted. Others: added to the gradient               */
     double        momentum;     /* SGD, RMSprop, Muon                                      */
     double        dampening;    /* SGD                                                     */
@@ -61,6 +63,15 @@ typedef struct mixp_optimizer_desc {
     mixp_optimizer_states states;   /* all f32                                             */
     mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
     mixp_muon_settings muon;    /* Muon                                                    */
+    int           maximize;     /* 1: the step goes uphill: a reward in place of a loss    */
+    int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
+                                   more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
+    int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
+                                   gradient as one more state, in f32; states.v must be f32 */
+    int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */
+    double        lr_decay;     /* Adagrad: step t has the rate lr / (1 + (t - 1) lr_decay) */
+    double        initial_sum;  /* Adagrad: where the sums of squares start                */
+    double        momentum_decay;   /* NAdam                                               */
 } mixp_optimizer_desc;
 
 /* The defaults of each kind. Fields that a comment does not name are 0.
@@ -71,8 +82,18 @@ MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
 MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
 /* SGD: lr 1e-3. */
 MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
-/* torch.optim.RMSprop without its `centered`: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. */
+/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. Centered, the variance is at least 0:
+ * PyTorch takes the root of a negative one, which rounding can make, and the weight becomes NaN. */
 MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
+/* torch.optim.Adagrad: lr 1e-2, eps 1e-10, which must stay above 0. Its sum of squares is v. */
+MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void);
+/* torch.optim.Adamax: Adam's, with lr 2e-3. Its decaying maximum is v. */
+MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void);
+/* torch.optim.NAdam: Adam's, with lr 2e-3 and momentum_decay 4e-3. The product of its momentums
+ * follows from the current beta1 and momentum_decay, and from the parameter's steps. */
+MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void);
+/* torch.optim.RAdam: Adam's. */
+MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void);
 /* Lion, with its authors' defaults: lr 1e-4, betas 0.9 and 0.99. Use a third to a tenth of AdamW's
  * rate, and increase the weight decay by the same factor. */
 MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
@@ -195,13 +216,15 @@ typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* first moment, or momentum                               */
     MIXP_STATE_V,               /* second moment                                           */
     MIXP_STATE_MASTER,          /* master weight                                           */
-    MIXP_STATE_EMA              /* average of the weight: see mixp_optimizer_set_ema       */
+    MIXP_STATE_EMA,             /* average of the weight: see mixp_optimizer_set_ema       */
+    MIXP_STATE_THIRD            /* amsgrad: the largest v so far; centered: the mean gradient */
 } mixp_state_kind;
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device. */
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device. The rate
+ * of MIXP_SCHEDULE_FUNCTION calls the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 

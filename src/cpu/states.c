@@ -329,7 +329,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
     const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     mixpi_small_copy copy;
     int i;
-    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
     if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
@@ -447,7 +447,7 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const int bf16 = m == MIXP_BF16 && v == MIXP_BF16;
     const int bytes = m == MIXP_F8_E4M3 && v == MIXP_U8;
     int i;
-    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (!mixpi_is_adam(kind) || s->row->third) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
     s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
@@ -460,9 +460,12 @@ MIXPI_V void MIXPI_P(stretch_update)(mixpi_stretch *s, mixp_optimizer_kind kind,
     const int n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
     if (kind == MIXP_OPTIMIZER_EMA) MIXPI_P(ema_block)(s->row->rate, g, p, n);
+    else if (kind == MIXP_OPTIMIZER_NADAM || kind == MIXP_OPTIMIZER_ADAMAX || s->row->third)
+        MIXPI_P(later_block)(s, kind, u, g);
     else if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
     else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
-    else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
+    else if (kind == MIXP_OPTIMIZER_RMSPROP || kind == MIXP_OPTIMIZER_ADAGRAD)
+        MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
     else MIXPI_P(stretch_adam)(s, u, g);
 }

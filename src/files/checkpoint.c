@@ -115,12 +115,15 @@ static const char mixpi_kinds_key[] = "mixprec.optimizers";
 /* The kinds of the optimizers, each followed by ';': "Muon;AdamW;". The caller releases the text.
  * NULL after an error. */
 static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r) {
-    char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 16);
+    char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 32);
     char *to = text;
     if (!text) return NULL;
     *to = '\0';
-    for (int i = 0; i < what->n_optimizers; i++)
-        to += snprintf(to, 16, "%s;", mixpi_kind_of(what->optimizers[i]->plan.kind)->name);
+    for (int i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_plan *plan = &what->optimizers[i]->plan;
+        const char *form = plan->amsgrad ? " amsgrad" : plan->centered ? " centered" : "";
+        to += snprintf(to, 32, "%s%s;", mixpi_kind_of(plan->kind)->name, form);
+    }
     return text;
 }
 
@@ -592,6 +595,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         }
     for (int o = 0; o < what->n_optimizers; o++) {
         what->optimizers[o]->clipped = 0;
+        what->optimizers[o]->issued = -1;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
     if (what->scaler) mixpi_scaler_forget(what->scaler);

@@ -28,7 +28,9 @@ typedef enum mixpi_owner {
     MIXPI_OF_PREDICTION,
     MIXPI_OF_SPIKE,
     MIXPI_OF_WATCH,
-    MIXPI_OF_FORGIVEN           /* of a scaler under a guard */
+    MIXPI_OF_FORGIVEN,          /* of a scaler under a guard */
+    MIXPI_OF_ADAGRAD,           /* of a group of that kind */
+    MIXPI_OF_NADAM
 } mixpi_owner;
 
 /* A number that a checkpoint must hold. %d in its name: the optimizer, then its group. */
@@ -61,9 +63,10 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER, offsetof(mixp_step_state, of) }
+#define MIXPI_FIELD_OF_KIND(kind, member, dtype, must) \
+    { kind, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), dtype, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
-    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
-      dtype, must, 0 }
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_GROUP, member, dtype, must)
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_FORGIVEN(forgiven, MIXP_I32, MIXPI_COUNTER),
@@ -93,7 +96,9 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_GROUP(weight_decay, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(momentum, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(dampening, MIXP_F64, MIXPI_FINITE),
-    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG)
+    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG),
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_ADAGRAD, lr_decay, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_OF_KIND(MIXPI_OF_NADAM, momentum_decay, MIXP_F64, MIXPI_AT_LEAST_0)
 };
 
 #undef MIXPI_FIELD_CONTEXT
@@ -103,6 +108,7 @@ static const mixpi_field mixpi_fields[] = {
 #undef MIXPI_FIELD_PREDICTION
 #undef MIXPI_FIELD_SPIKE
 #undef MIXPI_FIELD_GROUP
+#undef MIXPI_FIELD_OF_KIND
 
 /* A tensor or a number that a checkpoint must hold, and its address. */
 typedef struct mixpi_state_item {
@@ -136,14 +142,18 @@ typedef struct mixpi_state {
                                    the program's own numbers                               */
 } mixpi_state;
 
+static int mixpi_is_of_group(mixpi_owner owner) {
+    return owner == MIXPI_OF_GROUP || owner == MIXPI_OF_ADAGRAD || owner == MIXPI_OF_NADAM;
+}
+
 static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.e.dtype = field->dtype;
     item.e.bytes = mixp_dtype_size(field->dtype);
     item.memory = (char *)base + field->offset;
-    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_GROUP &&
-                     field->owner != MIXPI_OF_WATCH;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT && field->owner != MIXPI_OF_WATCH &&
+                     !mixpi_is_of_group(field->owner);
     item.optional = field->owner == MIXPI_OF_PREDICTION || field->owner == MIXPI_OF_SPIKE ||
                     field->owner == MIXPI_OF_WATCH || field->owner == MIXPI_OF_FORGIVEN;
     item.must = field->must;
@@ -252,6 +262,10 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);
+    if (row->third)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->third),
+                        opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s",
+                        optimizer, p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
                         "optimizer.%d.ema.%s", optimizer, p->name);
@@ -287,9 +301,15 @@ static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t 
 
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
-    for (int g = 0; g < opt->plan.n_groups; g++)
-        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number,
-                               s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g);
+    for (int g = 0; g < opt->plan.n_groups; g++) {
+        const int there = s->groups ? s->groups[number * MIXP_MAX_GROUPS + g] : g;
+        mixp_param_group *group = &opt->plan.groups[g];
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, group, number, there);
+        if (opt->plan.kind == MIXP_OPTIMIZER_ADAGRAD)
+            mixpi_state_add_fields(s, MIXPI_OF_ADAGRAD, group, number, there);
+        if (opt->plan.kind == MIXP_OPTIMIZER_NADAM)
+            mixpi_state_add_fields(s, MIXPI_OF_NADAM, group, number, there);
+    }
     for (int64_t i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);

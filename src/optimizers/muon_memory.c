@@ -60,5 +60,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p, mix
     row->rate = (float)sqrt(rows > cols ? rows / cols : 1.0);
     if (opt->muon->settings.rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
         row->rate = (float)(0.2 * sqrt(larger));
+    if (opt->muon->settings.rate == MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
+        row->rate = (float)sqrt(rows / cols);
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }

@@ -14,10 +14,11 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     mixpi_held_at at = { row->master, NULL, row->master_dtype };
     if (what == MIXP_STATE_MASTER) return at;
     at.data = what == MIXP_STATE_M ? row->m : row->v;
+    if (what == MIXP_STATE_THIRD) at.data = row->third;
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
-    if (what != MIXP_STATE_EMA) return at;
-    at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    if (what < MIXP_STATE_EMA) return at;
+    if (what == MIXP_STATE_EMA) at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
     at.scale = NULL;
     at.dtype = MIXP_F32;
     return at;
@@ -72,7 +73,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = i;
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
-    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "kind is not a kind of state";
+    else if ((unsigned)what > MIXP_STATE_THIRD) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
     else if (!mixpi_is_own(opt, i))
         wrong = "the states are sharded, and this rank does not keep all of them: to read the "

@@ -179,21 +179,37 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mix
     row->m = mixpi_layout_take(lay, m, row->count, row->m_dtype);
     row->v = mixpi_layout_take(lay, v, row->count, row->v_dtype);
     row->master = mixpi_layout_take(lay, master, row->count, row->master_dtype);
+    row->third = (float *)mixpi_layout_take(lay, mixpi_has_third(&opt->plan), row->count, MIXP_F32);
     row->m_scale =
         (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->m_dtype), blocks, MIXP_F8_E8M0);
     row->v_scale =
         (uint8_t *)mixpi_layout_take(lay, mixpi_is_8bit(row->v_dtype), blocks, MIXP_F8_E8M0);
 }
 
+/* Starts the sums of an Adagrad row at the description's value. */
+static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
+    const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
+    const float root = sqrtf(opt->initial_sum);
+    const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
+    mixp_result r;
+    if (row->v_dtype != MIXP_U8)
+        return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
+    r = mixpi_fill_with(opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row),
+                        (double)scale);
+    if (r != MIXP_OK) return r;
+    return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
+}
+
 /* Allocates a zeroed block of device memory for a row: missed steps, moments, master weight. */
 static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     const size_t part = (size_t)row->count * sizeof(float);
     mixpi_layout lay = { NULL, 0 };
-    if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
+    if (part > ((size_t)-1 - 4096) / 5) return mixpi_out_of_memory(opt->ctx, part);
     mixpi_row_layout(opt, row, &lay);
     lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
+    if (opt->initial_sum > 0.0f && mixpi_sum_start(opt, row) != MIXP_OK) return MIXP_ERR_DEVICE;
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 

@@ -6,9 +6,12 @@
 enum {
     MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
     MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
-    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256,
+    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256, MIXPI_HAS_AMSGRAD = 512,
+    MIXPI_HAS_CENTERED = 1024, MIXPI_HAS_DECOUPLED = 2048, MIXPI_HAS_SUM = 4096,
+    MIXPI_HAS_MOMENTUM_DECAY = 8192,
     MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
-    MIXPI_HAS_ADAMS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS | MIXPI_HAS_ORDER
+    MIXPI_HAS_MOMENTS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS,
+    MIXPI_HAS_ADAMS = MIXPI_HAS_MOMENTS | MIXPI_HAS_ORDER | MIXPI_HAS_AMSGRAD
 };
 
 /* A kind of optimizer: its name, the fields that it has, and its defaults. */
@@ -27,8 +30,13 @@ static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
         { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
         { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
           0.0 },
-        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM, 1e-2, 0.0, 0.99, 1e-8,
-          0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_CENTERED,
+          1e-2, 0.0, 0.99, 1e-8, 0.0 },
+        { "Adagrad", MIXPI_HAS_EPS | MIXPI_HAS_SUM, 1e-2, 0.0, 0.0, 1e-10, 0.0 },
+        { "Adamax", MIXPI_HAS_MOMENTS, 2e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "NAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED | MIXPI_HAS_MOMENTUM_DECAY, 2e-3, 0.9,
+          0.999, 1e-8, 0.0 },
+        { "RAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
         { "Muon",
           MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
@@ -67,6 +75,21 @@ MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void) {
     return mixpi_defaults(MIXP_OPTIMIZER_LION);
 }
 
+MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAGRAD);
+}
+MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_ADAMAX);
+}
+MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void) {
+    mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_NADAM);
+    d.momentum_decay = 4e-3;
+    return d;
+}
+MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void) {
+    return mixpi_defaults(MIXP_OPTIMIZER_RADAM);
+}
+
 MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
     d.momentum = 0.95;
@@ -81,9 +104,9 @@ MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
 static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
 static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
 
-/* Do steps divide by a second moment? True for Adam's kinds and RMSprop. */
+/* Do steps divide by a second moment? */
 static int mixpi_has_v(mixp_optimizer_kind kind) {
-    return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
+    return kind != MIXP_OPTIMIZER_SGD && kind < MIXP_OPTIMIZER_LION;
 }
 
 /* Is m kept? SGD and RMSprop keep m only with momentum, which is then above 0 in all groups. */
@@ -91,12 +114,15 @@ static int mixpi_momentum_counts(mixp_optimizer_kind kind) {
     return kind == MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RMSPROP;
 }
 static int mixpi_has_m(const mixp_step_plan *plan) {
+    if (plan->kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
     return !mixpi_momentum_counts(plan->kind) || plan->groups[0].momentum > 0.0;
 }
+static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad || plan->centered; }
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    return mixpi_has_v(kind) && mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
+    return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
@@ -108,6 +134,12 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
     if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
+        return "Adagrad's eps must be above 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_at_least_0(g->lr_decay))
+        return "lr_decay must be finite and at least 0";
+    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_at_least_0(g->momentum_decay))
+        return "momentum_decay must be finite and at least 0";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -129,6 +161,8 @@ static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind, const mixp_pa
     const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
     mixp_param_group g = *group;
     g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;
+    if (kind != MIXP_OPTIMIZER_ADAGRAD) g.lr_decay = 0.0;
+    if (kind != MIXP_OPTIMIZER_NADAM) g.momentum_decay = 0.0;
     if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
     else g.dampening = 0.0;
     return g;
@@ -143,30 +177,94 @@ static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_mas
     return NULL;
 }
 
-/* Does the schedule end at step `total`? */
+/* Does the schedule have a step `total`? */
 static int mixpi_schedule_ends(const mixp_schedule *s) {
-    return s->kind != MIXP_SCHEDULE_CONSTANT && s->kind != MIXP_SCHEDULE_STEP &&
-           s->kind != MIXP_SCHEDULE_EXPONENTIAL;
+    switch (s->kind) {
+    case MIXP_SCHEDULE_LINEAR:
+    case MIXP_SCHEDULE_COSINE:
+    case MIXP_SCHEDULE_ONE_CYCLE:
+    case MIXP_SCHEDULE_WSD:
+    case MIXP_SCHEDULE_POLYNOMIAL:
+    case MIXP_SCHEDULE_WAVE: return 1;
+    default: return 0;
+    }
+}
+
+static int mixpi_is_cyclic(const mixp_schedule *s) {
+    return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
+}
+
+/* Returns what is wrong with gamma, every, decay and growth, or NULL. */
+static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
+    const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
+    const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
+    if (is_step || is_cyclic || s->kind == MIXP_SCHEDULE_RESTARTS) {
+        if (s->every < 1) return "schedule.every must be at least 1";
+        if (s->every > most) return "schedule.every must be at most 2^40";
+    }
+    if (is_power && !(s->gamma > 0.0 && s->gamma <= 1.0))
+        return "schedule.gamma must be above 0 and at most 1";
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_finite(s->gamma)))
+        return "schedule.gamma must be finite and above 0";
+    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
+        return "schedule.decay must lie in [1, total - warmup]";
+    if (is_cyclic && (s->decay < 0 || s->decay > most))
+        return "schedule.decay must lie in [0, 2^40]";
+    if (s->kind == MIXP_SCHEDULE_RESTARTS && s->growth < 0)
+        return "schedule.growth must be at least 1; 0 = 1";
+    return NULL;
+}
+
+/* Returns what is wrong with the milestones, or NULL. */
+static const char *mixpi_milestones_wrong(const mixp_schedule *s) {
+    int64_t before = 1;
+    int ended = 0;
+    if (s->kind != MIXP_SCHEDULE_MULTI_STEP) return NULL;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++) {
+        const int64_t at = s->milestones[i];
+        if (at && (ended || at < before)) return "schedule.milestones must rise, from 1 on";
+        if (at) before = at;
+        else ended = 1;
+    }
+    return NULL;
+}
+
+/* Returns what is wrong with the fields of ONE_CYCLE, or NULL. */
+static const char *mixpi_one_cycle_wrong(const mixp_schedule *s) {
+    const double rise = s->pct_start > 0.0 ? s->pct_start : (double)s->warmup / (double)s->total;
+    if (s->kind != MIXP_SCHEDULE_ONE_CYCLE) return NULL;
+    if (!(s->pct_start >= 0.0 && s->pct_start <= 1.0))
+        return "schedule.pct_start must lie in [0,1]";
+    if (s->pct_start > 0.0 && s->warmup)
+        return "schedule.pct_start and schedule.warmup contradict each other; set only one";
+    if (s->three_phase && rise > 0.5)
+        return "schedule.three_phase needs a rise of at most half of schedule.total";
+    return NULL;
 }
 
 /* Returns what is wrong with the fields that only some kinds read, or NULL. */
 static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
-    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    const char *wrong;
     if (mixpi_schedule_ends(s) && s->total <= s->warmup)
         return "schedule.total must be above schedule.warmup";
-    if (is_step && s->every < 1) return "schedule.every must be at least 1";
-    if ((is_step || s->kind == MIXP_SCHEDULE_EXPONENTIAL) && !(s->gamma > 0.0 && s->gamma <= 1.0))
-        return "schedule.gamma must be above 0 and at most 1";
-    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
-        return "schedule.decay must lie in [1, total - warmup]";
-    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE && !(s->start_factor >= 0.0 && s->start_factor <= 1.0))
+    wrong = mixpi_schedule_cycle_wrong(s);
+    if (!wrong) wrong = mixpi_milestones_wrong(s);
+    if (!wrong) wrong = mixpi_one_cycle_wrong(s);
+    if (wrong) return wrong;
+    if (!(s->start_factor >= 0.0 && s->start_factor <= 1.0))
         return "schedule.start_factor must lie in [0,1]";
-    return NULL;
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_at_least_0(s->power))
+        return "schedule.power must be finite and at least 0";
+    if (s->kind != MIXP_SCHEDULE_FUNCTION) return NULL;
+    if (!s->factor) return "schedule.factor is NULL";
+    return s->warmup ? "schedule.factor is the whole schedule: leave schedule.warmup 0" : NULL;
 }
 
 static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     const char *wrong;
-    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is not a mixp_schedule_kind";
+    if ((unsigned)s->kind > MIXP_SCHEDULE_FUNCTION)
+        return "schedule.kind is not a mixp_schedule_kind";
     if (s->warmup < 0) return "schedule.warmup is negative";
     wrong = mixpi_schedule_part_wrong(s);
     if (wrong) return wrong;
@@ -203,6 +301,13 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
     if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
     if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
     if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
+    if ((lacks & MIXPI_HAS_AMSGRAD) && d->amsgrad) return "amsgrad";
+    if ((lacks & MIXPI_HAS_CENTERED) && d->centered) return "centered";
+    if ((lacks & MIXPI_HAS_DECOUPLED) && d->decoupled) return "decoupled";
+    if ((lacks & MIXPI_HAS_SUM) && mixpi_is_set(d->lr_decay)) return "lr_decay";
+    if ((lacks & MIXPI_HAS_SUM) && mixpi_is_set(d->initial_sum)) return "initial_sum";
+    if ((lacks & MIXPI_HAS_MOMENTUM_DECAY) && mixpi_is_set(d->momentum_decay))
+        return "momentum_decay";
     return (lacks & MIXPI_HAS_MUON) && sets_muon ? "muon" : NULL;
 }
 
@@ -213,7 +318,7 @@ static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
         return "muon.a, muon.b and muon.c must be finite";
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
-    if ((unsigned)m->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+    if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
         return "muon.rate is not a mixp_muon_rate";
     return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
 }
@@ -230,6 +335,8 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
     g.momentum = d->momentum;
     g.dampening = d->dampening;
     g.nesterov = d->nesterov != 0;
+    g.lr_decay = d->lr_decay;
+    g.momentum_decay = d->momentum_decay;
     return g;
 }
 
@@ -252,6 +359,12 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
+    if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
+    if (d->centered && d->states.v != MIXP_MOMENT_F32)
+        wrong = "centered subtracts two moments, which must be f32: set states.v to "
+                "MIXP_MOMENT_F32";
+    if (!mixpi_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
+        wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }
 
@@ -305,6 +418,10 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     plan.groups[0] = mixpi_group_kept(d->kind, &group);
     plan.n_groups = 1;
     plan.cautious = d->cautious != 0;
+    plan.maximize = d->maximize != 0;
+    plan.amsgrad = d->amsgrad != 0;
+    plan.centered = d->centered != 0;
+    plan.decoupled = d->decoupled != 0;
     return plan;
 }
 
@@ -322,6 +439,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->states = d.states;
     opt->no_master = d.no_master;
     opt->zero_grad = d.zero_grad;
+    opt->initial_sum = (float)d.initial_sum;
+    opt->issued = -1;
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;

@@ -55,6 +55,9 @@ struct mixp_optimizer {
     mixp_step_plan   plan;
     mixp_optimizer_states states;
     int              no_master, zero_grad;
+    float            initial_sum;   /* Adagrad: where a sum starts                         */
+    int64_t          issued;    /* MIXP_SCHEDULE_FUNCTION: steps that the device was given; -1 = not
+                                   known                                                   */
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */

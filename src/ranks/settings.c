@@ -8,11 +8,11 @@
  * A step's table has a hash of them. Where the hashes differ, the ranks send the settings
  * themselves, to name the first that differs.
  */
-enum { MIXPI_GROUP_SETTINGS = 9 };
+enum { MIXPI_GROUP_SETTINGS = 11 };
 
 static const char *const mixpi_group_setting_names[] = {
     "lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "nesterov",
-    "f32_states"
+    "f32_states", "lr_decay", "momentum_decay"
 };
 
 static void mixpi_group_settings(const mixp_param_group *g, double *all) {
@@ -25,6 +25,8 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
     all[6] = g->dampening;
     all[7] = (double)g->nesterov;
     all[8] = (double)g->f32_states;
+    all[9] = g->lr_decay;
+    all[10] = g->momentum_decay;
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
@@ -34,7 +36,9 @@ static const char *const mixpi_setting_names[] = {
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
     "schedule.start_factor", "spike.of", "spike.window", "spike.max_in_a_row", "spike.z",
     "states.m", "states.v", "states.master", "max_norm of mixp_clip_grad_norm (-1: no call)",
-    "number of groups", "number of parameters", "muon.a", "muon.b", "muon.c",
+    "number of groups", "number of parameters", "maximize", "amsgrad", "centered", "decoupled",
+    "schedule.power", "schedule.growth", "a sum of schedule.milestones", "schedule.pct_start",
+    "schedule.linear", "schedule.three_phase", "muon.a", "muon.b", "muon.c",
     "muon.iterations", "muon.f32", "muon.rate", "recipe.history", "recipe.margin",
     "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
     "buffers", "groups of the parameters"
@@ -42,34 +46,52 @@ static const char *const mixpi_setting_names[] = {
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
+    MIXPI_PLAN_SETTINGS = 32,
     MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
 
+/* Differs between lists that differ in one milestone, or in the place of one. */
+static double mixpi_milestones_sum(const mixp_schedule *s) {
+    double sum = 0.0;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++) sum += (double)s->milestones[i] * (i + 1.0);
+    return sum;
+}
+
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[22] = { (double)p->kind,
-                             (double)p->order,
-                             p->max_norm,
-                             (double)p->cautious,
-                             (double)p->schedule.kind,
-                             (double)p->schedule.warmup,
-                             (double)p->schedule.total,
-                             p->schedule.min_factor,
-                             p->schedule.gamma,
-                             (double)p->schedule.every,
-                             (double)p->schedule.decay,
-                             p->schedule.start_factor,
-                             (double)p->spike.of,
-                             (double)p->spike.window,
-                             (double)p->spike.max_in_a_row,
-                             p->spike.z,
-                             (double)o->states.m,
-                             (double)o->states.v,
-                             (double)o->states.master,
-                             o->clipped ? o->clip_norm : -1.0,
-                             (double)p->n_groups,
-                             (double)o->count };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind,
+                                              (double)p->order,
+                                              p->max_norm,
+                                              (double)p->cautious,
+                                              (double)p->schedule.kind,
+                                              (double)p->schedule.warmup,
+                                              (double)p->schedule.total,
+                                              p->schedule.min_factor,
+                                              p->schedule.gamma,
+                                              (double)p->schedule.every,
+                                              (double)p->schedule.decay,
+                                              p->schedule.start_factor,
+                                              (double)p->spike.of,
+                                              (double)p->spike.window,
+                                              (double)p->spike.max_in_a_row,
+                                              p->spike.z,
+                                              (double)o->states.m,
+                                              (double)o->states.v,
+                                              (double)o->states.master,
+                                              o->clipped ? o->clip_norm : -1.0,
+                                              (double)p->n_groups,
+                                              (double)o->count,
+                                              (double)p->maximize,
+                                              (double)p->amsgrad,
+                                              (double)p->centered,
+                                              (double)p->decoupled,
+                                              p->schedule.power,
+                                              (double)p->schedule.growth,
+                                              mixpi_milestones_sum(&p->schedule),
+                                              p->schedule.pct_start,
+                                              (double)p->schedule.linear,
+                                              (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 
@@ -159,8 +181,8 @@ static double mixpi_groups_hash(const mixp_optimizer *o) {
 static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTINGS]) {
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
-    if (o->muon) mixpi_muon_settings(&o->muon->settings, all + 22);
-    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + 28);
+    if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
+    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -170,7 +192,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == 22 + 6 + 5 + 2);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 2);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }

@@ -28,6 +28,7 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
         if (memory) continue;
         row->missed = NULL;
         row->m = row->v = row->master = NULL;
+        row->third = NULL;
         row->m_scale = row->v_scale = NULL;
     }
 }
@@ -48,6 +49,7 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
     to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    if (item->memory == row->third) to = piece.third;
     if (!n) return MIXP_OK;
     return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
                         (size_t)n * sizeof(float));
@@ -74,7 +76,7 @@ static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, co
  * mixpi_row_layout. Rank 0, whose piece is never empty, contributes `missed`. */
 static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
     const mixp_param_row piece = mixpi_piece_row(opt, i);
-    const void *own[3];
+    const void *own[4];
     const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
     mixp_result r = MIXP_OK;
     size_t at = 64;
@@ -82,9 +84,10 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
+    own[3] = piece.third;
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
-    for (int k = 0; k < 3 && r == MIXP_OK; k++) {
+    for (int k = 0; k < 4 && r == MIXP_OK; k++) {
         if (!own[k]) continue;
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
                             (size_t)n * sizeof(float));

@@ -63,10 +63,42 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     }
 }
 
+/* Asks the program's schedule for the factors of the steps that the device may be at: the step that
+ * the host last saw, and those that it has issued since. */
+static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
+    mixp_step_plan *plan = &opt->plan;
+    mixp_step_state s;
+    mixp_result r;
+    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
+    if (opt->ctx->capture.active)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: a captured step cannot call schedule.factor: use another "
+                                 "schedule, or do not capture",
+                                 who);
+    r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    if (r == MIXP_OK && (opt->issued < s.steps || opt->issued - s.steps >= MIXPI_FACTORS)) {
+        r = mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+        opt->issued = s.steps;
+    }
+    if (r != MIXP_OK) return r;
+    plan->factors_from = s.applied;
+    for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
+        const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
+        if (!mixpi_at_least_0(factor))
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                     "%s: schedule.factor returned %g for step %.0f: return a "
+                                     "finite factor of at least 0",
+                                     who, factor, (double)(s.applied + i));
+        plan->factors[i] = factor;
+    }
+    return MIXP_OK;
+}
+
 /* All checks of a step, before anything is changed. */
-static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
+static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
     if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
+    if (r == MIXP_OK) r = mixpi_factors_ask(opt, who);
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
@@ -136,6 +168,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
+    opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
     opt->clipped = 0;
     opt->views_summed = 0;
@@ -266,6 +299,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
     mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_factors_ask(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
 

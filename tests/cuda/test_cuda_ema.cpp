@@ -1,6 +1,6 @@
 /* test_cuda_ema.cpp - averages of weights on the simulated GPU: the CPU's bits, without a wait; a
  * captured step averages, and is not replayed onto the averages; after a swap its forward pass reads
- * the weights again.
+ * the weights again. A program's own schedule: the CPU's rates, also where steps are skipped.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "companion.h"
@@ -29,8 +29,11 @@ static void set(mixp_tensor *t, uint64_t seed, double size, int bad) {
 }
 
 /* g NULL: the gradients are those of backward. */
+static double (*own_factor)(void *, int64_t);
 static Model model_on(const mixp_device *device, mixp_dtype dtype, double decay, bool views) {
     mixp_optimizer_desc d = mixp_adamw_defaults();
+    if (own_factor) d.schedule.kind = MIXP_SCHEDULE_FUNCTION;
+    d.schedule.factor = own_factor;
     mixp_context_desc desc;
     Model m;
     memset(&desc, 0, sizeof desc);
@@ -100,6 +103,39 @@ static void no_step_waits() {
     CHECK_INT(cudasim::count.resources, before.resources);
     cudasim::eager = false;
     mixp_context_free(m.ctx);
+}
+
+/* The device decides which steps count; the host asks for the factors of all steps it may be at, and waits
+ * only when it is 16 steps ahead. */
+static double inverse(void *, int64_t applied) { return 1.0 / (1.0 + (double)applied); }
+static void own_schedule() {
+    own_factor = inverse;
+    for (bool ahead : { false, true }) {
+        Model a = model_on(gpu(), MIXP_F32, 0.5, true), b = model_on(mixp_cpu(), MIXP_F32, 0.5, true);
+        set(a.g, 9, 65536.0, 0);
+        set(b.g, 9, 65536.0, 0);
+        for (int t = 0; t < 40; t++) {
+            if (!ahead) set(a.g, (uint64_t)t + 9, 65536.0, t % 5 == 3);
+            if (!ahead) set(b.g, (uint64_t)t + 9, 65536.0, t % 5 == 3);
+            step(a);
+            step(b);
+            if (!ahead) CHECK_NEAR(mixp_scaler_verdict(b.scaler).lr, 0.02 / (1.0 + t - (t + 1) / 5), 1e-12);
+        }
+        CHECK(weights(a) == weights(b));
+        CHECK_INT(mixp_optimizer_applied(a.opt), ahead ? 40 : 32);
+        mixp_context_free(a.ctx);
+        mixp_context_free(b.ctx);
+    }
+    Model m = model_on(gpu(), MIXP_F32, 0.5, true);
+    const char *why = "";
+    set(m.g, 1, 65536.0, 0);
+    step(m);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+    CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_ERR_ORDER);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "a captured step cannot call schedule.factor");
+    mixp_context_free(m.ctx);
+    own_factor = NULL;
 }
 
 /* The loss is the mean of x w' under autocast, which reads w's low copy; x is the batch. */
@@ -178,6 +214,7 @@ int main() {
     RUN(as_on_the_cpu);
     RUN(a_recorded_step_after_a_write);
     RUN(no_step_waits);
+    RUN(own_schedule);
     RUN(a_recorded_step);
     return test_report();
 }

@@ -330,11 +330,21 @@ static void prepare_body(void) {
     mixp_scaler_rule rule;
     CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     rule.growth_interval = 2;
-    for (int i = 0; i < 24; i++) {
-        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3), (mixp_adam_order)(i % 2));
+    for (int i = 0; i < 56; i++) {
+        mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % (MIXP_OPTIMIZER_MUON + 1)),
+                                   (mixp_adam_order)(i % 2));
         mixp_step_state s = step_state();
-        p.schedule.kind = (mixp_schedule_kind)(i % (MIXP_SCHEDULE_WSD + 1));
+        p.schedule.kind = (mixp_schedule_kind)(i % (MIXP_SCHEDULE_FUNCTION + 1));
         p.schedule.gamma = 0.97; p.schedule.every = 2; p.schedule.decay = 9;
+        p.schedule.power = 2.5; p.schedule.growth = 2; p.schedule.milestones[0] = 7;
+        p.schedule.three_phase = i % 3 == 1; p.schedule.linear = i % 5 == 1;
+        if (i % 28 == 5) p.schedule.pct_start = 0.21;
+        p.factors_from = i - i / 6 - 9;
+        for (int k = 0; k < MIXPI_FACTORS; k++) p.factors[k] = 1.0 / (k + 3);
+        p.maximize = i % 4 == 2; p.decoupled = i % 8 == 3;
+        for (int g = 0; g < 3; g++) {
+            p.groups[g].momentum_decay = 4e-3 * (g + 1); p.groups[g].lr_decay = 0.1 * g;
+        }
         p.max_norm = i % 4 ? 0.0 : 1.0;
         p.check = i % 5 != 4; p.unscaled = i % 6 == 5; p.gathered = i % 8 != 7;
         p.look_only = i == 10;

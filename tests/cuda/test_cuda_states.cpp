@@ -1,13 +1,13 @@
-/* test_cuda_states.cpp - compact optimizer states, RMSprop, Lion and cautious decay on the
- * simulated GPU: the CPU's bits, in every schedule and inside a captured step.
+/* test_cuda_states.cpp - compact optimizer states, the kinds beside Adam, their third state and cautious
+ * decay on the simulated GPU: the CPU's bits, in every schedule and inside a captured step.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
 
-enum { ROWS = 6, ARRAYS = 7 };
+enum { ROWS = 6, ARRAYS = 8 };
 
 struct Row {
-    Pair grad, weight, master, m, v, m_scale, v_scale;
+    Pair grad, weight, master, m, v, m_scale, v_scale, third;
     int  split;             /* the master lies beside the weight */
 };
 
@@ -36,12 +36,13 @@ static int64_t blocks_in(int64_t n) { return (n + MIXP_STATE_BLOCK - 1) / MIXP_S
 static void set_row(Set &s, int i, int gpu) {
     Row &r = s.row[i];
     mixp_param_row *to = &s.rows[gpu][i];
-    Pair *from[ARRAYS] = { &r.grad, &r.weight, &r.master, &r.m, &r.v, &r.m_scale, &r.v_scale };
+    Pair *from[ARRAYS] = { &r.grad, &r.weight, &r.master, &r.m, &r.v, &r.m_scale, &r.v_scale, &r.third };
     void *at[ARRAYS];
     for (int k = 0; k < ARRAYS; k++) at[k] = gpu ? from[k]->gpu : from[k]->cpu;
     to->grad = at[0]; to->weight = at[1]; to->master = at[2]; to->m = at[3]; to->v = at[4];
     to->m_scale = (uint8_t *)at[5];
     to->v_scale = (uint8_t *)at[6];
+    to->third = (float *)at[7];
     to->count = r.grad.n;
     to->grad_dtype = r.grad.dtype; to->weight_dtype = r.weight.dtype;
     to->master_dtype = r.master.dtype; to->m_dtype = r.m.dtype; to->v_dtype = r.v.dtype;
@@ -49,7 +50,7 @@ static void set_row(Set &s, int i, int gpu) {
     to->tensor = (uint64_t)i + 1;
 }
 
-static Set set_of(bool v) {
+static Set set_of(bool v, bool m = true, bool third = false) {
     Set s = {};
     s.rows[0] = (mixp_param_row *)calloc(ROWS, sizeof *s.rows[0]);
     s.rows[1] = (mixp_param_row *)gpu_device->allocate(&gpu_exec, ROWS * sizeof *s.rows[1]);
@@ -62,13 +63,15 @@ static Set set_of(bool v) {
         Row &r = s.row[i];
         r = Row{ numbers(MIXP_BF16, n, 3.0, 0),
                  numbers(shape.master == 3 ? MIXP_F32 : MIXP_BF16, n, 1.0, shape.off),
-                 nothing_pair(), moment(shape.m, MIXP_F8_E4M3, n, shape.off), nothing_pair(),
-                 nothing_pair(), nothing_pair(), shape.master };
+                 nothing_pair(), nothing_pair(), nothing_pair(), nothing_pair(), nothing_pair(),
+                 nothing_pair(), shape.master };
+        if (m) r.m = moment(shape.m, MIXP_F8_E4M3, n, shape.off);
+        if (third) r.third = codes(MIXP_F32, n, shape.off);
         if (shape.master < 3)
             r.master = codes(shape.master == 0 ? MIXP_F32 : shape.master == 1 ? MIXP_BF16
                                                                                : MIXP_U8, n, 0);
         if (v) r.v = moment(shape.v, MIXP_U8, n, 0);
-        if (shape.m == 2) r.m_scale = codes(MIXP_U8, blocks_in(n), 0);
+        if (m && shape.m == 2) r.m_scale = codes(MIXP_U8, blocks_in(n), 0);
         if (v && shape.v == 2) r.v_scale = codes(MIXP_U8, blocks_in(n), 0);
         for (int64_t k = 0; k < blocks_in(n); k++) {    /* any will do for codes of 0 */
             if (r.m_scale.base) set_code(r.m_scale, k, 1);
@@ -84,7 +87,7 @@ static void each_pair(Set &s, void (*what)(Pair &)) {
     WAIT();
     for (int i = 0; i < ROWS; i++) {
         Row &r = s.row[i];
-        Pair *all[ARRAYS] = { &r.grad, &r.weight, &r.master, &r.m, &r.v, &r.m_scale, &r.v_scale };
+        Pair *all[ARRAYS] = { &r.grad, &r.weight, &r.master, &r.m, &r.v, &r.m_scale, &r.v_scale, &r.third };
         for (int k = 0; k < ARRAYS; k++)
             if (all[k]->base) what(*all[k]);
     }
@@ -133,9 +136,15 @@ static void step(Set &s, const mixp_step_plan &plan) {
 }
 
 /* Four steps, the third with a NaN and an Inf that are applied, and one that is skipped. */
-static void train(mixp_optimizer_kind kind, int cautious, int apex) {
-    Set s = set_of(kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION);
+static void train(mixp_optimizer_kind kind, int cautious, int apex, int third = 0, double momentum = 0.9) {
+    Set s = set_of(kind != MIXP_OPTIMIZER_SGD && kind != MIXP_OPTIMIZER_LION,
+                   kind != MIXP_OPTIMIZER_ADAGRAD && momentum > 0, third);
     mixp_step_plan plan = plan_of(kind, cautious, apex);
+    plan.amsgrad = third && kind != MIXP_OPTIMIZER_RMSPROP;
+    plan.centered = third && kind == MIXP_OPTIMIZER_RMSPROP;
+    plan.groups[0].momentum = momentum;
+    plan.groups[0].momentum_decay = 4e-3;
+    plan.groups[0].lr_decay = 0.1;
     for (int i = 0; i < 5; i++) {
         gradients(s, i == 2);
         WAIT();
@@ -160,6 +169,21 @@ static void rmsprop_body(void) { train(MIXP_OPTIMIZER_RMSPROP, 0, 0); }
 static void rmsprop(void) { in_all_schedules(rmsprop_body); }
 static void lion_body(void) { train(MIXP_OPTIMIZER_LION, 1, 0); }
 static void lion(void) { in_all_schedules(lion_body); }
+static void nadam_body(void) { train(MIXP_OPTIMIZER_NADAM, 0, 0); }
+static void nadam(void) { in_all_schedules(nadam_body); }
+static void radam_body(void) { train(MIXP_OPTIMIZER_RADAM, 0, 0); }
+static void radam(void) { in_all_schedules(radam_body); }
+static void adamax_body(void) { train(MIXP_OPTIMIZER_ADAMAX, 0, 0); }
+static void adamax(void) { in_all_schedules(adamax_body); }
+static void adagrad_body(void) { train(MIXP_OPTIMIZER_ADAGRAD, 0, 0); }
+static void adagrad(void) { in_all_schedules(adagrad_body); }
+static void amsgrad_body(void) { train(MIXP_OPTIMIZER_ADAMW, 1, 0, 1); }
+static void amsgrad(void) { in_all_schedules(amsgrad_body); }
+static void centered_body(void) {
+    train(MIXP_OPTIMIZER_RMSPROP, 0, 0, 1);
+    train(MIXP_OPTIMIZER_RMSPROP, 0, 0, 1, 0.0);
+}
+static void centered(void) { in_all_schedules(centered_body); }
 
 /* A skipped step leaves every byte of every kind. */
 static std::vector<unsigned char> bytes_seen;
@@ -245,6 +269,12 @@ int main(void) {
     RUN(sgd);
     RUN(rmsprop);
     RUN(lion);
+    RUN(nadam);
+    RUN(radam);
+    RUN(adamax);
+    RUN(adagrad);
+    RUN(amsgrad);
+    RUN(centered);
     RUN(skipped);
     RUN(tallies);
     RUN(captured);

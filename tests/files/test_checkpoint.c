@@ -1608,17 +1608,22 @@ static void test_optimizers_in_another_order(void) {
 }
 
 /* Adam, AdamW and RMSprop have the same states, and so have SGD, Lion and Muon: a file loads into
- * its own kind only, and the error changes nothing and names both kinds. */
+ * its own kind and form only, and the error changes nothing and names both kinds. */
 static void test_kinds(void) {
-    static const char *const name[] = { "Adam", "AdamW", "SGD", "RMSprop", "Lion", "Muon" };
-    const mixp_optimizer_desc kind[] = { mixp_adam_defaults(), mixp_adamw_defaults(), mixp_sgd_defaults(),
-        mixp_rmsprop_defaults(), mixp_lion_defaults(), mixp_muon_defaults() };
+    enum { KINDS = 12 };
+    static const char *const name[KINDS] = { "Adam", "AdamW", "SGD", "RMSprop", "Lion", "Muon", "Adagrad",
+        "Adamax", "NAdam", "RAdam", "AdamW amsgrad", "RMSprop centered" };
+    mixp_optimizer_desc kind[KINDS] = { mixp_adam_defaults(), mixp_adamw_defaults(), mixp_sgd_defaults(),
+        mixp_rmsprop_defaults(), mixp_lion_defaults(), mixp_muon_defaults(), mixp_adagrad_defaults(),
+        mixp_adamax_defaults(), mixp_nadam_defaults(), mixp_radam_defaults(), mixp_adamw_defaults(),
+        mixp_rmsprop_defaults() };
     mixp_optimizer *saved[1], *loaded[1];
     char part[100];
     const char *why;
     int from, to;
-    for (from = 0; from < 6; from++)
-        for (to = 0; to < 6; to++) {
+    kind[10].amsgrad = kind[11].centered = 1;
+    for (from = 0; from < KINDS; from++)
+        for (to = 0; to < KINDS; to++) {
             mixp_checkpoint file = one_weight(kind[from], saved), here = one_weight(kind[to], loaded);
             unsigned char *before;
             size_t n;

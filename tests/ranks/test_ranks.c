@@ -51,6 +51,8 @@ enum { PATIENCE = 120, HANGS = 300 };
 /* --- a model ------------------------------------------------------------------------------ */
 
 /* How a run is to be. */
+enum { FORM_ADAMW, FORM_AMSGRAD, FORM_ADAGRAD, FORM_CENTERED };
+
 typedef struct plan {
     int             steps, walks;       /* walks: of each rank in a step */
     mixp_dtype      dtype;              /* of the parameters */
@@ -72,6 +74,7 @@ typedef struct plan {
     int             cut_at;             /* the hooks' call that fails on rank 1, from 1; 0 = none */
     int             cut_kills;          /* 1: it kills rank 1 */
     int             muon;               /* 1: it has the matrices, AdamW the rest */
+    int             form;               /* FORM_...; 0: AdamW */
     int             guard;              /* one step in so many is sampled; 0 = no guard */
     int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
     int             guard_backward;     /* 1: what is planted is in a gradient all the same */
@@ -130,6 +133,17 @@ static plan plan_of(int steps) {
     return p;
 }
 
+/* An optimizer with other states than AdamW's, or with another first one. */
+static mixp_optimizer *form_of(mixp_context *ctx, int form, const mixp_optimizer_desc *adamw) {
+    mixp_optimizer_desc d = form == FORM_ADAGRAD ? mixp_adagrad_defaults()
+                          : form == FORM_CENTERED ? mixp_rmsprop_defaults() : *adamw;
+    d.max_norm = adamw->max_norm;
+    if (form == FORM_AMSGRAD) d.amsgrad = 1;
+    if (form == FORM_ADAGRAD) d.initial_sum = 0.1;
+    if (form == FORM_CENTERED) d.centered = 1;
+    return mixp_optimizer_new(ctx, &d);
+}
+
 static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, int odd) {
     static const char *const names[PARAMS] = {"embedding", "up", "up.bias", "gain", "shift", "down"};
     const int64_t shapes[PARAMS][2] = {{VOCAB, WIDTH}, {2 * WIDTH, WIDTH}, {2 * WIDTH, 0},
@@ -151,6 +165,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     adamw.spike.of = p->spikes ? MIXP_SPIKE_LOSS : MIXP_SPIKE_OFF;
     m->ctx = mixp_context_new(&d);
     m->opt = mixp_optimizer_new(m->ctx, &adamw);
+    if (p->form) m->opt = form_of(m->ctx, p->form, &adamw);
     if (p->muon) m->muon = new_muon(m->ctx);
     m->scaler = mixp_scaler_new(m->ctx, &s);
     m->recomputes = p->recomputes;
@@ -862,6 +877,17 @@ static void sharded_muon(void) {
     check_bits(p, 2);
 }
 
+/* A third state, and sums that begin above 0, in pieces and whole. */
+static void sharded_forms(void) {
+    plan p = plan_of(STEPS);
+    p.shard = 1;
+    p.bucket = 320;
+    for (p.form = FORM_AMSGRAD; p.form <= FORM_CENTERED; p.form++) {
+        p.dtype = p.form == FORM_AMSGRAD ? MIXP_BF16 : MIXP_F32;
+        check_bits(p, 3);
+    }
+}
+
 static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
     FILE *f = fopen(path, "rb");
     size_t n = f ? fread(to, 1, most, f) : 0;
@@ -870,7 +896,7 @@ static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
 }
 
 /* The file is that of ranks that share everything, and loads on another number of them. */
-static void sharded_checkpoints_of(int muon, int ema) {
+static void sharded_checkpoints_of(int muon, int ema, int form) {
     static unsigned char a[1 << 17], b[1 << 17];
     char path[3][64];
     plan p = plan_of(3);
@@ -883,6 +909,7 @@ static void sharded_checkpoints_of(int muon, int ema) {
     }
     p.muon = muon;
     p.ema = ema;
+    p.form = form;
     p.dtype = MIXP_BF16;
     p.bucket = 320;
     p.checkpoint = path[0];
@@ -914,10 +941,12 @@ static void sharded_checkpoints_of(int muon, int ema) {
     for (i = 0; i < 3; i++) remove(path[i]);
 }
 static void sharded_checkpoints(void) {
-    sharded_checkpoints_of(0, 0);
-    sharded_checkpoints_of(1, 0);
-    sharded_checkpoints_of(0, 1);
-    sharded_checkpoints_of(1, 1);
+    sharded_checkpoints_of(0, 0, 0);
+    sharded_checkpoints_of(1, 0, 0);
+    sharded_checkpoints_of(0, 1, 0);
+    sharded_checkpoints_of(1, 1, 0);
+    sharded_checkpoints_of(0, 0, FORM_AMSGRAD);
+    sharded_checkpoints_of(0, 1, FORM_CENTERED);
 }
 
 /* --- scattered sums ---------------------------------------------------------------------------- */
@@ -2138,6 +2167,7 @@ int main(void) {
     RUN(sharded_evenly);
     RUN(sharded_load_memory);
     RUN(sharded_muon);
+    RUN(sharded_forms);
     RUN(sharded_checkpoints);
     RUN(scattered);
     RUN(scattered_and_clipped);

@@ -15,7 +15,9 @@ CASES = [
     ("default", 1e-2, 0.95, 0.1, True, "original"),
     ("match_rms", 1e-2, 0.9, 0.1, True, "match_rms_adamw"),
     ("plain", 1e-2, 0.3, 0.0, False, "original"),
+    ("spectral", 1e-2, 0.95, 0.1, True, "spectral_unclamped"),
 ]
+RATES = ["original", "match_rms_adamw", "spectral_unclamped"]     # of mixp_muon_rate
 # lr, alpha, eps, weight_decay, momentum
 RMS_CASES = [(1e-2, 0.99, 1e-8, 0.0, 0.0), (1e-2, 0.9, 1e-3, 0.1, 0.9)]
 
@@ -66,11 +68,11 @@ print(f"#define RMS_CASES {len(RMS_CASES)}\n")
 print("static const int muon_shapes[MUON_SHAPES][2] = {")
 print(",\n".join("    { %d, %d }" % s for s in SHAPES) + "\n};\n")
 print("typedef struct muon_case {\n    const char *name;\n    double lr, momentum, decay;\n"
-      "    int nesterov, match_rms;\n} muon_case;")
+      "    int nesterov, rate;\n} muon_case;")
 print("static const muon_case muon_cases[MUON_CASES] = {")
 for name, lr, momentum, decay, nesterov, adjust in CASES:
     print(f'    {{ "{name}", {number(lr)}, {number(momentum)}, {number(decay)}, {int(nesterov)}, '
-          f'{int(adjust == "match_rms_adamw")} }},')
+          f'{RATES.index(adjust)} }},')
 print("};")
 array("double", "muon_bf16", np.concatenate([muon(c) for c in CASES]))
 torch.optim._muon._zeropower_via_newtonschulz = in_float32

@@ -43,7 +43,7 @@ static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out)
     d.momentum = c->momentum;
     d.weight_decay = c->decay;
     d.nesterov = c->nesterov;
-    d.muon.rate = c->match_rms ? MIXP_MUON_RATE_MATCH_RMS_ADAMW : MIXP_MUON_RATE_ORIGINAL;
+    d.muon.rate = (mixp_muon_rate)c->rate;
     d.muon.f32 = f32;
     opt = mixp_optimizer_new(ctx, &d);
     for (k = 0; k < MUON_SHAPES; k++) {
@@ -390,7 +390,7 @@ static void test_errors(void) {
     d.muon.b = HUGE_VAL;
     refused(&d, "muon.a, muon.b and muon.c must be finite");
     d = mixp_muon_defaults();
-    d.muon.rate = (mixp_muon_rate)2;
+    d.muon.rate = (mixp_muon_rate)3;
     refused(&d, "muon.rate is not a mixp_muon_rate");
     d = mixp_muon_defaults();
     d.momentum = -0.5;

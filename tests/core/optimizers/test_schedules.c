@@ -1,11 +1,12 @@
 /* test_schedules.c - learning-rate schedules against PyTorch's formulas, written as its
- * documentation gives them: step by step, or in closed form with libm's cos; then through an
- * optimizer, whose skipped steps do not count; borders, errors.
+ * documentation gives them: step by step, or in closed form with libm's cos; against PyTorch's own
+ * rates; then through an optimizer, whose skipped steps do not count; borders, errors.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"
 #include "test.h"
 #include "numbers.h"
+#include "reference/schedules.h"
 
 static const double PI = 3.14159265358979323846;
 
@@ -129,6 +130,76 @@ static void test_wsd(void) {
         CHECK(near(mixp_schedule_lr(&s, 0.7, t), 0.7 * (1.0 - 0.9 * (t - 5) / 55.0), 1e-14));
 }
 
+/* --- against PyTorch's rates ------------------------------------------------------------------ */
+
+/* schedule_cases.py has the same function; user: counts the calls. */
+static double own_factor(void *user, int64_t applied) {
+    if (user) ++*(int *)user;
+    return 1.0 / (1.0 + 0.05 * (double)applied);
+}
+
+static mixp_schedule schedule_in(const schedule_case *c) {
+    mixp_schedule s = schedule_of(c->kind);
+    int i;
+    s.warmup = c->warmup;
+    s.total = c->total;
+    s.every = c->every;
+    s.decay = c->decay;
+    s.growth = c->growth;
+    s.linear = c->linear;
+    s.three_phase = c->three_phase;
+    for (i = 0; i < 4; i++) s.milestones[i] = c->milestones[i];
+    s.min_factor = c->min_factor;
+    s.gamma = c->gamma;
+    s.start_factor = c->start_factor;
+    s.power = c->power;
+    s.pct_start = c->pct_start;
+    if (c->kind == MIXP_SCHEDULE_FUNCTION) s.factor = own_factor;
+    return s;
+}
+
+static void test_recorded(void) {
+    const double *want = schedule_rates;
+    int c, i;
+    for (c = 0; c < SCHEDULE_CASES; c++) {
+        const mixp_schedule s = schedule_in(&schedule_cases[c]);
+        double most = 0.0;
+        for (i = 0; i < SCHEDULE_SHOWN; i++, want++) {
+            const double lr = schedule_lr * schedule_cases[c].base;
+            const double away = fabs(mixp_schedule_lr(&s, lr, schedule_shown[i]) - *want);
+            if (!(away <= most)) most = away;
+        }
+        if (!(most <= 1e-12 * schedule_lr)) {
+            test_bad++;
+            TEST_SHOW("%s: %.3g away from PyTorch's", schedule_cases[c].name, most);
+        }
+    }
+}
+
+/* Far away: rates stay in range, and steps are found without a loop over all of them. */
+static void test_far_steps(void) {
+    mixp_schedule s = schedule_of(MIXP_SCHEDULE_RESTARTS);
+    s.every = 3;
+    s.growth = 2;
+    s.min_factor = 0.5;
+    CHECK(mixp_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5 && mixp_schedule_lr(&s, 1.0, INT64_MAX) <= 1.0);
+    s.growth = INT64_MAX;
+    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 3), 1.0, 0);
+    CHECK(mixp_schedule_lr(&s, 1.0, INT64_MAX) >= 0.5);
+    s = schedule_of(MIXP_SCHEDULE_CYCLIC);
+    s.every = 5;
+    s.gamma = 0.5;
+    s.min_factor = 0.25;
+    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, INT64_MAX), 0.25, 1e-15);
+    s = schedule_of(MIXP_SCHEDULE_POLYNOMIAL);
+    s.total = 10;
+    s.power = 1e300;
+    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 0), 1.0, 0);
+    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 1), 0.0, 0);
+    s.power = 0.0;
+    CHECK_NEAR(mixp_schedule_lr(&s, 1.0, 9), 1.0, 0);
+}
+
 /* --- in an optimizer -------------------------------------------------------------------------- */
 
 static mixp_schedule each_of(mixp_schedule_kind kind) {
@@ -139,6 +210,11 @@ static mixp_schedule each_of(mixp_schedule_kind kind) {
     s.gamma = 0.5;
     s.every = 3;
     s.decay = 6;
+    s.power = 1.5;
+    s.milestones[0] = 7;
+    s.milestones[1] = 9;
+    s.factor = own_factor;
+    if (kind == MIXP_SCHEDULE_FUNCTION) s.warmup = 0;
     return s;
 }
 
@@ -173,7 +249,46 @@ static void run_of(mixp_schedule_kind kind) {
 
 static void test_in_an_optimizer(void) {
     int kind;
-    for (kind = 0; kind <= MIXP_SCHEDULE_WSD; kind++) run_of((mixp_schedule_kind)kind);
+    for (kind = 0; kind <= MIXP_SCHEDULE_FUNCTION; kind++) run_of((mixp_schedule_kind)kind);
+}
+
+static double bad_factor(void *user, int64_t applied) {
+    (void)user;
+    return applied == 2 ? (double)bits_f32(0x7FC00000u) : applied == 3 ? -1.0 : 1.0;
+}
+
+/* A step asks once, with the number of applied steps. A factor out of range fails the step, which
+ * then changes nothing. */
+static void test_function(void) {
+    static const int64_t one = 1;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer_desc d = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    const char *why = "";
+    float w = 0.0f, g = 1.0f;
+    int calls = 0, t;
+    d.lr = 0.5;
+    d.schedule = schedule_of(MIXP_SCHEDULE_FUNCTION);
+    d.schedule.factor = own_factor;
+    d.schedule.user = &calls;
+    opt = mixp_optimizer_new(ctx, &d);
+    CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &one, &w),
+                                 mixp_view(ctx, "g", MIXP_F32, 1, &one, &g)), MIXP_OK);
+    for (t = 0; t < 4; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(calls, 4);
+    CHECK_NEAR(w, -0.5 * (1.0 + 1.0 / 1.05 + 1.0 / 1.1 + 1.0 / 1.15), 1e-6);
+    d.schedule.factor = bad_factor;
+    opt = mixp_optimizer_new(ctx, &d);
+    CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "v", MIXP_F32, 1, &one, &w),
+                                 mixp_view(ctx, "h", MIXP_F32, 1, &one, &g)), MIXP_OK);
+    for (t = 0; t < 2; t++) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    w = 7.0f;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "schedule.factor returned nan for step 2");
+    CHECK_NEAR(w, 7.0, 0);
+    CHECK_INT(mixp_optimizer_applied(opt), 2);
+    mixp_context_free(ctx);
 }
 
 static void refused(mixp_schedule s, const char *part) {
@@ -189,7 +304,7 @@ static void refused(mixp_schedule s, const char *part) {
 
 static void test_refused(void) {
     const double nan = (double)bits_f32(0x7FC00000u);
-    mixp_schedule s = each_of((mixp_schedule_kind)(MIXP_SCHEDULE_WSD + 1));
+    mixp_schedule s = each_of((mixp_schedule_kind)(MIXP_SCHEDULE_FUNCTION + 1));
     refused(s, "schedule.kind");
     s = each_of(MIXP_SCHEDULE_STEP), s.every = 0, refused(s, "schedule.every");
     s = each_of(MIXP_SCHEDULE_STEP), s.gamma = 0.0, refused(s, "schedule.gamma");
@@ -201,6 +316,25 @@ static void test_refused(void) {
     s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.total = 4, refused(s, "schedule.total");
     s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.start_factor = 1.5, refused(s, "schedule.start_factor");
     s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.start_factor = nan, refused(s, "schedule.start_factor");
+    s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.pct_start = 0.3, refused(s, "set only one");
+    s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.pct_start = nan, refused(s, "schedule.pct_start");
+    s = each_of(MIXP_SCHEDULE_ONE_CYCLE), s.warmup = 11, s.three_phase = 1,
+        refused(s, "schedule.three_phase");
+    s = each_of(MIXP_SCHEDULE_CONSTANT), s.start_factor = 1.5, refused(s, "schedule.start_factor");
+    s = each_of(MIXP_SCHEDULE_POLYNOMIAL), s.power = -1.0, refused(s, "schedule.power");
+    s = each_of(MIXP_SCHEDULE_POLYNOMIAL), s.total = 4, refused(s, "schedule.total");
+    s = each_of(MIXP_SCHEDULE_WAVE), s.total = 4, refused(s, "schedule.total");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.gamma = 0.0, refused(s, "schedule.gamma");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.milestones[1] = 6, refused(s, "schedule.milestones");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.milestones[0] = 0, refused(s, "schedule.milestones");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.milestones[0] = -1, refused(s, "schedule.milestones");
+    s = each_of(MIXP_SCHEDULE_RESTARTS), s.every = 0, refused(s, "schedule.every");
+    s = each_of(MIXP_SCHEDULE_RESTARTS), s.growth = -1, refused(s, "schedule.growth");
+    s = each_of(MIXP_SCHEDULE_CYCLIC), s.gamma = 1.5, refused(s, "schedule.gamma");
+    s = each_of(MIXP_SCHEDULE_CYCLIC), s.decay = -1, refused(s, "schedule.decay");
+    s = each_of(MIXP_SCHEDULE_CYCLIC_EXP), s.every = INT64_MAX, refused(s, "schedule.every");
+    s = each_of(MIXP_SCHEDULE_FUNCTION), s.factor = NULL, refused(s, "schedule.factor is NULL");
+    s = each_of(MIXP_SCHEDULE_FUNCTION), s.warmup = 3, refused(s, "leave schedule.warmup 0");
 }
 
 int main(void) {
@@ -210,7 +344,10 @@ int main(void) {
     RUN(test_one_cycle);
     RUN(test_one_cycle_corners);
     RUN(test_wsd);
+    RUN(test_recorded);
+    RUN(test_far_steps);
     RUN(test_in_an_optimizer);
+    RUN(test_function);
     RUN(test_refused);
     return test_report();
 }

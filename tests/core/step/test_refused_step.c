@@ -248,6 +248,17 @@ static void each_request(const config *c, int far) {
     CHECK(all > 10);
 }
 
+static mixp_optimizer_desc amsgrad_defaults(void) {
+    mixp_optimizer_desc d = mixp_adamw_defaults();
+    d.amsgrad = 1;
+    return d;
+}
+static mixp_optimizer_desc adagrad_from_a_sum(void) {
+    mixp_optimizer_desc d = mixp_adagrad_defaults();
+    d.initial_sum = 0.1;
+    return d;
+}
+
 static const config configs[] = {
     { "Adam",    mixp_adam_defaults,    MIXP_F32,  MIXP_MOMENT_F32,  MIXP_MOMENT_F32,  MIXP_MASTER_F32,   0 },
     { "AdamW",   mixp_adamw_defaults,   MIXP_BF16, MIXP_MOMENT_8BIT, MIXP_MOMENT_8BIT, MIXP_MASTER_8BIT,  1 },
@@ -255,7 +266,9 @@ static const config configs[] = {
     { "RMSprop", mixp_rmsprop_defaults, MIXP_BF16, MIXP_MOMENT_BF16, MIXP_MOMENT_BF16, MIXP_MASTER_16BIT, 1 },
     { "Lion",    mixp_lion_defaults,    MIXP_BF16, MIXP_MOMENT_8BIT, MIXP_MOMENT_F32,  MIXP_MASTER_F32,   0 },
     { "Muon",    mixp_muon_defaults,    MIXP_F32,  MIXP_MOMENT_F32,  MIXP_MOMENT_F32,  MIXP_MASTER_F32,   0 },
-    { "Muon f32", mixp_muon_defaults,   MIXP_BF16, MIXP_MOMENT_8BIT, MIXP_MOMENT_F32,  MIXP_MASTER_16BIT, 1 }
+    { "Muon f32", mixp_muon_defaults,   MIXP_BF16, MIXP_MOMENT_8BIT, MIXP_MOMENT_F32,  MIXP_MASTER_16BIT, 1 },
+    { "amsgrad", amsgrad_defaults,      MIXP_BF16, MIXP_MOMENT_8BIT, MIXP_MOMENT_8BIT, MIXP_MASTER_16BIT, 0 },
+    { "Adagrad", adagrad_from_a_sum,    MIXP_F32,  MIXP_MOMENT_F32,  MIXP_MOMENT_8BIT, MIXP_MASTER_F32,   0 }
 };
 
 static void each_optimizer(int far) {
