@@ -28,6 +28,18 @@ in_order() {
     head -n 1 "$tmp/log" | grep -q 'sleep'
 }
 
+# A signal stops the second command. The first one's failure is shown, the second is one failure.
+stopped() {
+    tests/tools/run.sh "$bad" "touch $tmp/begun; exec sleep 60" "$good" >"$tmp/stopped" & stop=$!
+    while [ ! -e "$tmp/begun" ]; do sleep 0.1; done
+    kill -TERM $stop
+    wait $stop
+    status=$?
+    cat "$tmp/stopped"
+    [ $status = 130 ] && grep -q '^detail$' "$tmp/stopped" && grep -q ': not finished: run.sh was stopped$' "$tmp/stopped" &&
+        [ "$(tail -n 1 "$tmp/stopped")" = '2 passed, 3 failed, 0 skipped' ]
+}
+
 good='echo 3 passed, 0 failed, 1 skipped'
 
 # Programs that hang, and one that does not, which a busy machine may keep waiting: stopped after 8 s,
@@ -55,6 +67,10 @@ check 'failed, yet exit 0'        expect 1 '2 passed, 1 failed, 0 skipped' 'echo
 check 'passed, yet exit 1'        expect 1 '3 passed, 1 failed, 1 skipped' "$good; exit 1"
 check 'a missing program'         expect 1 '0 passed, 1 failed, 0 skipped' './no-such-program'
 check 'exit 77 is a skip'         expect 0 '0 passed, 0 failed, 1 skipped' 'exit 77'
+check 'why it was is shown'       shows 'echo no GPU here; exit 77' '^ok .*: no GPU here$'
+check '-n: a pass is needed'      expect 1 '0 passed, 0 failed, 2 skipped' -n 'exit 77' 'exit 77'
+check '-n: one is enough'         expect 0 '3 passed, 0 failed, 2 skipped' -n 'exit 77' "$good"
+check 'a signal shows the rest'   stopped
 check 'others run after a crash'  expect 1 '3 passed, 1 failed, 1 skipped' 'kill -SEGV $$' "$good"
 check 'three at a time'           expect_3 1 '8 passed, 1 failed, 2 skipped' "sleep 0.3; $good" "$bad" "$good"
 check 'each is run once'          each_once
