@@ -7,6 +7,7 @@
  *
  *     PTX_ROUGH=1         approximations and tensor sums are as inexact as the ISA allows
  *     PTX_SCHEDULE=NAME   forward (default), reversed or permuted order of blocks and warps
+ *     PTX_MANAGED=0       no managed memory, as on some virtual GPUs
  *     PTX_REPORT=1        one line of counts at the end
  *     PTX_COVERAGE=FILE   adds which instructions were reached, for each kernel, to FILE
  *     PTX_SAVE=FOLDER     writes the PTX texts there
@@ -152,6 +153,11 @@ bool find_range(uint64_t address, ptx::Range *range) {
     return false;
 }
 
+void choose_memory() {
+    const char *managed = std::getenv("PTX_MANAGED");
+    cudasim::touches_managed = !managed || std::strcmp(managed, "0");
+}
+
 void choose_schedule() {
     const char *name = std::getenv("PTX_SCHEDULE");
     std::string s = name ? name : "forward";
@@ -284,6 +290,7 @@ void **__cudaRegisterFatBinary(void *fat) {
     std::string text = ptx_of(fat);
     save(text);
     choose_schedule();
+    choose_memory();
     ptx::host.find = find_range;
     ptx::host.order = cudasim::ordered;
     cudasim::static_shared_of = static_bytes_of;
@@ -336,8 +343,16 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *host, void **arguments)
 { return launch(host, *how, arguments); }
 
+/* As much as no test asks for. */
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all) {
+    *left = *all = (size_t)80 << 30;
+    return cudaSuccess;
+}
+
 /* The host sees it, as it sees all memory here. */
 cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned) {
+    *p = nullptr;
+    if (!cudasim::touches_managed) return cudasim::result(cudaErrorNotSupported);
     cudasim::need_context();
     *p = cudasim::allocate(bytes, false);
     return cudaSuccess;

@@ -9,6 +9,7 @@
 #include "test.h"
 #include "new_optimizer.h"
 #include "shared_b.h"
+#include <unistd.h>
 
 enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
 
@@ -1061,7 +1062,8 @@ static void a_context_is_freed_in_a_capture(void) {
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 static void a_checkpoint_moves_to_the_cpu(void) {
-    const char *path = "build/test_cuda_training.safetensors";
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/mixprec_cuda_training.%d", (int)getpid());
     mixp_checkpoint a, b;
     Model m, c;
     model_open(&m, gpu(), MIXP_F16, 1, 1024);

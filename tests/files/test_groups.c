@@ -3,10 +3,11 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include <unistd.h>
 
 enum { PARAMS = 4, ELEMENTS = 4096 };
 static const char *const names[PARAMS] = { "wte.weight", "h; 0 1 2 x", "a", "head 1;0" };
-static const char path[] = "build/groups.safetensors";
+static char path[64];
 
 typedef struct net {
     mixp_context   *ctx;
@@ -352,6 +353,7 @@ static void test_the_table_of_entries(void) {
 }
 
 int main(void) {
+    snprintf(path, sizeof path, "/tmp/mixprec_groups_%ld.st", (long)getpid());
     RUN(test_groups_in_another_order);
     RUN(test_other_groups);
     RUN(test_files_without_records);

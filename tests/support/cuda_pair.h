@@ -194,9 +194,8 @@ static void pair_open(void) {
     if (!gpu_device) { printf("no simulated GPU: %s\n", why); exit(2); }
     memset(&gpu_exec, 0, sizeof gpu_exec);
 #ifndef MIXPREC_CUDASIM
-    cudasim::needs_managed();
-    gpu_exec.device.allocate = cudasim::managed_new;
-    gpu_exec.device.release = cudasim::managed_back;
+    gpu_exec.device.allocate = cudasim::seen_new;
+    gpu_exec.device.release = cudasim::seen_back;
 #endif
     gpu_exec.threads = 1;
     gpu_exec.scratch = test_scratch;

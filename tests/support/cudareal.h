@@ -4,7 +4,7 @@
  * `make test-gpu` compiles the same CUDA tests by nvcc for the GPU of this machine; they read this
  * file instead of cudasim.h. The GPU chooses its own schedule, no failure can be requested, and
  * calls are not counted. A test that needs one of these begins with NEEDS_SIMULATION and is
- * skipped. Arrays lie in managed memory, so a test may read them after it has waited.
+ * skipped. Arrays lie in managed or in mapped memory, so a test may read them after it has waited.
  */
 #ifndef CUDAREAL_H
 #define CUDAREAL_H
@@ -12,6 +12,7 @@
 #include <cublasLt.h>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <set>
@@ -84,27 +85,41 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, 
 /* Nobody counts: compute-sanitizer's memcheck does. */
 inline long leaks() { return 0; }
 
-/* Tests look at managed memory while others of its arrays are in use: Linux allows that, Windows and
- * WSL do not. There a program is one skip. */
-inline void needs_managed() {
-    int there = 0;
-    cudaError_t e = cudaDeviceGetAttribute(&there, cudaDevAttrConcurrentManagedAccess, 0);
-    if (e == cudaSuccess && there) return;
-    std::printf("skipped: with this GPU and system the host may not touch managed memory "
-                "(concurrentManagedAccess is 0)\n");
-    std::exit(77);
+/* May the host touch managed memory while the GPU works? Linux allows that. Windows, WSL and some virtual
+ * GPUs do not: there the tests' arrays lie in mapped memory of the host. */
+inline bool host_touches_managed() {
+    static int there = -1;
+    if (there < 0 && cudaDeviceGetAttribute(&there, cudaDevAttrConcurrentManagedAccess, 0) != cudaSuccess)
+        there = 0;
+    return there != 0;
 }
 
-/* Memory of the GPU that the host sees. It is asked for in captures, too, where nobody may wait for
- * the device. */
-inline void *managed_new(size_t bytes, void *) {
+/* Mapped memory of the host, which has one address on both sides. */
+inline void *mapped_new(size_t bytes) {
+    void *p = nullptr, *on_device = nullptr;
+    if (cudaHostAlloc(&p, bytes, cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess) return nullptr;
+    if (cudaHostGetDevicePointer(&on_device, p, 0) != cudaSuccess || on_device != p) {
+        cudaFreeHost(p);
+        return nullptr;
+    }
+    std::memset(p, 0xFF, bytes);
+    return p;
+}
+
+/* Memory of the GPU that the host sees, filled with 0xFF. It is asked for in captures, too, where nobody may
+ * wait for the device. */
+inline void *seen_new(size_t bytes, void *) {
     void *p = nullptr;
+    if (!host_touches_managed()) return mapped_new(bytes);
     if (cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) != cudaSuccess) return nullptr;
     cudaMemsetAsync(p, 0xFF, bytes, cudaStreamLegacy);
     cudaStreamSynchronize(cudaStreamLegacy);
     return p;
 }
-inline void managed_back(void *p, void *) { cudaFree(p); }
+inline void seen_back(void *p, void *) {
+    if (host_touches_managed()) cudaFree(p);
+    else cudaFreeHost(p);
+}
 
 }   /* namespace cudasim */
 #endif

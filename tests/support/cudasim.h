@@ -123,6 +123,7 @@ inline bool cut_sums = false;               /* tensor cores cut sums off, as a G
 inline bool old_loader = false;             /* as before 12.3: none is loaded in a capture   */
 /* CUDASIM_ROUGH in the environment: both of numbers, in any program. */
 inline const bool rough = std::getenv("CUDASIM_ROUGH") && (other_libm = cut_sums = true);
+inline bool touches_managed = true;         /* may the host, while the GPU works?            */
 inline bool host_sees_device = true;        /* false: what is allocated is hidden from it    */
 #ifdef CUDASIM_ONE_NAN                      /* f32 arithmetic makes NaNs as a GPU does: see  */
 const bool one_nan = true;                  /* tests/cuda/canonical_nan.awk                       */
@@ -1136,7 +1137,8 @@ inline cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) {
        : a == cudaDevAttrComputeCapabilityMajor ? cudasim::capability_major
        : a == cudaDevAttrComputeCapabilityMinor ? cudasim::capability_minor
        : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? cudasim::max_shared
-       : a == cudaDevAttrConcurrentManagedAccess;
+       : a == cudaDevAttrConcurrentManagedAccess ? cudasim::touches_managed
+       : 0;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError(void) {

@@ -8,6 +8,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include <stdint.h>
+#include <unistd.h>
 
 enum { N = 6 };
 static const int64_t six[1] = { N };
@@ -665,14 +666,14 @@ static void test_many_buffers(void) {
 }
 
 #ifndef MIXPREC_NO_CHECKPOINT
-static const char *path = "build/test_buffers.safetensors";
-
 static void test_checkpoint(void) {
     mixp_checkpoint what;
     mixp_optimizer *opts[1];
     mixp_weights_desc weights;
     const char *why;
+    char path[64];
     rig a, b;
+    snprintf(path, sizeof path, "/tmp/mixprec_buffers_%ld.st", (long)getpid());
     rig_open(&a, MIXP_I32);
     set(&a, first);
     plain_step(&a, 1);
