@@ -1,4 +1,4 @@
-# bars.awk - draws a table of tests/cuda/gpu.sh as SVG: milliseconds of a step, or how much of a copy's
+# bars.awk - draws a log of bench_cuda or torch_cuda.py as SVG: milliseconds of a step, or how much of a copy's
 # speed a kernel reaches. Exit status 1 when there is nothing to draw.
 # SPDX-License-Identifier: MIT OR Unlicense
 #

@@ -13,6 +13,7 @@
  *                     measured; the 15 products by the first algorithm and the best of 8; attention;
  *                     the loss both ways
  *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
+ *     --dtype DTYPE   of GPT-2's steps, of products and of attention: f32, f16 or bf16; each in turn when left out
  *     --epilogues N   of GPT-2's steps: 0 none, 1 bias gradients, 2 GELU, 3 both, in the products'
  *                     passes; each in turn when left out, so that the table says which pay
  *     --choices TEXT  reads the algorithms of their products from TEXT_DTYPE_LEVEL[_EPILOGUES].txt
@@ -54,7 +55,7 @@ static mixp_exec           x;               /* of single kernels                
 static mixp_exec           measuring;       /* the same, with algorithms chosen by measuring */
 static bool                modelled;        /* the ledger knows this GPU                     */
 static cudaStream_t        stream;
-static std::string         only, part, model = "gpt2", choices;
+static std::string         only, part, model = "gpt2", choices, one_dtype;
 static int                  epilogues = -1, failures;   /* -1: each in turn                  */
 static double              peak;            /* TFLOP/s; 0: not known                         */
 static int                 rounds = 21, tiny, lines;
@@ -183,6 +184,10 @@ static bool wanted(const std::string &name) {
     bool yes = name.find(only) != std::string::npos;
     lines += yes;
     return yes;
+}
+
+static bool wanted_dtype(mixp_dtype dtype) {
+    return one_dtype.empty() || one_dtype == mixp_dtype_name(dtype);
 }
 
 /* --- what the ledger says ------------------------------------------------------------------ */
@@ -1085,7 +1090,7 @@ static void measure_steps(Model &m, int level) {
 static void gpt2(mixp_dtype dtype, int level, int joins, bool measured = false) {
     Model m = Model();
     if (epilogues >= 0 && joins != epilogues) return;
-    if (!wanted("GPT-2")) return;
+    if (!wanted_dtype(dtype) || !wanted("GPT-2")) return;
     m.measured = measured;
     try {
         make_model(m, dtype, level, joins);
@@ -1178,12 +1183,15 @@ static void read_options(int argc, char **argv) {
         else if (name == "--peak") peak = atof(argv[++i]);
         else if (name == "--part") part = argv[++i];
         else if (name == "--model") model = argv[++i];
+        else if (name == "--dtype") one_dtype = argv[++i];
         else if (name == "--epilogues") epilogues = atoi(argv[++i]);
         else if (name == "--choices") choices = argv[++i];
         else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
     if (epilogues < -1 || epilogues > 3) die("--epilogues", "0, 1, 2 or 3");
+    if (!one_dtype.empty() && one_dtype != "f32" && one_dtype != "f16" && one_dtype != "bf16")
+        die("--dtype", "f32, f16 or bf16");
     if (!part.empty() && part != "kernels" && part != "training" && part != "first")
         die("--part", "kernels, training or first");
     if (model != "gpt2" && model != "char") die("--model", "gpt2 or char");
@@ -1205,6 +1213,7 @@ static void kernels(int64_t rows) {
 
 static void products(int64_t rows) {
     for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 }) {
+        if (!wanted_dtype(dtype)) continue;
         linear("qkv", rows, 3 * width, width, dtype);
         linear("proj", rows, width, width, dtype);
         linear("up", rows, 4 * width, width, dtype);

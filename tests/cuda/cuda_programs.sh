@@ -113,38 +113,28 @@ all_kernels() {
             { echo "no line for $kernel"; return 1; }
     done <"$tmp/kernels"
 }
+# refuses TEXT OPTION...
 refuses() {
-    ! "$build/bench_cuda_sim" --nosuch 1 >"$tmp/bench" 2>&1 && grep -q 'no such option' "$tmp/bench"
+    text=$1; shift
+    ! "$build/bench_cuda_sim" "$@" >"$tmp/refused" 2>&1 && grep -q "$text" "$tmp/refused"
+}
+# A figure of the lines that were timed against a copy.
+drawn() { awk -f tests/bench/bars.awk "$tmp/bench" >"$tmp/figure.svg" && grep -q '</svg>' "$tmp/figure.svg"; }
+one_dtype() {
+    "$build/bench_cuda_sim" --tiny --part training --dtype f32 --epilogues 0 >"$tmp/f32" 2>&1 || { cat "$tmp/f32"; return 1; }
+    grep -q '^GPT-2 .* f32 level 1, as a graph' "$tmp/f32" && ! grep -q 'f16' "$tmp/f32"
 }
 check 'bench_cuda has a line for each kernel'     all_kernels
 check 'bench_cuda runs'                           bench
-check 'bench_cuda refuses an unknown option'      refuses
+check 'its table is drawn'                        drawn
+check 'bench_cuda measures one dtype'             one_dtype
+check 'bench_cuda refuses an unknown option'      refuses 'no such option' --nosuch 1
+check 'bench_cuda refuses an unknown dtype'       refuses 'f32, f16 or bf16' --dtype fp8
 if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
     check 'torch_cuda.py runs' "${PYTHON:-python3}" tests/bench/torch_cuda.py --device cpu --tiny
+    check 'torch_first.py runs' "${PYTHON:-python3}" tests/bench/torch_first.py --device cpu --tiny bf16-eager fp16-eager attention
 else
-    skip 'torch_cuda.py (no PyTorch)'
+    skip 'torch_cuda.py and torch_first.py (no PyTorch)'
 fi
 
-# --- the script for a machine with a GPU ------------------------------------------------
-dry() {
-    SCALE=9 BUILD="$build" OUT="$tmp/results" tests/cuda/gpu.sh --dry "$@" >"$tmp/dry" 2>&1 && return
-    cat "$tmp/dry" "$tmp"/results/*
-    return 1
-}
-has() { grep -q "$2" "$tmp/results/dry_gpu_$1.txt" || { cat "$tmp/results/dry_gpu_$1.txt"; return 1; }; }
-drawn() { for i; do grep -q '</svg>' "$tmp/results/dry_gpu_$i.svg" || return 1; done; }
-cut_short() {
-    ! SCALE=0 BUILD="$build" OUT="$tmp/results" tests/cuda/gpu.sh --dry nanogpt >"$tmp/dry" 2>&1 || return 1
-    has nanogpt '^cut after 1 s'
-}
-no_part() { ! tests/cuda/gpu.sh --dry nosuch >"$tmp/dry" 2>&1 && grep -q 'no such part' "$tmp/dry"; }
-check 'gpu.sh runs its parts'                     dry kernels training peers nanogpt
-check 'gpu.sh: a table of kernels'                has kernels 'attention f16'
-check 'gpu.sh: a table of steps'                  has training 'GPT-2 .* as a graph'
-check 'gpu.sh: steps with epilogues'              has training 'as a graph, sums and GELU in products'
-check 'gpu.sh: figures of both'                   drawn kernels training
-check 'gpu.sh: what is not timed is not drawn'    test ! -e "$tmp/results/dry_gpu_nanogpt.svg"
-check 'gpu.sh: a run in bf16'                     has nanogpt '^## bf16'
-check 'gpu.sh: what is cut keeps its head'        cut_short
-check 'gpu.sh refuses an unknown part'            no_part
 report
