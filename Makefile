@@ -154,7 +154,7 @@ $(BUILD)/flags: always
 
 -include $(wildcard $(BUILD)/*.dep $(BUILD)/amp/*.dep $(BUILD)/bench/*.dep)
 
-include tests/tests.mk packaging/packaging.mk
+include tests/tests.mk packaging/packaging.mk tests/cuda/kit.mk
 
 # --- what can be made --------------------------------------------------------------------
 .PHONY: always pack examples run report show web cuda reference clean help

@@ -80,13 +80,13 @@ PTX_NAMES := $(if $(NVCC),$(notdir $(CUDA_PLAIN)))
 PTX_NEWEST := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_100$$/100/p'))
 PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%)) \
              $(PTX_NEWEST:%=$(BUILD)/ptx/sm_%/test_cuda_narrow)
-PTX_FLAGS  = -std=c++17 --no-compress -x cu $(INCLUDES)
+PTX_FLAGS  = -std=c++17 --no-compress -x cu -Xcompiler -fPIC $(INCLUDES)
 ptx_for    = -gencode arch=compute_$1,code=compute_$1
 
 $(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) $(wildcard tests/support/cudasim*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -fwrapv -frounding-math \
-	    -ffp-contract=off -fno-strict-aliasing -isystem $(CUDA)/include -Itests -Itests/support -c $< -o $@
+	    -ffp-contract=off -fno-strict-aliasing -fPIC -isystem $(CUDA)/include -Itests -Itests/support -c $< -o $@
 
 $(BUILD)/ptx/inside_%.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
@@ -145,5 +145,5 @@ test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU 
 
 test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
-	$(Q)$(EXPORT) tests/tools/run.sh $(GPU_RUN)
+	$(Q)$(EXPORT) tests/tools/run.sh -n $(GPU_RUN)
 	$(Q)$(EXPORT) tests/cuda/gpu_sanitizer.sh $(GPU_TESTS)

@@ -1,283 +1,228 @@
 #!/bin/sh
-# gpu.sh - runs everything that needs a GPU, on a bare machine: needs nvcc but no network; uses
-# PyTorch if it is installed.
+# gpu.sh - the CUDA tests, the bench and the trainer on a GPU that is there for fifteen minutes. Everything is compiled
+# and tried at home; there the programs start at once, each under a limit of its own.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/cuda/gpu.sh [--dry] first          the most important figures, in eight minutes
-#   tests/cuda/gpu.sh [--dry] [PART...]
-#   tests/cuda/gpu.sh pack DIR               compiles the companion here, for OBJECTS=DIR elsewhere
+# At home, in the root of the checkout:
 #
-# first: training in bf16 at level 2 with epilogues off, on and measured; the 15 products by the
-# first algorithm and by the best of 8; attention; the loss both ways; then the quick CUDA tests.
-# Each line has the figure, the prediction of tests/support/ledger.h and the roofline. The bench is built
-# and run before any test is compiled. With objects from elsewhere, all of it takes under eight
-# minutes.
+#   tests/cuda/gpu.sh pack                  fills KIT with programs for KIT_ARCH (needs nvcc and make; minutes)
+#   tests/cuda/gpu.sh check                 does each program of KIT start, and is KIT of these sources?
+#   tests/cuda/gpu.sh rehearse [TEST...]    `first` without a GPU: KIT as PTX, on the interpreter of tests/cuda
 #
-#   tests       the CUDA tests, compiled for this GPU                                  240 s
-#   kernels     every kernel against a copy of its bytes, and PyTorch's equivalents     150 s
-#   training    steps of GPT-2 124M and of the character GPT, step by step and as a graph,
-#               with and without sums and GELU in the products' passes                 240 s
-#   peers       the same steps by PyTorch, eager and compiled                          300 s
-#   nanogpt     nanoGPT's GPU configuration to its published loss of 1.47 to 1.50, in
-#               fp16 and bf16; DATA is tinyshakespeare's text                          240 s
-#   sanitizer   the tests under compute-sanitizer's four tools                         480 s
+# There, in the same checkout, with KIT:
 #
-# Under a time limit, set TOOLS=memcheck: all four tools take far longer than a command may. The
-# peers part compiles each model; its f32 part comes last.
+#   tests/cuda/gpu.sh first                 what decides most, in BUDGET seconds: what CUDA answers, all CUDA tests,
+#                                           steps of GPT-2 beside PyTorch's, the trainer's losses beside the CPU's,
+#                                           memcheck
+#   tests/cuda/gpu.sh again [NAME...]       NAME is a test, which runs in full, under memcheck and racecheck, or
+#       kernels     every kernel against a copy, and PyTorch's
+#       training    steps of GPT-2 124M and of the character GPT
+#       peers       the same steps by PyTorch
+#       nanogpt     the character GPT to nanoGPT's published loss of 1.47 to 1.50 (pack with DATA=tinyshakespeare.txt)
+#       profile     ncu on attention
 #
-# Without a PART all parts run, in this order: at most half an hour, including the build. If a
-# command may take only minutes, name parts: built files stay, and a part builds only what it needs.
-# Each part has its own time limit and writes its table into OUT (tests/bench/results) line by line.
-# If a part is cut off, or the machine is taken away, the measurements so far remain. If a part
-# fails, the next part still runs. Figures are drawn beside the tables, as SVG.
-# --dry: runs the same parts on the simulated GPU, with tiny shapes, to check the script.
-# Variables: CUDA (default: the folder of the nvcc on PATH), MAKE (without make, gpu_build.sh
-# builds), BUILD, PYTHON, OUT, DATA, SCALE (multiplies the limits), BATCH, OBJECTS. OBJECTS is a
-# folder that `pack` filled, with the same nvcc and from the same sources, for ARCH (default sm_90).
-# On a borrowed machine, take that folder along, and put DATA in an ignored folder of the checkout:
-# nothing outside the checkout is copied there.
-cd "$(dirname "$0")/../.." || exit 1
-
-# --- what there is to build with ------------------------------------------------------------
+# The table comes last and has fewer than 12,000 characters; the logs, at most 8 files, lie in OUT. A step that
+# fails, hangs or is cut costs no more than its limit. Where KIT does not start, and nvcc and make are there,
+# the programs are compiled there.
+#
+# Variables: KIT (BUILD/kit), KIT_ARCH (sm_90), OUT (BUILD/gpu), BUDGET (400 s), JOBS (tests at a time, 8), BATCH (64),
+# TESTS (names; all), CUDA (the toolkit), PYTHON, DATA (a text for the trainer; pack copies the text into KIT),
+# CUDA_VISIBLE_DEVICES (which GPU).
+#
+# Exit status: 0 all well; 1 something failed; 2 the call is wrong or KIT is of no use there; 3 no GPU.
+cd "$(dirname "$0")/../.." || exit 2
+LC_ALL=C
+export LC_ALL
+began=$(date +%s) root=$PWD mode=${1:-}
+[ $# -eq 0 ] || shift
+BUILD=${BUILD:-build} KIT=${KIT:-$BUILD/kit} OUT=${OUT:-$BUILD/gpu} PYTHON=${PYTHON:-python3} MAKE=${MAKE:-make}
+BUDGET=${BUDGET:-400} JOBS=${JOBS:-8} BATCH=${BATCH:-64}
+case $KIT in /*) ;; *) KIT=$root/$KIT ;; esac
 if [ -z "${CUDA:-}" ]; then
     nvcc=$(command -v nvcc) && CUDA=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
     CUDA=${CUDA:-/usr/local/cuda}
 fi
-make=${MAKE:-make}
-command -v "$make" >/dev/null 2>&1 || make=
-has_library() {
-    for file in "$CUDA"/lib64/lib"$1".so* "$CUDA"/lib/lib"$1".so* "$CUDA"/targets/*/lib/lib"$1".so*; do
-        [ -e "$file" ] && return 0
-    done
-    ldconfig -p 2>/dev/null | grep -q "lib$1\.so"
+loader_path=${LD_LIBRARY_PATH:-}
+
+fail() { echo "gpu.sh: $2" >&2; exit "$1"; }
+used() { echo $(($(date +%s) - began)); }
+left() { echo $((BUDGET - $(used))); }
+# limited SECONDS COMMAND...: 124 or 137 if the limit ended the command. A signal to this script reaches the command.
+limited() {
+    limit=$1; shift
+    timeout -k 5 "$limit" "$@" </dev/null &
+    child=$!
+    wait $child
+    code=$?
+    [ -z "${stopped:-}" ] || { wait $child; code=$?; }
+    return $code
 }
-# Says what is missing; 2 if anything is.
-is_complete() {
+all_tests() { find tests -name 'test_cuda*.cpp' ! -name test_cudasim.cpp | sed 's|.*/||; s|\.cpp$||' | sort; }
+# What the programs of a kit are made of.
+sources() {
+    cat mixprec.h mixprec_cuda.cu tests/cuda/*.h tests/cuda/*.cu tests/cuda/*.cpp tests/support/*.h \
+        tests/bench/bench_cuda.cpp examples/*.h examples/trainer/* | cksum
+}
+of_kit() { sed -n "s/^$1: //p" "$KIT/built_by" 2>/dev/null; }
+
+# --- the trainer: the same runs there and, for their losses, on the CPU at home -------------------
+# NAME and its options. No guard: the guard's looks wait for the GPU.
+runs() {
+    echo 'fp32 --dtype fp32'
+    echo 'bf16 --dtype bf16 --level 2'
+    echo 'fp16 --dtype fp16'
+    echo 'gelu --dtype bf16 --level 2 --bias on --activation gelu-tanh'
+    echo 'fp8 --dtype bf16 --recipe fp8'
+}
+# train SECONDS NAME FOLDER OPTION...
+train() {
+    seconds=$1 name=$2 folder=$3; shift 3
+    # shellcheck disable=SC2046
+    limited "$seconds" "$KIT/bin/trainer_cuda" $(runs | sed -n "s/^$name //p") $(cat "$KIT/model") --data "$KIT/text" \
+        --lr 1e-3 --warmup 10 --log-every 10 --eval-batches 4 --sample 0 --guard off --overwrite --out "$folder" "$@"
+}
+# Step, loss and validation loss of each row.
+losses() {
+    awk -F '[:,{}]' '/"scale":/ {
+        step = loss = val = "-"
+        for (f = 1; f < NF; f++) {
+            if ($f == "\"step\"") step = $(f + 1)
+            if ($f == "\"loss\"") loss = $(f + 1)
+            if ($f == "\"val\"") val = $(f + 1)
+        }
+        print step, loss, val }' "$1/metrics.jsonl"
+}
+# The CPU's losses, into the kit.
+expect() {
+    at=$(mktemp -d) || return 1
     status=0
-    [ -x "$CUDA/bin/nvcc" ] || { status=2
-        echo "gpu.sh: nvcc is missing: put it on PATH, or set CUDA to the toolkit's folder"; }
-    has_library cublasLt || { status=2
-        echo "gpu.sh: libcublasLt is missing: install CUDA's cuBLAS, or set CUDA to a toolkit with it"; }
-    [ "$make" ] || echo 'gpu.sh: make is missing: tests/cuda/gpu_build.sh builds instead'
-    [ "$make" ] || command -v c++ >/dev/null 2>&1 || { status=2
-        echo 'gpu.sh: c++ is missing: install a C++ compiler'; }
+    mkdir -p "$KIT/expect"
+    for name in $(runs | cut -d ' ' -f 1); do
+        train 900 "$name" "$at/$name" --device cpu >"$at/log" 2>&1 &&
+            losses "$at/$name" >"$KIT/expect/$name" && continue
+        echo "gpu.sh: the CPU's run $name failed:"
+        tail -n 3 "$at/log"
+        status=1
+    done
+    rm -rf "$at"
     return $status
 }
-# What an object must agree in: the compiler, and the sources.
-built_by() {
-    "$CUDA/bin/nvcc" --version | sed -n 's/.*release/nvcc release/p'
-    cat mixprec.h mixprec_cuda.cu tests/cuda/inside.* | cksum
-}
-if [ "${1:-}" = pack ]; then
-    [ "${2:-}" ] || { echo 'gpu.sh: pack needs a folder' >&2; exit 2; }
-    is_complete >&2 || exit 2
-    mkdir -p "$2" && "$CUDA/bin/nvcc" -std=c++17 -O3 -arch="${ARCH:-sm_90}" -I. -c mixprec_cuda.cu \
-        -o "$2/mixprec_cuda.o" &&
-        "$CUDA/bin/nvcc" -std=c++17 -O1 -arch="${ARCH:-sm_90}" -x cu -I. -Itests -Itests/support \
-            -c tests/cuda/inside.cu -o "$2/inside.o" &&
-        built_by >"$2/built_by" && echo "packed for ${ARCH:-sm_90}: $2"
-    exit
-fi
 
-dry=
-[ "${1:-}" = --dry ] && { dry=1; shift; }
-only=                               # --run PART: this one alone, without its table
-[ "${1:-}" = --run ] && { only=$2; shift; }
-all='tests kernels training peers nanogpt sanitizer'
-first=
-[ "${1:-}" = first ] && { first=1; set -- first tests; }
-parts=${*:-$all}
-build=${BUILD:-build} python=${PYTHON:-python3} out=${OUT:-tests/bench/results} scale=${SCALE:-1}
-data=${DATA:-tinyshakespeare.txt} day=$(date +%F)
-jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-case $build in /*) ;; *) build=$PWD/$build ;; esac
-for part in $parts; do
-    case " $all${first:+ first} " in *" $part "*) ;;
-    *) echo "gpu.sh: no such part: $part ($all)" >&2; exit 2 ;;
-    esac
-done
-mkdir -p "$out" || exit 1
-failed=0
-
-# guarded SECONDS COMMAND...: 124 where they are over. Without timeout(1) it may take for ever.
-guarded() {
-    if command -v timeout >/dev/null 2>&1; then timeout -k 10 "$@"; else shift; "$@"; fi
+# --- libraries -------------------------------------------------------------------------------------
+# Folders that may have CUDA's libraries: Python's packages, whose libraries PyTorch multiplies with; the toolkit.
+library_folders() {
+    limited 20 "$PYTHON" -c 'import glob, sysconfig
+for key in ("purelib", "platlib"):
+    print("\n".join(sorted(glob.glob(sysconfig.get_paths()[key] + "/nvidia/*/lib"))))' 2>/dev/null
+    printf '%s\n' "$CUDA/lib64" "$CUDA/lib" "$CUDA/targets/x86_64-linux/lib"
 }
-has_torch() {
-    guarded 60 "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+loader_folders() { ldconfig -p 2>/dev/null | sed -n 's|.*=> \(.*\)/[^/]*$|\1|p' | sort -u; }
+# The first folder with the library NAME, which may be a pattern; the loader knows more folders.
+folder_of() {
+    { library_folders; loader_folders; } | while read -r folder; do
+        for file in "$folder"/$1; do
+            [ -e "$file" ] || continue
+            echo "$folder"
+            return
+        done
+    done
+}
+missing() {
+    ldd "$KIT/bin/probe" "$KIT/bin/bench_cuda" 2>&1 | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p' | sort -u
+}
+# Sets LD_LIBRARY_PATH for the kit's programs. What is still missing may lie in the kit's folder of spares.
+find_libraries() {
+    path=$KIT/lib
+    for library in libcublasLt libcudart; do
+        folder=$(folder_of "$library.so.$(of_kit major)")
+        echo "$library: ${folder:-not found}"
+        [ -z "$folder" ] || path=$path:$folder
+    done
+    LD_LIBRARY_PATH=$path${loader_path:+:$loader_path}
+    export LD_LIBRARY_PATH
+    [ -z "$(missing)" ] || LD_LIBRARY_PATH=$LD_LIBRARY_PATH:$KIT/spare
 }
 
-# --- what the machine is ---------------------------------------------------------------------
-clocks() {
-    [ "$dry" ] || nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,\
-clocks.max.sm,power.draw,power.limit,temperature.gpu --format=csv,noheader 2>/dev/null
+# --- at home ---------------------------------------------------------------------------------------
+make_programs() {   # TARGET VARIABLE...
+    command -v "$MAKE" >/dev/null 2>&1 || fail 2 'make is missing: install make'
+    "$MAKE" -s BUILD="$BUILD" CUDA="$CUDA" "$@"
 }
-machine() {
-    echo "$day, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-    if [ "$dry" ]; then echo 'SIMULATED: this shows that the script runs; its figures mean nothing'
-    else "$CUDA/bin/nvcc" --version 2>/dev/null | sed -n 's/.*release/nvcc release/p'
-    fi
-    clocks
+write_kit_facts() { # ARCH
+    release=$("$CUDA/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+    commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+    printf '%s\n' "nvcc: $release" "major: ${release%%.*}" "arch: $1" "commit: $commit" "sources: $(sources)" \
+        >"$KIT/built_by"
 }
-
-# part NAME SECONDS: run_NAME's output, as it comes, into NAME's table.
-part() {
-    name=$1 seconds=$(($2 * scale))
-    [ "$seconds" -gt 0 ] || seconds=1
-    file="$out/${day}_gpu_$name.txt"
-    [ "$dry" ] && file="$out/dry_gpu_$name.txt"
-    { echo "# $name"; echo; machine; echo; } >"$file"
-    began=$(date +%s)
-    guarded "$seconds" sh "$PWD/tests/cuda/gpu.sh" ${dry:+--dry} --run "$name" >>"$file" 2>&1 </dev/null
+pack() {
+    [ -x "$CUDA/bin/nvcc" ] || fail 2 "nvcc is missing: put nvcc on PATH, or set CUDA to the toolkit's folder"
+    arch=${KIT_ARCH:-sm_90}
+    make_programs kit-programs KIT="$KIT" KIT_ARCH="$arch" || fail 1 'the kit does not build: see above'
+    mkdir -p "$KIT/spare"
+    cp -L "$CUDA"/lib*/libcudart.so.[0-9]* "$KIT/spare/" 2>/dev/null
+    for library in libgomp.so.1 libstdc++.so.6 libgcc_s.so.1; do
+        cp -L "$(cc -print-file-name=$library)" "$KIT/spare/" 2>/dev/null
+    done
+    cp "${DATA:-mixprec.h}" "$KIT/text" || fail 2 "DATA (${DATA:-mixprec.h}) cannot be read"
+    echo "${MODEL:---layers 4 --heads 4 --width 128 --block 64 --batch 12 --steps 60 --eval-every 30}" >"$KIT/model"
+    write_kit_facts "$arch"
+    find_libraries >/dev/null
+    expect || exit 1
+    du -sk "$KIT" | awk -v at="$KIT" '{ printf "packed in %s: %.1f MiB\n", at, $1 / 1024 }'
+}
+same_sources() { [ "$(of_kit sources)" = "$(sources)" ]; }
+check() {
+    [ -f "$KIT/built_by" ] || fail 2 "there is no kit in $KIT: run tests/cuda/gpu.sh pack"
+    status=0
+    find_libraries
+    for program in "$KIT"/bin/*; do
+        case $program in */bench_cuda) option=--tiny ;; */trainer_cuda) option=--help ;; *) option=--short ;; esac
+        said=$(MIXPREC_TEST_ONLY=none limited 20 "$program" $option 2>&1)
+        ended=$?
+        case $ended in 0 | 1 | 77) ;; *) status=1 ;; esac
+        echo "$(basename "$program"): status $ended, $(echo "$said" | tail -n 1 | cut -c 1-90)"
+    done
+    same_sources && echo 'the kit is of these sources' && return $status
+    echo 'the kit is of other sources: run tests/cuda/gpu.sh pack'
+    return 1
+}
+stand_in() {
+    mkdir -p "$KIT/stand_ins"
+    printf '#!/bin/sh\n%s\n' "$2" >"$KIT/stand_ins/$1"
+    chmod +x "$KIT/stand_ins/$1"
+}
+# In a checkout of links without build/, with stand-ins for other programs, and PTX for 9.0.
+rehearse() {
+    [ -x "$CUDA/bin/nvcc" ] || { echo 'skipped: a rehearsal needs nvcc'; exit 77; }
+    KIT=$root/$BUILD/rehearsal
+    case $BUILD in /*) KIT=$BUILD/rehearsal ;; esac
+    names=${*:-test_cuda_by_hand test_cuda_optimizers test_cuda_rows test_cuda_training}
+    make_programs rehearsal-programs REHEARSED="$names" || fail 1 'the rehearsal does not build: see above'
+    head -c 100000 mixprec.h >"$KIT/text"
+    echo '--layers 1 --heads 1 --width 32 --block 8 --batch 2 --steps 12 --eval-every 6' >"$KIT/model"
+    write_kit_facts sm_90
+    find_libraries >/dev/null
+    expect || exit 1
+    stand_in nvidia-smi 'echo "the interpreter of PTX, 0.0, 81559 MiB, 0 MiB, 0 MHz, 0 MHz, 0 W, 0"'
+    stand_in compute-sanitizer 'echo "ERROR SUMMARY: 0 errors, by a stand-in"'
+    stand_in python3 'case "$*" in *torch_first*) echo "torch GPT-2 by a stand-in" ;; esac'
+    [ "$OUT" != "$BUILD/gpu" ] || OUT=$KIT/out
+    mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd)
+    there=$(mktemp -d) || exit 1
+    for entry in "$root"/*; do
+        [ "$entry" = "$root/build" ] || ln -s "$entry" "$there/"
+    done
+    ( cd "$there" && env LD_LIBRARY_PATH="$loader_path" PATH="$KIT/stand_ins:$PATH" KIT="$KIT" OUT="$OUT" CUDA="$KIT" \
+        PYTHON=python3 SIZE=--tiny TESTS="$names" JOBS=2 BUDGET="${REHEARSAL_BUDGET:-900}" sh tests/cuda/gpu.sh first )
     status=$?
-    { echo; clocks
-      [ "$status" = 124 ] && echo "cut after $seconds s: what stands above was measured"
-      echo "$(($(date +%s) - began)) s, status $status"; } >>"$file"
-    [ "$status" = 0 ] || failed=$((failed + 1))
-    draw "$file"
-    echo "$name: status $status, $(($(date +%s) - began)) s, $file"
-}
-# draw TABLE: its times beside it, where it has some.
-draw() {
-    awk -f tests/bench/bars.awk "$1" >"${1%.txt}.svg" || rm -f "${1%.txt}.svg"
-}
-
-# --- the parts -------------------------------------------------------------------------------
-gpu_tests() { for f in $(find tests -name 'test_cuda*.cpp' | sort); do
-    case $f in *cudasim*) ;; *) echo "$build/gpu/$(basename "$f" .cpp)" ;; esac; done; }
-
-# Four at a time: most of a test is its reference, on the CPU.
-run_tests() {
-    if [ "$dry" ]; then MIXPREC_TEST_QUICK=1 tests/tools/run.sh "$build/test_cuda"; return; fi
-    # shellcheck disable=SC2046
-    tests/tools/run.sh -t 200 -j 4 $(gpu_tests)
-}
-bench() { if [ "$dry" ]; then "$build/bench_cuda_sim" --tiny "$@"
-          else "$build/bench_cuda" --batch "${BATCH:-64}" "$@"; fi; }
-torch() {
-    echo
-    if [ "$dry" ]; then
-        "$python" -c 'import torch' 2>/dev/null || { echo 'no PyTorch'; return; }
-        "$python" tests/bench/torch_cuda.py --device cpu --tiny "$@"
-    elif has_torch; then "$python" tests/bench/torch_cuda.py --batch "${BATCH:-64}" "$@"
-    else echo 'no PyTorch that sees the GPU'; fi
-}
-models() { if [ "$dry" ]; then echo char; else echo gpt2 char; fi; }
-run_first() { bench --part first --rounds 5 --choices "$out/${day}_gpu_choices"; }
-run_kernels() {
-    bench --part kernels --rounds 7; status=$?
-    torch --part kernels --rounds 7 || status=1
-    return $status
-}
-run_training() {
-    status=0
-    for model in $(models); do
-        bench --part training --model "$model" --rounds 5 || status=1
-        echo
-    done
-    return $status
-}
-run_peers() {
-    status=0
-    for model in $(models); do torch --part training --model "$model" --rounds 5 || status=1; done
-    return $status
-}
-run_sanitizer() {
-    if [ "$dry" ]; then tests/cuda/gpu_sanitizer.sh; return 0; fi
-    # shellcheck disable=SC2046
-    tests/cuda/gpu_sanitizer.sh $(gpu_tests)
-}
-train() { # DTYPE
-    if [ "$dry" ]; then
-        "$build/trainer_sim" --device cuda --dtype "$1" --data mixprec.h --layers 1 --heads 1 \
-            --width 32 --block 8 --batch 2 --eval-batches 1 --threads 1 --steps 3 --sample 0 \
-            --out "$build/gpu_sh_$1" --overwrite
-    else
-        "$build/trainer_cuda" --preset char-gpu --device cuda --graph --dtype "$1" \
-            --data "$data" --sample 0 --out "$build/gpu_sh_$1" --overwrite
-    fi
-}
-run_nanogpt() {
-    if [ ! "$dry" ] && [ ! -r "$data" ]; then
-        echo "skipped: DATA ($data) cannot be read; it is tinyshakespeare's text"; return 0; fi
-    status=0
-    for dtype in fp16 bf16; do echo "## $dtype"; train "$dtype" || status=1; done
+    written=$(find "$there" -mindepth 1 ! -type l | head -n 1)
+    rm -rf "$there"
+    [ -z "$written" ] || fail 1 "the rehearsal wrote into the checkout: $written"
     return $status
 }
 
-if [ "$only" ]; then
-    "run_$only"
-    exit
-fi
-
-# --- build, run ------------------------------------------------------------------------------
-# What a part runs. One compile of the companion serves almost all of them.
-needs() {
-    case $1${dry:+.dry} in
-    first | kernels | training)  echo "$build/bench_cuda" ;;
-    tests | sanitizer)           gpu_tests ;;
-    tests.dry)                   echo "$build/test_cuda" ;;
-    first.dry | kernels.dry | training.dry)  echo "$build/bench_cuda_sim" ;;
-    nanogpt)                     echo "$build/trainer_cuda" ;;
-    nanogpt.dry)                 echo "$build/trainer_sim" ;;
-    esac
-}
-# make TARGET..., or the same by plain commands.
-built() {
-    if [ "$make" ]; then guarded "${limit:-3600}" "$make" -s -k -j "$jobs" BUILD="$build" CUDA="$CUDA" "$@"
-    else CUDA="$CUDA" BUILD="$build" guarded "${limit:-3600}" sh tests/cuda/gpu_build.sh "$@"
-    fi
-}
-# Takes the companion that was compiled elsewhere, if it is the same. It must be newer than what it is
-# made of.
-take_objects() {
-    if [ ! -f "$OBJECTS/mixprec_cuda.o" ] || [ ! -f "$OBJECTS/built_by" ]; then
-        echo "gpu.sh: OBJECTS ($OBJECTS) has no mixprec_cuda.o and built_by: it is compiled here"
-    elif ! built_by | cmp -s - "$OBJECTS/built_by"; then
-        echo 'gpu.sh: OBJECTS are of another nvcc or of other sources: the companion is compiled here'
-    else
-        mkdir -p "$build"
-        [ -z "$make" ] || built "$build/include/mixprec.h" "$build/include/mixprec_cuda.cu"
-        mkdir -p "$build/gpu"
-        cp "$OBJECTS/mixprec_cuda.o" "$build/mixprec_cuda.o" && touch "$build/mixprec_cuda.o"
-        [ ! -f "$OBJECTS/inside.o" ] || cp "$OBJECTS/inside.o" "$build/gpu/inside.o"
-        [ ! -f "$OBJECTS/inside.o" ] || touch "$build/gpu/inside.o"
-        echo "gpu.sh: mixprec_cuda.o is taken from $OBJECTS"
-    fi
-}
-# build_for PART...
-build_for() {
-    targets=$(for part in "$@"; do needs "$part"; done | sort -u)
-    began=$(date +%s)
-    # shellcheck disable=SC2086
-    [ -z "$targets" ] || built $targets ||
-        { echo 'gpu.sh: not all of it builds; what does is run' >&2; failed=1; }
-    echo "built in $(($(date +%s) - began)) s"
-}
-
-[ "$dry" ] || is_complete >&2 || exit 2
-[ "$dry" ] || [ -z "${OBJECTS:-}" ] || take_objects
-if [ "$first" ]; then
-    limit=240 build_for first
-    part first 150
-    MIXPREC_TEST_QUICK=1
-    export MIXPREC_TEST_QUICK
-    limit=150 build_for tests
-    part tests 120
-    [ "$failed" -eq 0 ]
-    exit
-fi
-# shellcheck disable=SC2086
-build_for $parts
-
-for part in $parts; do
-    case $part in
-    tests)     part tests 240 ;;
-    kernels)   part kernels 150 ;;
-    training)  part training 240 ;;
-    peers)     part peers 300 ;;
-    nanogpt)   part nanogpt 240 ;;
-    sanitizer) part sanitizer 480 ;;
-    esac
-done
-[ "$failed" -eq 0 ]
+case $mode in
+pack | check | rehearse) "$mode" "$@"; exit ;;
+first | again) . tests/cuda/gpu_there.sh ;;
+*) sed -n '2,/^# Exit status/s/^# \{0,1\}//p' tests/cuda/gpu.sh >&2; exit 2 ;;
+esac

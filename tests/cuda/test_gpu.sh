@@ -1,171 +1,250 @@
 #!/bin/sh
-# test_gpu.sh - runs all of tests/cuda/gpu.sh as on a machine with a GPU, with every program replaced by
-# a stand-in. It checks what gpu.sh builds, runs and draws, and what remains of a part that is cut
-# off or fails.
+# test_gpu.sh - runs tests/cuda/gpu.sh as on a machine with a GPU, where every program is a stand-in: what the table
+# shows of failures, hangs and cuts, and the line for each machine on which the kit is of no use.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 
-root=$PWD
-machine=$tmp/machine
-mkdir -p "$machine/bin" "$machine/cuda/bin" "$machine/cuda/lib64" "$machine/build/gpu"
-echo text >"$machine/text"
-echo library >"$machine/cuda/lib64/libcublasLt.so"
+machine=$tmp/machine kit=$tmp/machine/kit
+mkdir -p "$machine/bin" "$machine/wheel" "$machine/toolkit/lib64" "$kit/bin" "$kit/lib" "$kit/spare" "$kit/expect"
 
-# stand_in FILE LINE...: a program.
+# stand_in FILE LINE...: a program of the machine.
 stand_in() {
     file=$machine/$1; shift
     { echo '#!/bin/sh'; printf '%s\n' "$@"; } >"$file"
     chmod +x "$file"
 }
-stand_in bin/nvidia-smi    'echo "Some GPU, 999.1, 1000 MiB"'
-stand_in bin/make          'printf "%s\n" "$@" >"$MACHINE/made"; echo "make $*" >>"$MACHINE/order"' \
-    'exit ${MAKE_STATUS:-0}'
-stand_in cuda/bin/nvcc     'echo "Cuda compilation tools, release 13.0, V13.0.88"'
-stand_in bin/compute-sanitizer 'echo "$@" >>"$MACHINE/sanitized"' 'exit ${SANITIZER_STATUS:-0}'
-stand_in bin/python3 'case "$*" in -c*) exit ${NO_TORCH:-0} ;; esac' 'echo "torch 9.9 on Some GPU"' \
-    'case "$*" in *kernels*) printf "%s\n" "gelu_tanh                      9x9  1.0 MB 0.1 ms [0.1 0.1]  8 GB/s, the copy  10: 0.80 of it" ;;
-     *) echo "GPT-2 gpt2 124.4M bf16 eager           200.000 ms [199.0 201.0], 9 tokens/s" ;; esac'
-stand_in build/bench_cuda 'echo "$@" >>"$MACHINE/benched"; echo "bench $*" >>"$MACHINE/order"' \
-    'echo "mixprec 0 on Some GPU, 9 SMs"' \
-    'case "$*" in *kernels*) printf "%s\n" "gelu_tanh                      9x9  1.0 MB 0.1 ms [0.1 0.1]  9 GB/s, the copy  10: 0.90 of it" ;;
-     *) echo "GPT-2 gpt2 124.4M bf16 level 2, as a graph   120.000 ms [119.0 121.0], 9 tokens/s" ;; esac' \
-    '[ ! "$HANGS" ] || touch "$MACHINE/hangs"'
-# The limit of what hangs is over as soon as it does.
-stand_in bin/timeout 'shift 3' '"$@"' 'status=$?' 'rm "$MACHINE/hangs" 2>/dev/null && exit 124' 'exit $status'
-stand_in build/trainer_cuda 'echo "best val 1.48"; echo "$@" >>"$MACHINE/trained"; exit ${TRAIN_STATUS:-0}'
-for file in $(find tests -name 'test_cuda*.cpp'); do
-    name=$(basename "$file" .cpp)
-    [ "$name" = test_cudasim ] || stand_in "build/gpu/$name" 'echo "3 passed, 0 failed, 0 skipped"'
+stand_in bin/nvidia-smi 'case "$*" in' \
+    '*index*) printf "%s\n" "${GPUS:-0, 3}" ;;' \
+    '*) echo "Some GPU, 999.1, 81559 MiB, ${MEMORY:-3} MiB, 1 MHz, 2 MHz, 3 W, 4" ;; esac'
+stand_in bin/ldd 'echo "	${LACKS:-libm.so.6} => ${LACKS:+not found}"'
+stand_in bin/ldconfig 'echo "	libcublasLt.so.13 (libc6,x86-64) => $MACHINE/loader/libcublasLt.so.13"'
+stand_in bin/python3 'case "$*" in' \
+    '*sysconfig*) echo "$MACHINE/wheel" ;;' \
+    '*torch_first*bf16-eager*) [ -z "$LONG_TABLE" ] || yes "$(printf %0160d 2)" | head -n 30' \
+    '    echo "torch GPT-2 eager 180.0 ms" ;;' \
+    '*torch_first*) [ -z "$NO_TORCH" ] || { echo "No module named torch" >&2; exit 1; }' \
+    '    while [ ! -e "$5" ]; do sleep 0.1; done' '    echo "torch GPT-2 $6 130.0 ms" ;;' \
+    '*torch_cuda*) echo "gelu_tanh 9x9 1.0 MB 0.1 ms [0.1 0.1] 8 GB/s, the copy 10: 0.80 of it" ;; esac'
+stand_in bin/compute-sanitizer 'echo "$@" >>"$MACHINE/sanitized"' 'echo "========= ERROR SUMMARY: 0 errors"' \
+    'exit ${SANITIZER_STATUS:-0}'
+stand_in kit/bin/probe 'echo "driver ${DRIVER:-13000}, runtime 13000, cuBLASLt 130100"' \
+    '[ -z "$STARTS_NOT" ] || { echo "probe: error while loading shared libraries" >&2; exit 127; }' \
+    '[ -z "$GPU_ERROR" ] || { echo "no GPU: error $GPU_ERROR, so it is"; exit 77; }' \
+    'echo "Some GPU, capability ${CAPABILITY:-9.0}, 9 SMs"; echo "compute mode ${COMPUTE_MODE:-0}"' \
+    '[ "$1" = --short ] || sed "${ANSWERS:-s/a/a/}" tests/cuda/probe.txt' 'echo "$LD_LIBRARY_PATH" >"$MACHINE/path"' \
+    'echo "$CUDA_VISIBLE_DEVICES" >"$MACHINE/visible"'
+stand_in kit/bin/bench_cuda 'echo "$@" >>"$MACHINE/benched"' \
+    'case "$*" in *kernels*) echo "gelu_tanh 9x9  1.0 MB 0.1 ms [0.1 0.1]  9 GB/s, the copy  10: 0.90 of it" ;;' \
+    '*) echo "GPT-2 gpt2 124.4M bf16 level 2, as a graph   120.000 ms [119.0 121.0], 9 tokens/s; model 119.5 ms"' \
+    ';; esac' '[ -z "$LONG_TABLE" ] || yes "$(printf %0150d 1) ms [1 2]" | head -n 40' 'exit ${BENCH_STATUS:-0}'
+stand_in kit/bin/trainer_cuda '[ "$1" != --help ] || exit 0' 'while [ "$1" != --out ]; do shift; done' 'mkdir -p "$2"' \
+    'row() { echo "{\"step\":$1,\"$2\":$3,\"scale\":1}"; }' \
+    '{ row 0 val 4.5; row 1 loss ${LOSS:-4.4}; row 2 loss 4.3; } >"$2/metrics.jsonl"' \
+    'exit ${TRAIN_STATUS:-0}'
+for name in fp32 bf16 fp16 gelu fp8; do printf '%s\n' '0 - 4.5' '1 4.4 -' '2 4.3 -' >"$kit/expect/$name"; done
+# Each test says what lies in its file.
+for name in test_cuda test_cuda_rows test_cuda_training test_cuda_attention; do
+    stand_in "kit/bin/$name" ". \$MACHINE/$name.says"
 done
+says() { printf '%s\n' "$2" >"$machine/$1.says"; }
+all_pass() {
+    for name in test_cuda test_cuda_rows test_cuda_training test_cuda_attention; do
+        says $name 'echo 3 passed, 0 failed, 0 skipped'
+    done
+}
+all_pass
+eval "$(sed -n '/^sources()/,/^}/p' tests/cuda/gpu.sh)"
+LC_ALL=C; export LC_ALL
+printf '%s\n' 'nvcc: 13.0' 'major: 13' 'arch: sm_90' 'commit: abc' "sources: $(sources)" >"$kit/built_by"
+echo text >"$kit/text"
+echo '--layers 1' >"$kit/model"
+touch "$machine/wheel/libcublasLt.so.13" "$machine/toolkit/lib64/libcudart.so.13"
 
-# gpu STATUS ARGUMENT...: the script there, with an exit status of STATUS; its words in $tmp/said.
+# there ARGUMENT...: the script on that machine, in the place of this shell.
+there() {
+    exec env PATH="$machine/bin:$PATH" MACHINE="$machine" KIT="${USE_KIT-$kit}" OUT="${USE_OUT-$machine/out}" \
+        CUDA="$machine/toolkit" MAKE="${USE_MAKE:-nomake}" PYTHON=python3 TESTS="${USE_TESTS:-test_cuda_rows test_cuda}" \
+        JOBS=2 sh tests/cuda/gpu.sh "$@"
+}
+# gpu STATUS ARGUMENT...: the script must end with STATUS; what the script said is in $tmp/said.
 gpu() {
     want=$1; shift
-    rm -rf "$machine/results" "$machine/made" "$machine/benched" "$machine/sanitized" "$machine/trained" \
-        "$machine/order"
-    env PATH="$machine/bin:$PATH" MACHINE="$machine" MAKE="${USE_MAKE-make}" CUDA="${USE_CUDA-$machine/cuda}" \
-        BUILD="$machine/build" PYTHON=python3 OUT="$machine/results" DATA="$machine/text" \
-        sh tests/cuda/gpu.sh "$@" >"$tmp/said" 2>&1
+    rm -rf "$machine/out" "$machine/benched" "$machine/sanitized"
+    ( there "$@" ) >"$tmp/said" 2>&1
     status=$?
     cat "$tmp/said"
     [ "$status" = "$want" ]
 }
-# has PART TEXT: its table has a line of that.
-has() {
-    set -- "$1" "$2" "$machine"/results/*_gpu_"$1".txt
-    grep -q -e "$2" "$3" || { cat "$3"; return 1; }
-}
-draws() { many '<rect' "$(echo "$machine"/results/*_gpu_"$1".svg)" "$2"; }
-many() { [ "$(grep -c "$1" "$2")" -eq "$3" ] || { cat "$2"; return 1; }; }
-tables() { many '' "$tmp/tables" "$1"; }
-
-check 'all of it runs'                          gpu 0
-ls "$machine"/results/*.txt >"$tmp/tables"
-check 'a table for each part'                   tables 6
-check 'the machine is told'                     has kernels '^Some GPU, 999.1'
-check 'and its compiler'                        has kernels '^nvcc release 13.0'
-check 'every test ran'                          has tests "^ok .*gpu/test_cuda_training"
-check 'and their sum is there'                  has tests '^[0-9]* passed, 0 failed, 0 skipped'
-check 'PyTorch stands beside the kernels'       has kernels '^torch 9.9'
-check 'GPT-2 is measured before the other'      sh -c 'sed -n 2p "$1" | grep -q "model gpt2"' sh "$machine/benched"
-check 'both models are'                         many 'part training' "$machine/benched" 2
-check 'PyTorch has a part of its own'           has peers '200.000 ms'
-check 'both dtypes are trained'                 many 'preset char-gpu .*--graph' "$machine/trained" 2
-check 'each tool sees each test'                many 'tool racecheck' "$machine/sanitized" \
-    "$(find tests -name 'test_cuda*.cpp' ! -name '*sim*' | grep -c .)"
-check 'errors made on purpose are none'         many 'memcheck --report-api-errors no' "$machine/sanitized" \
-    "$(find tests -name 'test_cuda*.cpp' ! -name '*sim*' | grep -c .)"
-check 'kernels are drawn'                       draws kernels 3
-check 'steps are drawn'                         draws training 3
-check 'what has no times is not'                test ! -e "$machine/results/$(date +%F)_gpu_tests.svg"
-
-check 'a part builds what it needs'             gpu 0 kernels
-check 'and nothing else'                        many '^/' "$machine/made" 1
-NO_TORCH=1; export NO_TORCH
-check 'without PyTorch'                         gpu 0 kernels peers
-check 'which is told'                           has peers '^no PyTorch that sees the GPU'
-unset NO_TORCH
-
-MAKE_STATUS=2 TRAIN_STATUS=1 SANITIZER_STATUS=9; export MAKE_STATUS TRAIN_STATUS SANITIZER_STATUS
-check 'what fails is told at the end'           gpu 1 kernels nanogpt sanitizer
-check 'a build that fails does not end it'      has kernels '0.90 of it'
-check 'one dtype does not hinder the other'     many '' "$machine/trained" 2
-check 'an error under a tool fails'             has sanitizer '^FAIL initcheck: test_cuda_training'
-unset MAKE_STATUS TRAIN_STATUS SANITIZER_STATUS
-
-HANGS=1; export HANGS
-check 'a part that takes too long is cut'       gpu 1 training kernels
-check 'and keeps what it has'                   has training '120.000 ms'
-check 'and says so'                             has training '^cut after 240 s'
-check 'and is drawn'                            draws training 3
-check 'the next one runs'                       has kernels '0.90 of it'
-unset HANGS
-rm "$machine/text"
-check 'without the text'                        gpu 0 nanogpt
-check 'nothing is trained'                      has nanogpt '^skipped: DATA'
-check 'an unknown part'                         gpu 2 nosuch
-
-# --- first: one command for the first minutes on a GPU -----------------------------------------
 said() { grep -q -e "$1" "$tmp/said" || { cat "$tmp/said"; return 1; }; }
-unsaid() { ! grep -q -e "$1" "$tmp/said"; }
-# first_line N TEXT: line N of what was built and run has that.
-order() { sed -n "$1p" "$machine/order" | grep -q -e "$2" || { cat "$machine/order"; return 1; }; }
+unsaid() { ! said "$1"; }
+one_line() { cat "$tmp/said"; [ "$(wc -l <"$tmp/said")" = 1 ] && said "$1"; }
+lines() { [ "$(grep -c -e "$1" "$2")" = "$3" ] || { cat "$2"; return 1; }; }
+# with NAME=VALUE... -- COMMAND: COMMAND, with these variables.
+with() {
+    while [ "$1" != -- ]; do export "${1?}"; names="$names ${1%%=*}"; shift; done
+    shift
+    "$@"
+    result=$?
+    # shellcheck disable=SC2086
+    unset $names
+    names=
+    return $result
+}
+names=
+
+# --- all well ----------------------------------------------------------------------------------------
 check 'first runs'                              gpu 0 first
-check 'first builds the bench alone'            order 1 '^make .*bench_cuda$'
-check 'then it measures'                        order 2 '^bench .*--part first'
-check 'only then it builds the tests'           order 3 '^make .*gpu/test_cuda_training'
-check 'its table has steps'                     has first '120.000 ms'
-check 'the tests ran'                           has tests '^[0-9]* passed, 0 failed, 0 skipped'
-HANGS=1; export HANGS
-check 'a bench that hangs is cut'               gpu 1 first
-check 'and the tests run all the same'          has tests '^[0-9]* passed, 0 failed, 0 skipped'
-unset HANGS
+check 'its head names commit and GPU'           said '^first, .*commit abc | Some GPU, 999.1'
+check 'the captures are those of the simulation' said '^captures: all [0-9]* answers are'
+check 'the sum of the tests'                    said '^TESTS 6 passed, 0 failed, 0 skipped, in 2 programs'
+check 'a step, with its prediction'             said '^GPT-2 bf16 level 2, as a graph 120.000 ms, 9 tokens/s; predicted 119.5 ms'
+check 'PyTorch, compiled beside the tests'      said '^torch GPT-2 bf16-compiled 130.0 ms'
+check 'and eager'                               said '^torch GPT-2 eager'
+check 'five runs of the trainer'                lines '^train .* 3 rows, GPU 4.3, CPU 4.3, .* val 0.00000 (status 0)$' \
+    "$tmp/said" 5
+check 'memcheck of three programs'              lines '^memcheck .*ERROR SUMMARY: 0 errors' "$tmp/said" 3
+check 'nothing failed'                          said ', 0 problems$'
+few_files() { ls "$machine/out"; [ "$(ls "$machine/out" | wc -l)" -le 8 ]; }
+check 'at most 8 files of logs'                 few_files
+check 'libraries: first those of the wheels'    grep -q "^$kit/lib:$machine/wheel:$machine/toolkit/lib64" "$machine/path"
+rm "$machine/wheel/libcublasLt.so.13"
+mkdir "$machine/loader"; touch "$machine/loader/libcublasLt.so.13"
+check 'without PyTorch'                         with NO_TORCH=1 -- gpu 0 first
+check 'that is told'                            said '^no PyTorch that sees the GPU: no peer (No module'
+check 'then the libraries of the loader'        grep -q "^$kit/lib:$machine/loader:$machine/toolkit/lib64" "$machine/path"
+touch "$machine/wheel/libcublasLt.so.13"
 
-# Objects from elsewhere: the same compiler and sources, or none.
-mkdir "$machine/objects"
-check 'what pack writes'                        env PATH="$machine/bin:$PATH" CUDA="$machine/cuda" \
-    sh tests/cuda/gpu.sh pack "$machine/objects"
-echo object >"$machine/objects/mixprec_cuda.o"
-echo inside >"$machine/objects/inside.o"
-OBJECTS=$machine/objects; export OBJECTS
-check 'objects are taken'                       gpu 0 first
-check 'which is told'                           said 'mixprec_cuda.o is taken from'
-check 'and lie where make finds them'           cmp -s "$machine/objects/mixprec_cuda.o" "$machine/build/mixprec_cuda.o"
-check 'those of the tests as well'              cmp -s "$machine/objects/inside.o" "$machine/build/gpu/inside.o"
-rm "$machine/build/mixprec_cuda.o" "$machine/build/gpu/inside.o"
-echo 'nvcc release 11.0' >"$machine/objects/built_by"
-check 'those of another compiler are not'       gpu 0 first
-check 'which is told, too'                      said 'of another nvcc or of other sources'
-check 'and they stay away'                      test ! -e "$machine/build/mixprec_cuda.o"
-OBJECTS=$machine/nowhere
-check 'a folder without objects'                gpu 0 first
-check 'is told'                                 said 'has no mixprec_cuda.o and built_by'
-unset OBJECTS
+# --- what fails --------------------------------------------------------------------------------------
+says test_cuda 'printf "%s\n" "ok   fine" "  x.cpp:7: element 3 of 9 is 1 on the GPU, 2 on the CPU" \
+    "FAIL sums (1 checks)" "1 passed, 1 failed, 0 skipped"; exit 1'
+says test_cuda_rows 'echo last words; kill -SEGV $$'
+says test_cuda_training 'echo "skipped, there is no GPU: so it is"; exit 77'
+says test_cuda_attention 'echo fine; sleep 9'
+# Limits are a fortieth of theirs.
+real=$(command -v timeout)
+stand_in bin/timeout 'shift 2' 's=$(($1 / 40 + 1))' 'shift' "exec $real -k 1 \$s \"\$@\""
+USE_TESTS='test_cuda_attention test_cuda_training test_cuda_rows test_cuda'
+check 'one test hangs, one crashes, one fails'  gpu 1 first
+rm "$machine/bin/timeout"
+check 'their sum'                               said '^TESTS 1 passed, 3 failed, 1 skipped, in 4 programs'
+check 'the hang costs its limit'                said '^  FAIL test_cuda_attention .*: stopped after 80 s'
+check 'the crash'                               said '^  FAIL test_cuda_rows .*: killed by signal 11'
+check 'with its last words'                     said '^      last words'
+check 'a failed test'                           said '^    FAIL sums (1 checks)'
+check 'with its first lines'                    said '^      x.cpp:7: element 3 of 9'
+check 'a skip says why'                         said '^  skip test_cuda_training: skipped, there is no GPU: so it is'
+check 'the rest runs all the same'              said '^train fp8 '
+check 'the next call is named'                  said '^next: tests/cuda/gpu.sh again test_cuda_attention test_cuda_rows test_cuda $'
+for name in test_cuda test_cuda_rows; do says $name 'echo so it is; exit 77'; done
+USE_TESTS=
+check 'a run that skips every test is red'      gpu 1 first
+check 'and says so'                             said '^no test passed'
+all_pass
+check 'losses apart, a bench that fails'        with LOSS=4.41 BENCH_STATUS=1 SANITIZER_STATUS=9 -- gpu 1 first
+check 'apart in f32'                            said '^train fp32 .*loss 0.01000.* !! apart'
+check 'but not in fp16'                         said '^train fp16 .*val 0.00000 (status 0)'
+check 'the bench, with its status'              said '^OURS (bench_cuda --part first: status 1)'
+check 'an error under the sanitizer'            said '^memcheck test_cuda_rows: status 9 (FAIL)'
+check 'a trainer that fails, a NaN'             with LOSS=NaN TRAIN_STATUS=1 -- gpu 1 first
+check 'is no row of the CPU'                    said '^train bf16 .*!! rows differ (status 1)'
+check 'a driver that answers otherwise'         with ANSWERS='s/EventQuery: error 900/EventQuery: ok/' -- gpu 0 first
+check 'is shown beside the simulation'          said '^> capture .*cudaEventQuery: ok'
 
-# What is missing is said, before anything is built.
-USE_CUDA=; cp "$machine/cuda/bin/nvcc" "$machine/bin/nvcc"
-mkdir -p "$machine/lib64"; echo library >"$machine/lib64/libcublasLt.so"
-check 'nvcc is found on PATH'                   gpu 0 first
-check 'and its toolkit is used'                 grep -q "CUDA=$machine\$" "$machine/made"
-rm "$machine/bin/nvcc"
-USE_CUDA=$machine/nothing
-check 'without nvcc'                            gpu 2 first
-check 'that is said'                            said 'nvcc is missing: put it on PATH'
-check 'and nothing was built'                   test ! -e "$machine/order"
-mkdir -p "$machine/nothing/bin"; cp "$machine/cuda/bin/nvcc" "$machine/nothing/bin/"
-stand_in bin/ldconfig ':'
-check 'without cuBLASLt'                        gpu 2 first
-check 'that is said, too'                       said 'libcublasLt is missing'
-unset USE_CUDA
-USE_MAKE=nosuchmake
-stand_in bin/cc 'echo "cc $*" >>"$MACHINE/order"'
-stand_in bin/c++ 'echo "c++ $*" >>"$MACHINE/order"'
-stand_in cuda/bin/nvcc 'echo "nvcc $*" >>"$MACHINE/order"; echo "Cuda compilation tools, release 13.0, V13.0.88"'
-check 'without make'                            gpu 0 first
-check 'a script builds'                         said 'make is missing: tests/cuda/gpu_build.sh builds'
-check 'the companion'                           order 2 'nvcc .*mixprec_cuda.o$'
-check 'the bench'                               grep -q 'c++ .*bench_cuda$' "$machine/order"
-check 'what the tests share, once'              many 'nvcc .*inside.cu' "$machine/order" 1
-check 'and each test'                           grep -q 'nvcc .*test_cuda_training.cpp' "$machine/order"
-unset USE_MAKE
-cd "$root" && report
+# --- what is cut -------------------------------------------------------------------------------------
+says test_cuda 'touch $MACHINE/begun; sleep 30'
+rm -f "$machine/begun"
+check 'the budget ends'                         with BUDGET=1 -- gpu 1 first
+check 'the table is shown'                      said '^!! cut by the end of BUDGET'
+signalled() {
+    rm -f "$machine/begun"
+    ( BUDGET=60; export BUDGET; there first ) >"$tmp/said" 2>&1 & call=$!
+    tries=0
+    while [ ! -e "$machine/begun" ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+    kill -TERM $call
+    wait $call
+    [ $? = 1 ]
+}
+check 'the call is stopped by a signal'         signalled
+check 'the table is shown, too'                 said '^!! cut by a signal: what stands above was measured'
+check 'with the tests that ended'               said '^TESTS 3 passed, 1 failed, 0 skipped, in 2 programs'
+all_pass
+check 'a long table is shortened'               with LONG_TABLE=1 -- gpu 0 first
+short_enough() { [ "$(sed -n '/^first, /,$p' "$tmp/said" | wc -c)" -lt 12000 ] && said '^\.\.\. (the rest of this part: '; }
+check 'below 12,000 characters'                 short_enough
+
+# --- machines ----------------------------------------------------------------------------------------
+check 'two GPUs'                                with GPUS='0, 900
+1, 3' -- gpu 0 first
+check 'the idlest is used'                      said '^note: 2 GPUs: number 1 is used, .*set CUDA_VISIBLE_DEVICES'
+check 'by the programs'                         grep -qx 1 "$machine/visible"
+check 'the choice is the caller'"'"'s'            with CUDA_VISIBLE_DEVICES=0 GPUS='0, 900
+1, 3' -- gpu 0 first
+check 'and no line tells of it'                 unsaid '^note:'
+check 'a GPU in use'                            with MEMORY=60000 -- gpu 0 first
+check 'what to do'                              said '^note: the GPU is in use (60000 MiB, 21559 .*: end the other'
+check 'with a smaller batch'                    grep -q -e '--batch 32' "$machine/benched"
+check 'one process at a time'                   with COMPUTE_MODE=3 -- gpu 0 first
+check 'which is told'                           said '^compute mode: one process at a time'
+USE_OUT=/proc/no/such
+check 'a checkout that is read-only'            gpu 0 first
+check 'the logs lie elsewhere'                  said '^note: OUT (/proc/no/such) cannot .* the logs lie in /tmp'
+rm -rf "$(sed -n 's/.*the logs lie in \(.*\); set OUT.*/\1/p' "$tmp/said")"
+unset USE_OUT
+sed -i.old 's/^sources: .*/sources: 1 2/' "$kit/built_by"
+check 'a kit of other sources'                  gpu 1 first
+check 'says what to do'                         said '^!! the kit is of other sources .*: run tests/cuda/gpu.sh pack'
+check 'check says so, too'                      gpu 1 check
+check 'in its last line'                        said '^the kit is of other sources: run'
+mv "$kit/built_by.old" "$kit/built_by"
+check 'check of a right kit'                    gpu 0 check
+check 'starts each program'                     said '^test_cuda_rows: status 0'
+
+# --- machines where nothing runs: one line, which says what to do ----------------------------------------
+check 'an older driver'                         with DRIVER=12040 GPU_ERROR=35 -- gpu 2 first
+check 'says so'                                 one_line 'serves CUDA 12 and the kit needs 13: pack with nvcc 12, or install'
+check 'CUDA without a GPU'                      with GPU_ERROR=100 -- gpu 3 first
+check 'says so, too'                            one_line 'CUDA finds no GPU: .*error 100.*nothing was run'
+check 'a GPU of another kind'                   with CAPABILITY=8.0 -- gpu 2 first
+check 'which pack would serve it'               one_line 'for sm_90 .* is sm_80: run KIT_ARCH=sm_80 tests/cuda/gpu.sh pack'
+touch "$machine/wheel/libcublasLt.so.12"
+rm -rf "$machine/wheel/libcublasLt.so.13" "$machine/loader"
+check 'wheels of another version'               with STARTS_NOT=1 LACKS=libcublasLt.so.13 -- gpu 2 first
+check 'name what is there'                      one_line "so.13 is missing, $machine/wheel/.*so.12 is there: pack with nvcc 12"
+check 'no library at all'                       with STARTS_NOT=1 LACKS=libnosuch.so.1 -- gpu 2 first
+check 'is named'                                one_line 'libnosuch.so.1 is missing: set LD_LIBRARY_PATH'
+touch "$machine/wheel/libcublasLt.so.13"
+USE_KIT=$machine/nokit
+check 'no kit'                                  gpu 2 first
+check 'where to make one'                       one_line 'there is no kit in .*: run tests/cuda/gpu.sh pack at home'
+# With nvcc and make the programs are compiled there.
+mkdir -p "$machine/toolkit/bin"
+stand_in toolkit/bin/nvcc 'echo "Cuda compilation tools, release 13.0, V13.0.88"'
+stand_in bin/amake 'for word; do' \
+    'case $word in KIT=*) mkdir -p "${word#KIT=}" && cp -r "$MACHINE/kit/bin" "${word#KIT=}/" ;; esac; done'
+USE_MAKE=$machine/bin/amake
+check 'no kit, but nvcc and make'               gpu 1 first
+check 'which is told'                           said '^!! there is no kit in .*; the programs were compiled here'
+check 'all of it runs'                          said '^train fp8 .*(status 0)$'
+unset USE_MAKE USE_KIT
+if [ -e /dev/nvidia0 ]; then skip 'no GPU (this machine has one)'
+else
+    stand_in bin/nvidia-smi 'echo "nvidia-smi has failed" >&2; exit 9'
+    check 'no GPU'                              gpu 3 first
+    check 'is one line'                         one_line 'no GPU: nvidia-smi names none .*; nothing was run'
+    stand_in bin/nvidia-smi 'echo "Some GPU, 999.1, 81559 MiB, 3 MiB, 1 MHz, 2 MHz, 3 W, 4"'
+fi
+
+# --- again -------------------------------------------------------------------------------------------
+check 'again, two names'                        gpu 0 again test_cuda_rows kernels
+check 'the test runs'                           said '^TESTS 3 passed, 0 failed, 0 skipped, in 1 programs'
+check 'under two tools'                         lines '^--tool [a-z]*check' "$machine/sanitized" 2
+check 'kernels stand beside PyTorch'"'"'s'        said '^KERNELS, PyTorch: status 0'
+check 'an unknown name'                         gpu 2 again nosuch
+check 'is told'                                 one_line 'there is no test or part nosuch: name a test'
+check 'an unknown mode'                         gpu 2 nosuch
+check 'shows the modes'                         said 'tests/cuda/gpu.sh rehearse'
+
+# A test of a kit may run where there is no build folder.
+no_build() { ! grep -n '"build/' tests/*/*.c tests/*/*.cpp tests/*/*/*.c; }
+check 'no test writes into build/'              no_build
+report

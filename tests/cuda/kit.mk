@@ -1,0 +1,76 @@
+# kit.mk - programs for the GPU of another machine, which start there without a build: one shared library with
+# mixprec and the companion, the CUDA tests, the bench, the trainer, the probe. The Makefile includes it;
+# tests/cuda/gpu.sh explains how the programs are used.
+#
+#   KIT_ARCH=sm_90   the GPU of that machine
+
+KIT      ?= $(BUILD)/kit
+KIT_ARCH ?= sm_90
+KIT_NVCC  = $(NVCC) -std=c++17 -arch=$(KIT_ARCH) -x cu $(INCLUDES)
+KIT_TESTS = $(notdir $(GPU_TESTS))
+
+# The objects of one GPU lie in a folder of their own: those of another cannot be mistaken for them.
+KIT_OBJECTS = $(BUILD)/kit_objects/$(KIT_ARCH)
+
+$(KIT_OBJECTS)/inside.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
+	$(call say,nvcc $@: two to three minutes of a core)
+	$(Q)mkdir -p $(@D) && $(KIT_NVCC) -O3 -Xcompiler -fPIC -c $< -o $@
+$(KIT_TESTS:%=$(KIT_OBJECTS)/%.o): $(KIT_OBJECTS)/%.o: %.cpp tests/cuda/inside.h $(HEADER) \
+        $(filter-out tests/support/cudasim%,$(wildcard tests/support/*.h))
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(KIT_NVCC) -O1 -DCOMPANION_LINKED -c $< -o $@
+$(KIT_OBJECTS)/probe.o: tests/cuda/probe.cu
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(KIT_NVCC) -O2 -c $< -o $@
+
+# Programs without device code serve every GPU.
+$(BUILD)/kit_objects/bench_cuda.o: tests/bench/bench_cuda.cpp tests/support/ledger.h $(HEADER)
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -isystem $(CUDA)/include $(INCLUDES) -c $< -o $@
+$(BUILD)/kit_objects/trainer_cuda.o: examples/trainer/trainer.c $(wildcard examples/*.h examples/trainer/*.h) $(HEADER)
+	$(call say,cc $@)
+	$(Q)mkdir -p $(@D) && $(CC) -std=$(STD) -O2 $(OPENMP) $(INCLUDES) -DMIXPREC_IMPLEMENTATION_DONE -DTRAINER_CUDA \
+	    -c $< -o $@
+
+# $(call kit,FOLDER,OBJECTS,COMPANION,CUDA): the programs of a kit in FOLDER. OBJECTS has those of the tests, CUDA
+# are the options that link its libraries. Programs find the library beside their own folder.
+define kit
+$1/lib/libmixprec_gpu.so: $3 $(RELEASE_OBJECTS)
+	$$(call say,c++ $$@)
+	$$(Q)mkdir -p $$(@D) && $(CXX) -shared -s -Wl,-soname,$$(@F) -Wl,-rpath,'$$$$ORIGIN' -o $$@ $$^ $4 \
+	    $$(OMP_LINK) -ldl -lm
+$(KIT_TESTS:%=$1/bin/%): $1/bin/%: $2/%.o $1/lib/libmixprec_gpu.so ; $$(kit_link)
+$1/bin/probe: $2/probe.o ; $$(kit_link)
+$1/bin/bench_cuda $1/bin/trainer_cuda: $1/bin/%: $(BUILD)/kit_objects/%.o $1/lib/libmixprec_gpu.so ; $$(kit_link)
+$(KIT_TESTS:%=$1/bin/%) $1/bin/probe $1/bin/bench_cuda $1/bin/trainer_cuda: private KIT_LIBS = $4
+endef
+define kit_link
+$(call say,c++ $@)
+$(Q)mkdir -p $(@D) && $(CXX) -s $^ $(KIT_LIBS) -Wl,-rpath,'$$ORIGIN/../lib' $(OMP_LINK) -ldl -lm -o $@
+endef
+
+CUDA_FOLDERS = -L$(CUDA)/lib64 -L$(CUDA)/lib -L$(CUDA)/targets/x86_64-linux/lib
+$(eval $(call kit,$(KIT),$(KIT_OBJECTS),$(KIT_OBJECTS)/inside.o,$(CUDA_FOLDERS) -lcublasLt -lcudart))
+
+KIT_PROGRAMS = $(KIT_TESTS:%=$(KIT)/bin/%) $(addprefix $(KIT)/bin/,probe bench_cuda trainer_cuda)
+kit-programs: $(KIT_PROGRAMS)
+
+# The same kit as PTX, on the interpreter: tests/cuda/runtime.cpp as a shared library stands for CUDA's two.
+CUDA_MAJOR = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\).*/\1/p')
+REHEARSAL = $(BUILD)/rehearsal
+REHEARSED ?= test_cuda_by_hand test_cuda_optimizers test_cuda_rows test_cuda_training
+$(REHEARSAL)/lib/libcudart.so: $(BUILD)/ptx/runtime.o
+	$(Q)mkdir -p $(@D) && $(CXX) -shared -Wl,-soname,$(@F).$(CUDA_MAJOR) -o $@.$(CUDA_MAJOR) $^ -lm && \
+	    ln -sf $(@F).$(CUDA_MAJOR) $@
+$(REHEARSAL)/lib/libcublasLt.so:
+	$(Q)mkdir -p $(@D) && echo 'typedef int nothing;' >$(@D)/empty.c && \
+	    $(CC) -shared -Wl,-soname,$(@F).$(CUDA_MAJOR) -o $@.$(CUDA_MAJOR) $(@D)/empty.c && \
+	    ln -sf $(@F).$(CUDA_MAJOR) $@
+$(BUILD)/ptx/probe.o: tests/cuda/probe.cu
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,90) -c $< -o $@
+$(REHEARSAL)/lib/libmixprec_gpu.so $(REHEARSAL)/bin/probe: | $(addprefix $(REHEARSAL)/lib/,libcudart.so libcublasLt.so)
+$(eval $(call kit,$(REHEARSAL),$(BUILD)/ptx,$(BUILD)/ptx/inside_90.o,-L$(REHEARSAL)/lib -lcublasLt -lcudart))
+rehearsal-programs: $(REHEARSED:%=$(REHEARSAL)/bin/%) $(addprefix $(REHEARSAL)/bin/,probe bench_cuda trainer_cuda)
+
+.PHONY: kit-programs rehearsal-programs
