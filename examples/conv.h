@@ -614,7 +614,8 @@ static mixp_result conv_weight(mixp_context *ctx, const conv_shape *s, mixp_in i
 static mixp_result conv_refuse(mixp_call *c, const char *what) {
     const mixp_tensor *x = c->in[0], *w = c->in[1];
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "%s: x of rank %d with %lld channels and w of rank %d with %lld: %s", c->op->name, x->rank, x->rank > 1 ? (long long)x->shape[1] : 0LL, w->rank,
+                             "%s: x of rank %d with %lld channels and w of rank %d with %lld: %s", c->op->name,
+                             x->rank, x->rank > 1 ? (long long)x->shape[1] : 0LL, w->rank,
                              w->rank > 1 ? (long long)w->shape[1] : 0LL, what);
 }
 
@@ -1513,8 +1514,8 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
 
 /* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
  * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
- * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE: the
- * rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch.
+ * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE:
+ * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as

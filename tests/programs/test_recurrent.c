@@ -1,9 +1,10 @@
-/* test_recurrent.c - examples/recurrent.h compared with PyTorch's LSTM and GRU; its gradients
+/* test_recurrent.c - examples/recurrent.h compared with PyTorch's LSTM, GRU and RNN; its gradients
  * compared with finite differences.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
 #include "../../examples/recurrent.h"
+#include "../reference/recurrent.h"
 
 enum { IN = 3, HIDDEN = 2, BATCH = 2, TIME = 3 };
 
@@ -80,6 +81,7 @@ static void beside_pytorch(int64_t gates, const double *y, const double *dw) {
     /* Half precision: as PyTorch's cells under autocast, to its rounding. */
     mixp_step_begin(l.ctx);
     MIXP_AUTOCAST(l.ctx, MIXP_F16) { got = forward(&l, &c); }
+    CHECK(got && got->dtype == MIXP_F16);
     near(got, y, 4e-3);
     CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
     mixp_context_free(l.ctx);
@@ -134,6 +136,221 @@ static void carried(void) {
     CHECK(y != NULL);
     CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
     mixp_context_free(l.ctx);
+}
+
+/* --- layers, directions, projections, lengths --------------------------------------------------- */
+
+enum { LINES = 4, WEIGHTS = 5 * LINES };
+
+typedef struct network {
+    const network_case *n;
+    mixp_context       *ctx;
+    mixp_tensor        *x, *h[LINES], *c[LINES], *made[WEIGHTS], *proj[LINES];
+    recurrent_weights   w[LINES];
+    int                 lines, weights;
+} network;
+
+/* The next weight, in PyTorch's order. */
+static mixp_tensor *weight(network *k, int rank, int64_t rows, int64_t cols) {
+    char name[16];
+    snprintf(name, sizeof name, "w%d", k->weights);
+    return k->made[k->weights++] = fill(k->ctx, name, rank, rows, cols, 0);
+}
+
+static void state_parts(network *k, mixp_tensor **part, const char *kind, int64_t width) {
+    int i;
+    for (i = 0; i < k->lines; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%s%d", kind, i);
+        part[i] = fill(k->ctx, name, 2, BATCH, width, 0);
+    }
+}
+
+static void network_open(network *k, const network_case *n) {
+    const int64_t gates = n->kind == RECURRENT_LSTM ? 4 : n->kind == RECURRENT_GRU ? 3 : 1;
+    const int64_t out = n->proj ? n->proj : HIDDEN;
+    int           i;
+    memset(k, 0, sizeof *k);
+    state = 1;
+    k->n = n;
+    k->ctx = mixp_context_new(NULL);
+    k->lines = n->layers * (1 + n->two);
+    for (i = 0; i < k->lines; i++) {
+        const int64_t in = i <= n->two ? IN : out * (1 + n->two);
+        k->w[i].w_x = weight(k, 2, gates * HIDDEN, in);
+        k->w[i].w_h = weight(k, 2, gates * HIDDEN, out);
+        if (n->bias) k->w[i].b_x = weight(k, 1, gates * HIDDEN, 0);
+        if (n->bias) k->w[i].b_h = weight(k, 1, gates * HIDDEN, 0);
+        if (n->proj) k->proj[i] = weight(k, 2, n->proj, HIDDEN);
+    }
+    k->x = fill(k->ctx, "x", 3, BATCH, TIME, IN);
+    if (n->given) state_parts(k, k->h, "h", out);
+    if (n->given && n->kind == RECURRENT_LSTM) state_parts(k, k->c, "c", HIDDEN);
+}
+
+/* h and c: the states before and after, where they are given. */
+static mixp_tensor *network_run(network *k, mixp_tensor **h, mixp_tensor **c) {
+    const int64_t  rows = BATCH;
+    const int      lstm = k->n->kind == RECURRENT_LSTM;
+    recurrent_desc d;
+    memset(&d, 0, sizeof d);
+    d.kind = (recurrent_kind)k->n->kind;
+    d.layers = k->n->layers;
+    d.bidirectional = k->n->two;
+    d.w_proj = k->n->proj ? k->proj : NULL;
+    if (k->n->lengths[0]) {
+        int32_t lengths[BATCH];
+        memcpy(lengths, k->n->lengths, sizeof lengths);
+        d.lengths = mixp_input(k->ctx, MIXP_I32, 1, &rows, lengths);
+    }
+    memcpy(h, k->h, sizeof k->h);
+    memcpy(c, k->c, sizeof k->c);
+    return recurrent(k->ctx, k->x, k->n->given ? h : NULL, k->n->given && lstm ? c : NULL, k->w, &d);
+}
+
+static const double *near_all(mixp_tensor *const *t, int n, int gradient, const double *want) {
+    int i;
+    for (i = 0; i < n; i++) {
+        const mixp_tensor *one = gradient && t[i] ? t[i]->grad : t[i];
+        near(one, want, 1e-6);
+        want += one ? one->count : 0;
+    }
+    return want;
+}
+
+static void networks_beside_pytorch(void) {
+    size_t at;
+    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
+        const network_case *n = &network_cases[at];
+        const double       *want = network_numbers + n->first;
+        const int64_t       out = n->proj ? n->proj : HIDDEN;
+        mixp_tensor        *h[LINES], *c[LINES], *y;
+        network             k;
+        network_open(&k, n);
+        mixp_step_begin(k.ctx);
+        y = network_run(&k, h, c);
+        want = near_all(&y, 1, 0, want);
+        if (n->given) near_all(h, k.lines, 0, want);
+        want += k.lines * BATCH * out;
+        if (n->given && n->kind == RECURRENT_LSTM) near_all(c, k.lines, 0, want);
+        if (n->kind == RECURRENT_LSTM) want += k.lines * BATCH * HIDDEN;
+        CHECK_INT(mixp_backward(k.ctx, mixp_mean(k.ctx, mixp_sin(k.ctx, y), MIXP_ALL, 0)), MIXP_OK);
+        want = near_all(&k.x, 1, 1, want);
+        if (n->given) want = near_all(k.h, k.lines, 1, want);
+        if (n->given && n->kind == RECURRENT_LSTM) want = near_all(k.c, k.lines, 1, want);
+        want = near_all(k.made, k.weights, 1, want);
+        CHECK(at + 1 == sizeof network_cases / sizeof network_cases[0] ||
+              want == network_numbers + network_cases[at + 1].first);
+        CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
+        mixp_context_free(k.ctx);
+    }
+}
+
+/* Under autocast h is low, as in PyTorch; a c of f32 stays f32. */
+static void states_under_autocast(void) {
+    size_t at;
+    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
+        const network_case *n = &network_cases[at];
+        mixp_tensor        *h[LINES], *c[LINES], *y = NULL;
+        network             k;
+        int                 i;
+        network_open(&k, n);
+        mixp_step_begin(k.ctx);
+        MIXP_AUTOCAST(k.ctx, MIXP_F16) y = network_run(&k, h, c);
+        CHECK(y && y->dtype == MIXP_F16);
+        near(y, network_numbers + n->first, 8e-3);
+        for (i = 0; n->given && i < k.lines; i++) {
+            CHECK(h[i] && h[i]->dtype == MIXP_F16);
+            if (n->kind == RECURRENT_LSTM) CHECK(c[i] && c[i]->dtype == MIXP_F32);
+        }
+        CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
+        mixp_context_free(k.ctx);
+    }
+}
+
+/* A longer sequence than the pieces in which results are joined: a sum, since w_h is 1 and x is 1 at each position. */
+static void a_long_sequence(void) {
+    enum { LONG = 700 };
+    const int64_t     one[2] = { 1, 1 }, shape[3] = { 1, LONG, 1 };
+    static float      got[LONG];
+    mixp_context     *ctx = mixp_context_new(NULL);
+    mixp_tensor      *y, *h;
+    recurrent_weights w;
+    recurrent_desc    d;
+    int               t;
+    memset(&w, 0, sizeof w);
+    memset(&d, 0, sizeof d);
+    d.kind = RECURRENT_RELU;
+    mixp_step_begin(ctx);
+    w.w_x = w.w_h = mixp_full(ctx, MIXP_F32, 2, one, 1);
+    h = mixp_full(ctx, MIXP_F32, 2, one, 5);
+    y = recurrent(ctx, mixp_full(ctx, MIXP_F32, 3, shape, 1), &h, NULL, &w, &d);
+    CHECK_INT(mixp_read(y, got, MIXP_F32, LONG), MIXP_OK);
+    for (t = 0; t < LONG; t++) CHECK_NEAR((double)got[t], 6 + t, 0);
+    CHECK_NEAR(mixp_item(h), 5 + LONG, 0);
+    mixp_context_free(ctx);
+}
+
+/* Dropout lies between layers: it changes a second layer and not the first, and scales what it keeps. */
+static void dropout_between_layers(void) {
+    const int64_t     one[2] = { 1, 1 }, shape[3] = { 64, 1, 1 };
+    mixp_context     *ctx = mixp_context_new(NULL);
+    recurrent_weights w[2];
+    recurrent_desc    d;
+    float             got[64];
+    int               layers, i, dropped = 0;
+    memset(w, 0, sizeof w);
+    memset(&d, 0, sizeof d);
+    d.kind = RECURRENT_RELU;
+    d.dropout = 0.5f;
+    mixp_step_begin(ctx);
+    w[0].w_x = w[0].w_h = w[1].w_x = w[1].w_h = mixp_full(ctx, MIXP_F32, 2, one, 1);
+    for (layers = 1; layers < 3; layers++) {
+        d.layers = layers;
+        CHECK_INT(mixp_read(recurrent(ctx, mixp_full(ctx, MIXP_F32, 3, shape, 1), NULL, NULL, w, &d), got, MIXP_F32, 64),
+                  MIXP_OK);
+        for (i = 0; i < 64; i++) {
+            CHECK(layers == 1 ? got[i] == 1.0f : got[i] == 0.0f || got[i] == 2.0f);
+            dropped += got[i] == 0.0f;
+        }
+    }
+    CHECK(dropped > 16 && dropped < 48);
+    mixp_context_free(ctx);
+}
+
+static void refused(mixp_context *ctx, const mixp_tensor *y, mixp_result code, const char *text) {
+    const char *why;
+    CHECK(y == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), code);
+    CHECK_TEXT(why, text);
+    mixp_context_clear_error(ctx);
+}
+
+static void refusals(void) {
+    const int64_t  long_shape[3] = { 1, 65537, 1 }, three = 3;
+    const int32_t  lengths[3] = { 1, 1, 1 };
+    recurrent_desc d;
+    network        k;
+    network_open(&k, &network_cases[3]);
+    memset(&d, 0, sizeof d);
+    mixp_step_begin(k.ctx);
+    refused(k.ctx, recurrent(k.ctx, k.w[0].w_x, NULL, NULL, k.w, NULL), MIXP_ERR_SHAPE, "the rank of x is 2");
+    refused(k.ctx, recurrent(k.ctx, mixp_full(k.ctx, MIXP_F32, 3, long_shape, 0), NULL, NULL, k.w, NULL), MIXP_ERR_SHAPE,
+            "at most 65536");
+    d.lengths = mixp_input(k.ctx, MIXP_I32, 1, &three, lengths);
+    refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_SHAPE, "one length for each sequence");
+    d.lengths = NULL;
+    d.layers = -1;
+    refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "layers is not negative");
+    d.layers = 0;
+    d.kind = (recurrent_kind)4;
+    refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "kind is a recurrent_kind");
+    d.kind = RECURRENT_GRU;
+    d.w_proj = k.proj;
+    refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "only an LSTM has w_proj");
+    CHECK(recurrent(k.ctx, NULL, NULL, NULL, k.w, NULL) == NULL);
+    CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
+    mixp_context_free(k.ctx);
 }
 
 /* --- a carried state and skipped steps --------------------------------------------------------- */
@@ -306,6 +523,11 @@ int main(void) {
     RUN(gru);
     RUN(differences);
     RUN(carried);
+    RUN(networks_beside_pytorch);
+    RUN(states_under_autocast);
+    RUN(a_long_sequence);
+    RUN(dropout_between_layers);
+    RUN(refusals);
     RUN(a_state_survives_an_overflow);
     RUN(a_skipped_batch_moves_no_state);
     RUN(an_evaluation_from_zeros_has_the_sites_of_training);

@@ -1,5 +1,5 @@
-/* window_cases.h - convolutions, pooling and resizing of examples/conv.h in one to three dimensions, compared with numbers
- * recorded from PyTorch. The includer defines conv_context(), which chooses the device.
+/* window_cases.h - convolutions, pooling and resizing of examples/conv.h in one to three dimensions, compared with
+ * numbers recorded from PyTorch. The includer defines conv_context(), which chooses the device.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #ifndef WINDOW_CASES_H
 #define WINDOW_CASES_H
