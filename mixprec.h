@@ -15994,12 +15994,15 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         mixpi_out_of_memory(ctx, bytes);
         return NULL;
     }
+
     p->next = NULL;
     p->size = bytes;
     p->used = 0;
     p->from_device = from_device;
     p->on_device = on_device;
     p->owner = NULL;
+
+    /* The memory itself: the device's, or what follows the record. */
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
         mixpi_host_put(ctx, p);
@@ -16009,6 +16012,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;
     }
+
     ctx->memory.allocations++;
     if (on_device) ctx->memory.allocated += bytes;
     return p;
@@ -17004,12 +17008,12 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
-    mixp_result r;
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
                            : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
+
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
@@ -17024,7 +17028,9 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->memory.dev.on_device = 1;
     ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
-    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+
+    /* The device comes last: what it refuses leaves nothing behind. */
+    mixp_result r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
@@ -17084,7 +17090,6 @@ static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
@@ -17095,11 +17100,13 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
+
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
+
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
     if (ctx->capture.active) mixpi_watcher_captured(ctx);
@@ -17128,9 +17135,6 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
-    mixp_graph *g;
-    uint64_t step;
-    mixp_result r;
     if (!ctx) return NULL;
     if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -17138,9 +17142,11 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
                           "first");
         return NULL;
     }
-    r = mixpi_capture_check(ctx);
-    g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    step = ctx->step;
+
+    /* The recording ends in any case; the step that it counted did not run. */
+    mixp_result r = mixpi_capture_check(ctx);
+    mixp_graph *g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    uint64_t step = ctx->step;
     mixpi_capture_undo(ctx);
     if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -17149,6 +17155,8 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         if (g) mixpi_owned_free(ctx, g);
         return NULL;
     }
+
+    /* What a replay must count and compare. */
     g->ctx = ctx;
     g->next = ctx->capture.graphs;
     g->handle = handle;
@@ -17276,6 +17284,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                  "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
+
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -17342,6 +17351,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+
     t->own.self = t;
     t->own.of = ctx;
     t->ctx = ctx;
@@ -17351,9 +17361,12 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     t->version = 1;
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
+
     /* Allocate the data first: a tensor without memory must never enter the context's list. */
     if (with_data) t->data = mixpi_data_alloc(t);
     if (with_data && !t->data) return NULL;
+
+    /* The context lists what lasts. */
     if (!permanent) return t;
     if (length) {
         memcpy(t + 1, name, length + 1);
@@ -17478,6 +17491,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad: the result of an operator keeps "
                                  "its gradient; to cut the gradient, use mixp_detach");
+
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
@@ -17596,6 +17610,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;
     }
+
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
@@ -17605,6 +17620,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
+
     return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
 }
 
@@ -17886,8 +17902,6 @@ static int mixpi_buffer_dtype(mixp_dtype dtype) {
 
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape) {
-    mixpi_backup *b;
-    mixp_tensor *t;
     if (!ctx) return NULL;
     if (!mixpi_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
@@ -17896,12 +17910,15 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
+
     if (mixpi_name_is_taken(ctx, "mixp_buffer", name)) return NULL;
     if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
-    b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
-    t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
+
+    mixpi_backup *b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
+    mixp_tensor *t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
     if (!t) return NULL;
+
     b->buffer = t;
     t->own.backup = b;
     mixpi_params_add(&ctx->buffers.all, t);
@@ -18181,6 +18198,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
+
     wrong = mixpi_recipe_fields_wrong(r);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
@@ -18188,6 +18206,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
+
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
@@ -18238,12 +18257,15 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     const mixp_autocast now = mixp_autocast_current(ctx);
     mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
+
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
+
+    /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
@@ -18715,6 +18737,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                  "%s: input %d is not a tensor: it is an invalid pointer, or a "
                                  "gradient that mixp_backward has released",
                                  op->name, i);
+
+    /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
@@ -18727,6 +18751,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "mixp_tensor_set_disposable before its last reader only";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
+
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
                              "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
@@ -18744,6 +18769,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: attrs is NULL, but the operator's attrs_size is %.0f",
                                  op->name, (double)op->attrs_size);
+
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the operator's class is %d, which is not a mixp_op_class",
@@ -18753,6 +18779,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                  "%s: %d inputs, of which %d required; at least 1 must be "
                                  "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
+
     for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }
@@ -19703,22 +19730,25 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_no_grad_now(ctx);
-    mixpi_rerun *b;
-    mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
+
+    /* The block runs once, as it will again. */
     ctx->tape.in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
     ctx->tape.unrecorded = NULL;
-    y = fn(ctx, x, user);
+    mixp_tensor *y = fn(ctx, x, user);
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
                           "between steps only");
+
     if (!y || ctx->generation != generation) return NULL;
     if (!mixpi_is_live(y)) return y;
     if (no_grad) mixpi_unrecorded_spill(ctx, y);
-    b = mixpi_rerun_since(ctx, before);
+
+    /* Its activations go; its result stays. */
+    mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
     for (i = 0; i < b->count; i++) b->entries[i]->block = b;
@@ -19904,6 +19934,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     int64_t i;
     memset(analytic, 0, (size_t)t->count * sizeof(float));
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
+
+    /* One element at a time goes up and down. */
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
         float old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
         double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
@@ -19914,6 +19946,7 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
         if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off; /* a NaN stays */
     }
+
     t->grad = NULL;
     return r;
 }
@@ -19964,20 +19997,23 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
                                             int n_inputs, mixp_tensor *const *inputs, double eps,
                                             double *worst) {
     int64_t most;
-    mixp_result r;
-    float *memory;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
+    mixp_result r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
     if (r != MIXP_OK) return r;
-    memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
+    float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
+
+    /* The gradients that the walk gives. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     r = mixpi_check_walk(ctx, fn, user);
+
+    /* Beside differences of the loss. */
     *worst = 0.0;
     if (eps <= 0.0) eps = 1e-3;
     for (i = 0; i < n_inputs && r == MIXP_OK; i++)
         r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
+
     mixpi_host_put(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
@@ -20384,6 +20420,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
                                     weight->name);
         return NULL;
     }
+
     s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
     if (*result != MIXP_OK) return NULL;
     s->weight = weight;
@@ -20471,6 +20508,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
         mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         s = mixpi_scaled_find(ctx, t);
+
         memset(&k, 0, sizeof k);
         k.rank = 1;
         k.shape[0] = MIXPI_ROLES;
@@ -20484,6 +20522,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.dst = mixpi_out_to(newest, MIXP_F32, 0);
             k.src_strides[0] = s->length;
         }
+
         if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
@@ -20778,21 +20817,21 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
 static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
                                        mixpi_recipe_call *out) {
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    mixp_recipe_counts *counts;
-    int64_t unit;
-    int kept;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
     if (!r) return MIXP_OK;
+
     out->enters = mixpi_recipe_trains(c->ctx);
     if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
         c->ctx->casting->trained = *r;
         c->ctx->casting->trained_in = c->ctx->generation;
     }
-    counts = &c->ctx->casting->recipes;
-    unit = mixpi_recipe_unit(r->kind);
-    kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
-           c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+
+    /* Kept in 16 bits, of a size that does not fit, or quantised. */
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    int64_t unit = mixpi_recipe_unit(r->kind);
+    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+               c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
@@ -20821,17 +20860,22 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     const int64_t n = mixpi_recipe_unit(r->kind);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
+
+    /* One factor for the array. */
     if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
         k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
         return;
     }
+
+    /* One for each block. */
     if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
     if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
+
     if (r->kind != MIXP_RECIPE_NVFP4) return;
     k->element = MIXP_F4_E2M1;
     k->scale = MIXP_SCALE_E4M3;
@@ -20926,17 +20970,20 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
 static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
                                           mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
-    mixp_result r;
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
     q->decode = copy->decode;
     k->y = (mixp_bf16 *)copy->y->data;
+
+    /* The copy of this version serves again. */
     if (mixpi_weight_fresh(copy, k, versions)) {
         if (k->amax) *k->amax = copy->amax;
         return MIXP_OK;
     }
+
+    /* Otherwise it is made, and has no version until it is complete. */
     memset(copy->versions, 0, sizeof copy->versions);
-    r = mixpi_recipe_quantise(c, k, q);
+    mixp_result r = mixpi_recipe_quantise(c, k, q);
     if (r != MIXP_OK) return r;
     copy->plan = *k;
     copy->plan.decode = copy->plan.amax = NULL;
@@ -21006,14 +21053,19 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
     if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
+
+    /* How it is quantised, and its random numbers. */
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
+
+    /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
+
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
@@ -21196,12 +21248,14 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
+
     k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;
     k.y = (mixp_bf16 *)q->y->data;
     r = mixpi_coded_run(c, &k);
+
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
     rc->coded = r == MIXP_OK;
@@ -21219,10 +21273,12 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);
     const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
+
     q->how = how;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
+
     q->decode = rc->decode;
     k.y = (mixp_bf16 *)q->y->data;
     k.decodes = 1;
@@ -25632,13 +25688,15 @@ static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
 /* Resolves a description into *rule. Returns what is wrong with the description, or NULL. */
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
-    const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
+
+    /* The preset's numbers, then the description's. */
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
     MIXPI_CHANGES(MIXPI_TAKE)
     MIXPI_TAKE(init_scale)
+
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
         r.growth_factor = (double)(float)r.growth_factor;
@@ -25647,10 +25705,13 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
-    wrong = mixpi_rule_pace_wrong(&r);
+
+    const char *wrong = mixpi_rule_pace_wrong(&r);
     if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
+
+    /* The scale lies between its limits. */
     if (from->disabled) {
         r.fixed = 1;
         r.init_scale = r.min_scale = r.max_scale = 1.0f;
@@ -25694,20 +25755,22 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
-    s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
+    mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
+
+    /* The state lies in device memory, where updates change it. */
     memset(&first, 0, sizeof first);
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
+
     s->next = (mixp_scaler *)ctx->training.scalers;
     ctx->training.scalers = s;
     return s;
@@ -25789,13 +25852,13 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scale
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     scaler->ctx->training.scale_asked = 1;
-    r = mixpi_scaler_get(scaler, &state);
+    mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
+
     out->growth_factor = scaler->rule.growth_factor;
     out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
@@ -25833,9 +25896,10 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
+
+    /* The rule, with the factors of the file. */
     d = scaler->desc;
     d.growth_factor = in->growth_factor;
     d.backoff_factor = in->backoff_factor;
@@ -25844,9 +25908,12 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
         d.backoff_factor = 0.0;
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
-    r = mixpi_scaler_get(scaler, &state);
+
+    mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
     if (r != MIXP_OK) return r;
+
+    /* The state. */
     mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
@@ -25961,6 +26028,8 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
     c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
+
+    /* The loss's share of a batch in parts. */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -25968,6 +26037,8 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     u.a = mixpi_tensor_in(c->saved[2]);
     u.y = mixpi_tensor_out(c->saved[2], 0);
     if (parts) r = MIXPI_RUN(c, unary, &u);
+
+    /* Times the scale. */
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
@@ -26068,6 +26139,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
         if (!scaler->began) scaler->began = scaler->ctx->step;
         scaled = mixp_apply(scaler->ctx, &mixpi_scaled_entropy_op, 2, in, 2, &a);
     }
+
     if (loss && scaled) *loss = plain;
     return scaled;
 }
@@ -27360,6 +27432,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
                                      "captured step cannot restart its average: run an ordinary "
                                      "step first",
                                      who, p->name);
+
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -27884,6 +27957,8 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
+
+    /* Another scaler's, or of an earlier step. */
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler; call mixp_scaler_update on that scaler first";
     if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
@@ -27892,6 +27967,7 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
                    ? "was unscaled before the last mixp_scaler_update; start again from the loss"
                    : "was used by the step before; call mixp_zero_grad, and start again from "
                      "the loss";
+
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
                "scale changed too often; start again from the loss";
@@ -28091,8 +28167,11 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
+
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
+
+    /* Another optimizer's master weight would take over the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -28444,7 +28523,6 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
 static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
                                       mixpi_scaling *is) {
-    mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: scaler and optimizer are of "
@@ -28460,7 +28538,9 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
                                  "%s: mixp_scaler_step was called already; "
                                  "call mixp_scaler_update first",
                                  who);
-    r = mixpi_scaling_of(scaler, opt, who, is);
+
+    /* Did this scaler scale the gradients? Then masters follow weights that the program wrote. */
+    mixp_result r = mixpi_scaling_of(scaler, opt, who, is);
     return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
 }
 
@@ -29017,11 +29097,15 @@ static size_t mixpi_utf8(const char *text, size_t left) {
     size_t i, n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
+
+    /* The first byte says how many follow. */
     if ((byte[0] & 0xE0) == 0xC0) n = 2;
     else if ((byte[0] & 0xF0) == 0xE0) n = 3;
     else if ((byte[0] & 0xF8) == 0xF0) n = 4;
     else return 0;
     if (n > left) return 0;
+
+    /* Each that follows has six bits. */
     code = byte[0] & (0x7Fu >> n);
     for (i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
@@ -29233,6 +29317,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     memset(item, 0, sizeof *item);
     j->tensor = name;
     if (!mixpi_st_read_members(j, &m)) return;
+
     item->type = mixpi_st_type_named(m.type);
     if (!item->type) {
         snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", m.type);
@@ -29243,6 +29328,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
         mixpi_json_fail(j, MIXP_ERR_SHAPE, "rank above 8");
         return;
     }
+
     for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
     item->e.name = name;
     item->e.type = item->type->name;
@@ -29251,6 +29337,8 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     item->begin = m.span[0];
     item->end = m.span[1];
     item->wanted = 1;
+
+    /* Do shape, dtype and place agree? */
     bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
@@ -29646,6 +29734,8 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
         j->p += 4;
         return;
     }
+
+    /* Keys and texts are packed over the header, where they stood. */
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
@@ -29704,6 +29794,8 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
                           "this is not a safetensors file: it is shorter than 8 bytes");
         return 0;
     }
+
+    /* Little-endian. */
     mixpi_file_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
@@ -29761,8 +29853,11 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
         item->e.bytes = (size_t)(item->end - item->begin);
         if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
     }
+
+    /* One piece of memory holds all that is wanted. */
     at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+
     for (size_t i = 0; at && i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         if (!item->wanted) continue;
@@ -29770,6 +29865,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
+
     if (f->report->result != MIXP_OK) mixpi_st_clear(file);
     return f->report->result;
 }
@@ -29974,6 +30070,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "the name '%.60s' is NULL, not UTF-8 or "
                                  "reserved",
                                  e->name ? e->name : "");
+
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
@@ -29983,6 +30080,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
                                  e->name, e->rank, MIXP_MAX_RANK);
+
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -30045,6 +30143,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
                                  "a pointer is NULL, or a count is negative");
+
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
@@ -30306,12 +30405,14 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->m_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
                         optimizer, p->name);
+
     if (row->v)
         mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
                         optimizer, p->name);
     if (row->v_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
                         optimizer, p->name);
+
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);
@@ -30469,8 +30570,10 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
-    int i, guarded;
+    int i;
     s->n_items = s->names_used = 0;
+
+    /* Weights and buffers. */
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
@@ -30481,13 +30584,18 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }
+
     if (!what) return;
+
+    /* What surrounds them. */
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
-    guarded = watcher && watcher->items(s);
+    int guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
+
+    /* The scaler and the optimizers. */
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
@@ -30510,6 +30618,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     char *own = s->own;
     int *groups = s->groups;
     size_t i;
+
     memset(s, 0, sizeof *s);
     s->groups = groups;
     s->report = r;
@@ -30517,12 +30626,16 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     s->some = some;
     s->own = own;
     s->fresh = fresh;
+
+    /* A first pass counts; the second fills. */
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
     s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
+
+    /* Sorted by name, so that two of one name are neighbours. */
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
     for (i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
@@ -30753,8 +30866,11 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         int64_t bad, left;
         if (!item->weight || item->absent || item->elsewhere) continue;
         if ((file && !item->from) || !item->e.data) continue;
+
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
+
+        /* The first finding is told. */
         if (left)
             mixpi_warn(s->ctx,
                        "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
@@ -30819,14 +30935,14 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
 /* Are the arguments complete, and is the context between two steps? */
 static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
                                           const char *who) {
-    const char *wrong;
     mixp_context *ctx;
-    mixp_result r;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    const char *wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+
+    /* Is a step complete, with the trained weights in place? */
     for (i = 0; i < what->n_optimizers; i++) {
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
@@ -30842,7 +30958,9 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "%s: the scaler is in the middle of a step; call "
                                  "mixp_scaler_update first",
                                  who);
-    r = mixpi_check_names(ctx, who);
+
+    /* Are the names unique? Then the device must finish. */
+    mixp_result r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
@@ -30916,10 +31034,14 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
+
+    /* mixprec's pairs. */
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
+
+    /* The program's. */
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -30939,13 +31061,17 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
+
+    /* What stands in the file. */
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
+
     mixpi_plan_save(r, &plan);
+
     mixpi_state_release(&state);
     mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
@@ -31099,6 +31225,8 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
+
+    /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
         const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
@@ -31115,6 +31243,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         i += order <= 0;
         k += order >= 0;
     }
+
     mixpi_diff_tell(&diff, s->report);
 }
 
@@ -31345,6 +31474,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
+
+    /* The bytes, each to its place. */
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
@@ -31355,6 +31486,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
+
+    /* What was made from the old weights is void. */
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
@@ -31369,6 +31502,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         what->optimizers[o]->issued = -1;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
+
+    /* The scaler, the recipes and the guard go on from what was loaded. */
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
@@ -31437,21 +31572,21 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
     char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
-    mixpi_report r;
     mixpi_state state;
     mixpi_file f;
-    const mixpi_crew *crew;
-    void *borrowed;
     if (result != MIXP_OK) return result;
-    crew = mixpi_states_crew(what);
+    const mixpi_crew *crew = mixpi_states_crew(what);
+
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
-    r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
+
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -31521,6 +31656,8 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
+
+    /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
         mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
         mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
@@ -31539,6 +31676,7 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
         i += order <= 0;
         k += order >= 0;
     }
+
     mixpi_diff_tell(&diff, s->report);
 }
 
@@ -31554,9 +31692,12 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     char *memory, *at;
     for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+
+    /* One piece of memory holds all that is converted. */
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+
     for (size_t i = 0; i < s->n_items; i++) {
         mixpi_state_item *item = &s->items[i];
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
@@ -31653,6 +31794,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
+
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
     file.ctx = ctx;
@@ -31660,6 +31802,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixpi_weights_choose(&state, &r, ctx, desc);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -31682,16 +31825,17 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state state;
     mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
-    int busy;
     if (result != MIXP_OK) return result;
-    busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
+    int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
+
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 1;
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
+
     mixpi_state_release(&state);
     mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
@@ -32150,8 +32294,11 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     int i, length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+
     weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+
+    /* What it reads. */
     for (i = 0; i < n_in; i++) {
         const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
@@ -32161,6 +32308,7 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
         weights = mixpi_mix(weights, (uint64_t)weight->own.id);
         v.weights = weights | 1u;
     }
+
     mixpi_visit_read(ctx, &v);
     return v;
 }
@@ -32619,12 +32767,13 @@ static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *
     mixp_tensor *const out = c->out, *read[MIXPI_WEIGHED];
     unsigned char attrs[2048];
     const size_t size = c->op->attrs_size;
-    mixpi_reweighed how;
     mixp_result r = MIXP_ERR_MEMORY;
     if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
+
+    /* The call is changed, run once more, and put back. */
     memcpy(read, c->in, sizeof read);
     if (size) memcpy(attrs, c->attrs, size);
-    how = mixpi_reweigh(e, given);
+    mixpi_reweighed how = mixpi_reweigh(e, given);
     if (how == MIXPI_AS_READ && out->dtype == MIXP_F32)
         r = mixpi_inspect(c->ctx, e->site, out, out, 0);
     else if (how != MIXPI_NOT_WEIGHED) r = mixpi_inspect_run(e, how, run);
@@ -32776,15 +32925,18 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     mixp_context *ctx = c->ctx;
     mixp_tensor *t = c->in[i];
     const mixpi_site *reader = mixpi_guarded_site(c);
-    int n;
+
     if (reader && t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader && reader->fallen == 2;
+
+    /* Will the cast be left out? Then it is a site of its own all the same. */
     ctx->watch->reader = mixpi_entry(c)->site;
     ctx->watch->input = i;
     if (!reader) return 0;
-    n = mixpi_cast_site(ctx, t, 0);
+    int n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
+
     ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
@@ -33403,11 +33555,14 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+
     if (event->kind == MIXP_EVENT_SKIP) {
         mixpi_skip_text(event, text, space);
         mixpi_readable(text);
         return text;
     }
+
+    /* A site's event: who, what, how much, what to do. */
     mixpi_event_number(event, number, sizeof number);
     mixpi_event_others(event, others, sizeof others);
     mixpi_event_subject(event, subject, sizeof subject);
@@ -33429,10 +33584,11 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
-    const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
+
     number = w->n_events - kept + i;
-    e = &w->events[number % w->events_room];
+    const mixpi_happening *e = &w->events[number % w->events_room];
+
     memset(out, 0, sizeof *out);
     out->number = number;
     out->step = e->step;
@@ -33449,6 +33605,8 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->origin = e->origin;
     out->of_gradient = e->of_grad;
     out->also = e->also;
+
+    /* The sentence needs the rest. */
     out->what = mixpi_event_what(out);
     return 1;
 }
@@ -33470,19 +33628,21 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
-    const mixpi_site *site;
     if (!number || !out) return 0;
-    site = mixpi_site_at(ctx, number);
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
     out->dtype = site->dtype;
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
+
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
+
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -33947,12 +34107,17 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixp_event_kind trouble;
     int of_grad;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+
+    /* What the sample saw. */
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+
     site->samples++;
+
+    /* A site that stores low falls back if it is in trouble. */
     if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
@@ -33963,6 +34128,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
         return;
     }
+
+    /* A site that fell back returns after enough clean samples. */
     if (w->settling_probe) mixpi_settle_probed(ctx, number);
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
@@ -33986,15 +34153,20 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     const int relapses = o->falls > 1 ? o->falls - 1 : 0;
     const int64_t needed =
         mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20), MIXPI_LOSSY_CLEAN);
-    mixpi_happening *e;
+
+    /* Bad once: it falls. Good long enough: it returns. */
     if (o->fallen) {
         o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
         if (o->clean < needed) return;
     } else if (!(o->excess > 1.0)) return;
+
     o->fallen = !o->fallen;
     o->clean = 0;
     if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
-    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+
+    /* The event says how bad it was. */
+    mixpi_happening *e =
+        mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
                         &site->value, MIXP_ORIGIN_UNKNOWN);
     e->operand = 1 + role;
     e->error = o->error;
@@ -34021,6 +34193,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     w->settled = 1;
     w->settling_bad = mixpi_began_forward(origin);
     w->inspect_all |= w->settling_bad;
+
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
     if (w->seen[MIXPI_ROW_WIDE].count + w->seen[MIXPI_ROW_NARROW].count > 0) {
         w->looked = 1;
@@ -34029,6 +34202,8 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
             w->found_site = at;
         }
     }
+
+    /* Sites fall back, or return, in the order in which they ran. */
     for (n = 1; n <= known; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
@@ -34087,6 +34262,7 @@ static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step
     mixpi_judge(ctx, &origin, &at);
     r = mixpi_seen_share(ctx, &origin, &at);
     if (r != MIXP_OK) return r;
+
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample, origin, at);
     mixpi_settle_events(ctx);
@@ -34111,13 +34287,18 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     const mixp_device *d = ctx->device;
     const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
     mixp_result r = MIXP_OK;
+
     w->posted = w->fresh = w->fresh_probe = 0;
     if (posted || fresh) r = mixpi_rows_reach(ctx, w->n_sites);
+
+    /* The sample that was sent before arrives. */
     if (posted && r == MIXP_OK) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
     if (r != MIXP_OK || !fresh) return r;
+
+    /* The new one is sent, or settled if the device cannot post. */
     w->posted_bytes = mixpi_rows_used(w);
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
@@ -34183,11 +34364,12 @@ static float mixpi_scale_used(const mixp_scaler_state *state) {
  * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
  * forward pass. */
 static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
-    int forward, bad;
     if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
         w->origin = MIXP_ORIGIN_UNSCALE;
-    forward = mixpi_began_forward((mixp_origin)w->origin);
-    bad = forward || state->forgiven > 0;
+    int forward = mixpi_began_forward((mixp_origin)w->origin);
+    int bad = forward || state->forgiven > 0;
+
+    /* Samples the next steps of these optimizers, as probes if an ordinary sample saw nothing. */
     w->force |= bits;
     w->forced = 0;
     w->probe &= ~bits;
@@ -34201,19 +34383,25 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                                      int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted;
-    int32_t barren;
     int forward = 0;
+
+    /* Where did the skip begin? */
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
     if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+
     w->found = w->found_site = w->looked = w->acted = w->probed = 0;
-    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+    int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+
+    /* An applied update needs no more samples than usual. */
     if (!state->skipped) {
         w->force &= ~bits;
         w->deep &= ~bits;
         w->probe &= ~bits;
         return MIXP_OK;
     }
+
+    /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
                     w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
@@ -34234,10 +34422,14 @@ static void mixpi_guard_turn(mixpi_watch *w) {
         w->since = 1;
         w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
     }
+
+    /* A new window begins. */
     w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
     if (seen) w->inspect_all = 0;
     w->whole = !w->unseen;
     w->unseen = 0;
+
+    /* Forced samples end when the skipped optimizer makes no more updates. */
     if (!w->force) w->forced = 0;
     else if (w->forced <= 64) w->forced++;
     if (w->forced <= 64) return;
@@ -34251,10 +34443,9 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
-    mixp_result r;
     mixpi_guard_turn(w);
     if (late && !waits) return MIXP_OK;
-    r = mixpi_guard_settle(ctx);
+    mixp_result r = mixpi_guard_settle(ctx);
     return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
 }
 
@@ -34264,11 +34455,15 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
+
+    /* A device that cannot post tells at once. */
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
         return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
     }
+
+    /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
@@ -34294,7 +34489,6 @@ static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
 /* Settles everything at once, without the usual delay. Waits for the device. */
 static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const mixp_scaler *s;
     mixp_scaler_state state;
     mixp_result r;
     if (!mixpi_guard_on(ctx)) return MIXP_OK;
@@ -34302,7 +34496,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     if (mixpi_world(ctx) > 1) return MIXP_OK;
     r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
-    s = (const mixp_scaler *)w->posted_scaler;
+    const mixp_scaler *s = (const mixp_scaler *)w->posted_scaler;
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
     r = mixpi_scaler_get(s, &state);
@@ -34368,15 +34562,18 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
         w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
+
     if (n < w->n_sites) n = w->n_sites;
     r = mixpi_chunks_reach(ctx, n);
     if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
+
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
         r = mixpi_noted(ctx, "guard",
                         ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
+
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0; /* an observer's sites may have found no room */
     return r;
@@ -34435,13 +34632,17 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
                                  ctx->device->name);
+
+    /* All memory comes before the first change. */
     if (!mixpi_watch_of(ctx) ||
         (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
+
     w = ctx->watch;
     w->every = d.every;
     w->clean = d.clean;
@@ -34452,6 +34653,8 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!w->on) w->inspect_all = 1;
     w->patience = d.patience;
     w->most_sites = d.max_sites;
+
+    /* A guard that starts samples the first step. */
     if (!w->on) w->since = 2 * w->every; /* sample the first step */
     if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
@@ -34529,6 +34732,8 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
         return "64 patterns exist, which is the limit: pass one of them again to replace it, or "
                "'*' with MIXP_DTYPE_COUNT to remove all";
+
+    /* Once the sites are known, a pattern must fit one. */
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, mixpi_site_number(w, n + 1)->name)) n++;
@@ -34547,15 +34752,20 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
                                  pattern ? pattern : "NULL", wrong);
+
+    /* All memory comes before the first change. */
     w = mixpi_watch_of(ctx);
     if (w && !w->pins)
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
+
+    /* The newest pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;
+
     for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->capture.sites_moved++;
@@ -34591,6 +34801,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
                           "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
+
+    /* One retry for each update, and only if another attempt can differ. */
     scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
@@ -34598,6 +34810,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
         scaler->tries = 0;
         return 0;
     }
+
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
@@ -34620,10 +34833,9 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
-    int again;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
-    again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
+    int again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
@@ -34683,6 +34895,8 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
     const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
     const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
     const size_t lossy = MIXPI_ROLES * sizeof *w->operands;
+
+    /* One piece of memory holds the three arrays. */
     w->packed = n > 0 ? n : 1;
     if (w->packed > w->packed_room) {
         if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
@@ -34693,6 +34907,7 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
         w->operands = w->states + room * MIXPI_SITE_STATES;
         w->packed_room = (int)room;
     }
+
     memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
     memset(w->states, 0, (size_t)w->packed * wide);
     memset(w->operands, 0, (size_t)w->packed * lossy);
@@ -34776,6 +34991,8 @@ static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
     if (!mixpi_guard_was_on(w)) return 0;
+
+    /* Which sites, by the hash of their names. */
     memset(&item, 0, sizeof item);
     item.optional = 1;
     item.e.dtype = MIXP_I64;
@@ -34784,6 +35001,8 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
+
+    /* Whether each stores f32, and since when. */
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;
@@ -34791,12 +35010,16 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
+
+    /* The same for the operands of a recipe. */
     item.e.shape[1] = MIXPI_ROLES;
     item.e.bytes = (size_t)w->packed * MIXPI_ROLES * sizeof *w->operands;
     item.memory = w->operands;
     item.is_good = NULL;
     item.must = MIXPI_LOSSY;
     mixpi_state_add(s, item, "mixprec.guard.operands");
+
+    /* Skips in a row of each optimizer, then the numbers. */
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
     item.e.bytes = sizeof w->barren;
@@ -34868,6 +35091,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
         site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
+
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];
@@ -35400,6 +35624,8 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         const mixp_tensor *t = l->tensor;
+
+        /* The leaf begins a bucket, or follows the leaf before it. */
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
@@ -35408,6 +35634,8 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
             b->wire = b->grads;
             bytes = 0;
         }
+
+        /* The gradient's place; the next leaf follows it. */
         t->own.grad->data = l->each ? NULL : arena;
         l->piece = l->each ? arena : NULL;
         l->bucket = d->n_buckets - 1;
@@ -35473,6 +35701,8 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+
+    /* The tables are made in host memory and sent. */
     for (i = 0; i < d->n_leaves; i++) mixpi_leaf_row(&d->leaves[i], &rows[i]);
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
     new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
@@ -35482,6 +35712,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_put(ctx, rows);
     if (r != MIXP_OK) return r;
+
     d->rows = new_rows;
     d->first = new_first;
     d->looks = looks;
@@ -35497,6 +35728,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
     char *arena;
     for (i = from; i < d->n_leaves; i++)
         d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
+
+    /* The order of the arena. */
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
           d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
@@ -35505,10 +35738,13 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
         bytes += mixpi_leaf_kept(ctx, l);
     }
+
+    /* All memory comes before the first change. */
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
                                            sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
+
     d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);
     if (mixpi_is_scattered(ctx) && !d->unlike) mixpi_buckets_order(d, old_buckets);
@@ -35588,6 +35824,8 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
+
+    /* Must be alike, in the order of mixpi_start_name. */
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
     row[1] = (double)k->size;
     row[2] = (double)(ctx->seed >> 32);
@@ -35605,6 +35843,8 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
     row[14] = (double)d->n_leaves;
     row[15] = (double)k->unused;
     if (watcher) watcher->words(ctx, row + MIXPI_START_GUARD);
+
+    /* May differ. */
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
 }
@@ -35666,10 +35906,14 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
     r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
+
+    /* What may differ, and changes how the gradients are laid out. */
     d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
                                    MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+
+    /* What must not. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return MIXP_OK;
     return mixp_context_fail(
@@ -35695,9 +35939,12 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     uint64_t hash;
     mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
     int i;
+
+    /* Each rank sends its text as numbers. */
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
+
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
@@ -35717,6 +35964,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
     mixp_result r = MIXP_OK;
     int64_t i;
     int other;
+
+    /* Each rank sends a hash of each tensor. */
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint64_t hash = 0;
         r = mixpi_leaf_describe(ctx, all[i], text, &hash);
@@ -35724,6 +35973,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
     }
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, n);
     if (r != MIXP_OK) return r;
+
+    /* The first that differs is described by both ranks. */
     other = mixpi_rows_differ(table, k->size, n, &i);
     if (!other) return MIXP_OK;
     memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
@@ -36050,12 +36301,11 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 /* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
-    mixpi_exchange *d;
-    mixp_result r;
-    d = mixpi_exchange_of(ctx);
+    mixpi_exchange *d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    r = mixpi_exchange_meet(ctx, d);
+    mixp_result r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
+
     d->position = d->sent = 0;
     for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];
@@ -36067,6 +36317,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
         b->awaited += d->leaves[i].last >= 0;
         b->due |= d->leaves[i].last >= 0;
     }
+
     r = mixpi_due_agree(ctx, d);
     return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
 }
@@ -36435,6 +36686,8 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, si
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
         size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+
+        /* The part of it that lies in the slice. */
         size_t first = at > base ? at : base, end = base + length;
         if (end > at + bytes) end = at + bytes;
         if (first < end) {
@@ -36442,6 +36695,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, si
             char *there = slice + (first - base);
             r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there, end - first);
         }
+
         at += mixpi_round_up(bytes);
     }
     return r;
@@ -36779,6 +37033,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     mixp_result r;
     size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
+
+    /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     r = mixpi_ranks_share(ctx, counts, 1);
@@ -36786,6 +37042,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_put(ctx, counts);
     if (r != MIXP_OK) return r;
+
+    /* The tables have that many rows. */
     bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
     table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
@@ -36802,10 +37060,12 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     char here[32], there[32], group[32] = "";
     const char *name;
     mixpi_tell_apart(a, b, here, there, sizeof here);
+
     if (of_group < 0) name = mixpi_setting_names[word];
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
+
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
@@ -36839,6 +37099,8 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
                                       table[(int64_t)found * MIXPI_SETTINGS + word]);
         mixpi_host_put(ctx, table);
     }
+
+    /* If the ranks cannot be asked, no name. */
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: an optimizer's settings (kind, groups, schedule, "
@@ -36858,9 +37120,10 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
-    mixp_result r;
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
+
+    /* What this rank knows. */
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;
@@ -36872,7 +37135,9 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_STEP_RUN(o, agree, &k);
+
+    /* Each rank fills its row, the rows are summed, and each rank reads all of them. */
+    mixp_result r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
@@ -36915,6 +37180,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
         at += bytes;
     }
+
     *hash = (h >> 11) | 1; /* 0 means: not compared */
     return r;
 }
@@ -36944,6 +37210,7 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
                                  "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
                                  "all ranks must load it; the step was skipped",
                                  a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+
     if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -36976,6 +37243,8 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     const int other = (int)a->differs - 1;
     char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+
+    /* The words that need a sentence of their own. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "rank %d took another kind of step than rank 0, or none; the step "
@@ -36996,6 +37265,8 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                                  other);
     if (a->word == MIXP_AGREE_SETTINGS) return mixpi_settings_differ(o, other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
+
+    /* A number: both values. */
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                              "ranks differ: %s is %s on rank 0 and %s on rank %d; "
@@ -37393,10 +37664,12 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     mixp_result r = MIXP_OK;
     size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
     own[3] = piece.third;
+
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
@@ -37493,17 +37766,18 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 MIXPI_SELDOM
 static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
-    double *table;
-    mixp_result shared, of_0;
-    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(what->ctx,
                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
-    shared = mixpi_ranks_share(what->ctx, table, 1);
-    of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
+    mixp_result shared = mixpi_ranks_share(what->ctx, table, 1);
+    mixp_result of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
     mixpi_host_put(what->ctx, table);
+
+    /* The rank's own failure, then the exchange's, then rank 0's. */
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
@@ -37555,6 +37829,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
+
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
@@ -37562,6 +37837,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
+
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);
@@ -37613,8 +37889,11 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+
     wrong = mixpi_desc_wrong(&d);
     if (!wrong) wrong = mixpi_guests_wrong(&d);
+
+    /* Where memory comes from. */
     if (!wrong && d.memory) {
         block = mixpi_block_new(d.memory, d.memory_bytes);
         if (!block) wrong = "memory_bytes is too small";
@@ -37625,6 +37904,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
         d.allocate = mixpi_default_allocate;
         d.release = mixpi_default_release;
     }
+
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
     if (ctx) ctx->memory.block = block;

@@ -208,6 +208,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
+
     wrong = mixpi_recipe_fields_wrong(r);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
@@ -215,6 +216,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
+
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
@@ -265,12 +267,15 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     const mixp_autocast now = mixp_autocast_current(ctx);
     mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
+
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
+
+    /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);

@@ -35,8 +35,11 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+
     wrong = mixpi_desc_wrong(&d);
     if (!wrong) wrong = mixpi_guests_wrong(&d);
+
+    /* Where memory comes from. */
     if (!wrong && d.memory) {
         block = mixpi_block_new(d.memory, d.memory_bytes);
         if (!block) wrong = "memory_bytes is too small";
@@ -47,6 +50,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
         d.allocate = mixpi_default_allocate;
         d.release = mixpi_default_release;
     }
+
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
     if (ctx) ctx->user = desc ? desc->user : NULL;
     if (ctx) ctx->memory.block = block;

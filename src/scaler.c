@@ -114,13 +114,15 @@ static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
 /* Resolves a description into *rule. Returns what is wrong with the description, or NULL. */
 static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_rule *rule) {
     mixp_scaler_rule r, *to = &r;
-    const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT) return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
+
+    /* The preset's numbers, then the description's. */
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
     MIXPI_CHANGES(MIXPI_TAKE)
     MIXPI_TAKE(init_scale)
+
     if (from->backoff_factor != 0.0) r.divides = 0;
     if (r.f32_factors) {
         r.growth_factor = (double)(float)r.growth_factor;
@@ -129,10 +131,13 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
     if (r.divides) r.backoff_factor = 1.0 / r.growth_factor;
     if (r.min_scale == 0.0f) r.min_scale = 1.17549435e-38f;
     if (r.max_scale == 0.0f) r.max_scale = 3.40282347e38f;
-    wrong = mixpi_rule_pace_wrong(&r);
+
+    const char *wrong = mixpi_rule_pace_wrong(&r);
     if (!wrong) wrong = mixpi_rule_aim_wrong(&r);
     if (!wrong) wrong = mixpi_rule_limits_wrong(&r, from);
     if (wrong) return wrong;
+
+    /* The scale lies between its limits. */
     if (from->disabled) {
         r.fixed = 1;
         r.init_scale = r.min_scale = r.max_scale = 1.0f;
@@ -176,20 +181,22 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s;
     if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
-    s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
+    mixp_scaler *s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
+
+    /* The state lies in device memory, where updates change it. */
     memset(&first, 0, sizeof first);
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
     s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
+
     s->next = (mixp_scaler *)ctx->training.scalers;
     ctx->training.scalers = s;
     return s;
@@ -271,13 +278,13 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler, const mixp_scale
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_saved *out) {
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
     scaler->ctx->training.scale_asked = 1;
-    r = mixpi_scaler_get(scaler, &state);
+    mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
+
     out->growth_factor = scaler->rule.growth_factor;
     out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
@@ -315,9 +322,10 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
+
+    /* The rule, with the factors of the file. */
     d = scaler->desc;
     d.growth_factor = in->growth_factor;
     d.backoff_factor = in->backoff_factor;
@@ -326,9 +334,12 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_
         d.backoff_factor = 0.0;
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
-    r = mixpi_scaler_get(scaler, &state);
+
+    mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
     if (r != MIXP_OK) return r;
+
+    /* The state. */
     mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
@@ -443,6 +454,8 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
     c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
+
+    /* The loss's share of a batch in parts. */
     memset(&u, 0, sizeof u);
     u.op = MIXP_UNARY_SCALE;
     u.p = a->k.share;
@@ -450,6 +463,8 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     u.a = mixpi_tensor_in(c->saved[2]);
     u.y = mixpi_tensor_out(c->saved[2], 0);
     if (parts) r = MIXPI_RUN(c, unary, &u);
+
+    /* Times the scale. */
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
@@ -550,6 +565,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
         if (!scaler->began) scaler->began = scaler->ctx->step;
         scaled = mixp_apply(scaler->ctx, &mixpi_scaled_entropy_op, 2, in, 2, &a);
     }
+
     if (loss && scaled) *loss = plain;
     return scaled;
 }

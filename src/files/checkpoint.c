@@ -48,14 +48,14 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
 /* Are the arguments complete, and is the context between two steps? */
 static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
                                           const char *who) {
-    const char *wrong;
     mixp_context *ctx;
-    mixp_result r;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
-    wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    const char *wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+
+    /* Is a step complete, with the trained weights in place? */
     for (i = 0; i < what->n_optimizers; i++) {
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
@@ -71,7 +71,9 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "%s: the scaler is in the middle of a step; call "
                                  "mixp_scaler_update first",
                                  who);
-    r = mixpi_check_names(ctx, who);
+
+    /* Are the names unique? Then the device must finish. */
+    mixp_result r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
@@ -145,10 +147,14 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
+
+    /* mixprec's pairs. */
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
+
+    /* The program's. */
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -168,13 +174,17 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
+
+    /* What stands in the file. */
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
+
     mixpi_plan_save(r, &plan);
+
     mixpi_state_release(&state);
     mixpi_st_release(what->ctx, pairs);
     mixpi_st_release(what->ctx, kinds);
@@ -328,6 +338,8 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
+
+    /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
         const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
         const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
@@ -344,6 +356,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         i += order <= 0;
         k += order >= 0;
     }
+
     mixpi_diff_tell(&diff, s->report);
 }
 
@@ -574,6 +587,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
+
+    /* The bytes, each to its place. */
     for (size_t i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
         if (item->elsewhere) continue;
@@ -584,6 +599,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else if (item->on_device) r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
+
+    /* What was made from the old weights is void. */
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
@@ -598,6 +615,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         what->optimizers[o]->issued = -1;
         what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
     }
+
+    /* The scaler, the recipes and the guard go on from what was loaded. */
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
@@ -666,21 +685,21 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
     char error[480]; /* three differences need more room than other messages */
     mixp_safetensors file;
-    mixpi_report r;
     mixpi_state state;
     mixpi_file f;
-    const mixpi_crew *crew;
-    void *borrowed;
     if (result != MIXP_OK) return result;
-    crew = mixpi_states_crew(what);
+    const mixpi_crew *crew = mixpi_states_crew(what);
+
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
-    r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
+    void *borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
+
     memset(&state, 0, sizeof state);
     state.report = &r;
     state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
+
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);

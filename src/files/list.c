@@ -253,12 +253,14 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->m_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
                         optimizer, p->name);
+
     if (row->v)
         mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
                         optimizer, p->name);
     if (row->v_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
                         optimizer, p->name);
+
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);
@@ -416,8 +418,10 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
-    int i, guarded;
+    int i;
     s->n_items = s->names_used = 0;
+
+    /* Weights and buffers. */
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
@@ -428,13 +432,18 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
                         t->name);
     }
+
     if (!what) return;
+
+    /* What surrounds them. */
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
-    guarded = watcher && watcher->items(s);
+    int guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s", what->values[i].name);
+
+    /* The scaler and the optimizers. */
     if (what->scaler && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
@@ -457,6 +466,7 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     char *own = s->own;
     int *groups = s->groups;
     size_t i;
+
     memset(s, 0, sizeof *s);
     s->groups = groups;
     s->report = r;
@@ -464,12 +474,16 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     s->some = some;
     s->own = own;
     s->fresh = fresh;
+
+    /* A first pass counts; the second fills. */
     mixpi_state_add_all(s, what);
     s->names_size = s->names_used;
     s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
     s->items = (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
     if (!s->items) return;
     mixpi_state_add_all(s, what);
+
+    /* Sorted by name, so that two of one name are neighbours. */
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
     for (i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)

@@ -38,6 +38,8 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
         j->p += 4;
         return;
     }
+
+    /* Keys and texts are packed over the header, where they stood. */
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
@@ -96,6 +98,8 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
                           "this is not a safetensors file: it is shorter than 8 bytes");
         return 0;
     }
+
+    /* Little-endian. */
     mixpi_file_read(f, 0, prefix, 8);
     for (int i = 7; i >= 0; i--) n = n << 8 | (unsigned char)prefix[i];
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
@@ -153,8 +157,11 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
         item->e.bytes = (size_t)(item->end - item->begin);
         if (item->wanted) total += (item->end - item->begin + mask) & ~mask;
     }
+
+    /* One piece of memory holds all that is wanted. */
     at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+
     for (size_t i = 0; at && i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         if (!item->wanted) continue;
@@ -162,6 +169,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
+
     if (f->report->result != MIXP_OK) mixpi_st_clear(file);
     return f->report->result;
 }

@@ -207,11 +207,15 @@ static size_t mixpi_utf8(const char *text, size_t left) {
     size_t i, n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
+
+    /* The first byte says how many follow. */
     if ((byte[0] & 0xE0) == 0xC0) n = 2;
     else if ((byte[0] & 0xF0) == 0xE0) n = 3;
     else if ((byte[0] & 0xF8) == 0xF0) n = 4;
     else return 0;
     if (n > left) return 0;
+
+    /* Each that follows has six bits. */
     code = byte[0] & (0x7Fu >> n);
     for (i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
@@ -423,6 +427,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     memset(item, 0, sizeof *item);
     j->tensor = name;
     if (!mixpi_st_read_members(j, &m)) return;
+
     item->type = mixpi_st_type_named(m.type);
     if (!item->type) {
         snprintf(unknown, sizeof unknown, "unknown dtype '%.60s'", m.type);
@@ -433,6 +438,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
         mixpi_json_fail(j, MIXP_ERR_SHAPE, "rank above 8");
         return;
     }
+
     for (i = 0; i < m.rank; i++) item->e.shape[i] = (int64_t)m.shape[i];
     item->e.name = name;
     item->e.type = item->type->name;
@@ -441,6 +447,8 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     item->begin = m.span[0];
     item->end = m.span[1];
     item->wanted = 1;
+
+    /* Do shape, dtype and place agree? */
     bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");

@@ -48,8 +48,11 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         int64_t bad, left;
         if (!item->weight || item->absent || item->elsewhere) continue;
         if ((file && !item->from) || !item->e.data) continue;
+
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
+
+        /* The first finding is told. */
         if (left)
             mixpi_warn(s->ctx,
                        "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "

@@ -54,6 +54,8 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
     mixpi_diff diff;
     size_t i = 0, k = 0;
     memset(&diff, 0, sizeof diff);
+
+    /* Both lists are sorted by name: they are merged. */
     while (i < s->n_items || k < file->n_items) {
         mixpi_state_item *here = i < s->n_items ? &s->items[i] : NULL;
         mixpi_st_item *there = k < file->n_items ? &file->items[k] : NULL;
@@ -72,6 +74,7 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
         i += order <= 0;
         k += order >= 0;
     }
+
     mixpi_diff_tell(&diff, s->report);
 }
 
@@ -87,9 +90,12 @@ static void *mixpi_weights_convert(mixpi_state *s) {
     char *memory, *at;
     for (size_t i = 0; i < s->n_items; i++)
         if (mixpi_is_converted(&s->items[i])) total += (s->items[i].e.bytes + mask) & ~mask;
+
+    /* One piece of memory holds all that is converted. */
     memory = at = (char *)mixpi_st_allocate(s->report, s->ctx, total, 1);
     if (!memory) return NULL;
     at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
+
     for (size_t i = 0; i < s->n_items; i++) {
         mixpi_state_item *item = &s->items[i];
         int64_t count = (int64_t)(item->e.bytes / mixp_dtype_size(item->e.dtype));
@@ -186,6 +192,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
+
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
     file.ctx = ctx;
@@ -193,6 +200,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixpi_weights_choose(&state, &r, ctx, desc);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
+
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
@@ -215,16 +223,17 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state state;
     mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
-    int busy;
     if (result != MIXP_OK) return result;
-    busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
+    int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
+
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 1;
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
+
     mixpi_state_release(&state);
     mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;

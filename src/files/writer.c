@@ -127,6 +127,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "the name '%.60s' is NULL, not UTF-8 or "
                                  "reserved",
                                  e->name ? e->name : "");
+
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
@@ -136,6 +137,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
                                  e->name, e->rank, MIXP_MAX_RANK);
+
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -198,6 +200,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
                                  "a pointer is NULL, or a count is negative");
+
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;

@@ -13,9 +13,10 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
     mixp_agree_args k;
-    mixp_result r;
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
+
+    /* What this rank knows. */
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;
@@ -27,7 +28,9 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_STEP_RUN(o, agree, &k);
+
+    /* Each rank fills its row, the rows are summed, and each rank reads all of them. */
+    mixp_result r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
@@ -70,6 +73,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
         if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
         at += bytes;
     }
+
     *hash = (h >> 11) | 1; /* 0 means: not compared */
     return r;
 }
@@ -99,6 +103,7 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
                                  "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
                                  "all ranks must load it; the step was skipped",
                                  a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+
     if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -131,6 +136,8 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     const int other = (int)a->differs - 1;
     char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+
+    /* The words that need a sentence of their own. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "rank %d took another kind of step than rank 0, or none; the step "
@@ -151,6 +158,8 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                                  other);
     if (a->word == MIXP_AGREE_SETTINGS) return mixpi_settings_differ(o, other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
+
+    /* A number: both values. */
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                              "ranks differ: %s is %s on rank 0 and %s on rank %d; "

@@ -72,6 +72,8 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, double *row) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
+
+    /* Must be alike, in the order of mixpi_start_name. */
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 + MIXPREC_VERSION_PATCH;
     row[1] = (double)k->size;
     row[2] = (double)(ctx->seed >> 32);
@@ -89,6 +91,8 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
     row[14] = (double)d->n_leaves;
     row[15] = (double)k->unused;
     if (watcher) watcher->words(ctx, row + MIXPI_START_GUARD);
+
+    /* May differ. */
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
 }
@@ -150,10 +154,14 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
     r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
+
+    /* What may differ, and changes how the gradients are laid out. */
     d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
                                    MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+
+    /* What must not. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return MIXP_OK;
     return mixp_context_fail(
@@ -179,9 +187,12 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
     uint64_t hash;
     mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
     int i;
+
+    /* Each rank sends its text as numbers. */
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
     if (r != MIXP_OK) return r;
+
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
         here[i] = (char)mixpi_whole_of(table[i]);
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
@@ -201,6 +212,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
     mixp_result r = MIXP_OK;
     int64_t i;
     int other;
+
+    /* Each rank sends a hash of each tensor. */
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint64_t hash = 0;
         r = mixpi_leaf_describe(ctx, all[i], text, &hash);
@@ -208,6 +221,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
     }
     if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, n);
     if (r != MIXP_OK) return r;
+
+    /* The first that differs is described by both ranks. */
     other = mixpi_rows_differ(table, k->size, n, &i);
     if (!other) return MIXP_OK;
     memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);

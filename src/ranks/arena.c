@@ -123,6 +123,8 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         const mixp_tensor *t = l->tensor;
+
+        /* The leaf begins a bucket, or follows the leaf before it. */
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
@@ -131,6 +133,8 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
             b->wire = b->grads;
             bytes = 0;
         }
+
+        /* The gradient's place; the next leaf follows it. */
         t->own.grad->data = l->each ? NULL : arena;
         l->piece = l->each ? arena : NULL;
         l->bucket = d->n_buckets - 1;
@@ -196,6 +200,8 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+
+    /* The tables are made in host memory and sent. */
     for (i = 0; i < d->n_leaves; i++) mixpi_leaf_row(&d->leaves[i], &rows[i]);
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
     new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
@@ -205,6 +211,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_put(ctx, rows);
     if (r != MIXP_OK) return r;
+
     d->rows = new_rows;
     d->first = new_first;
     d->looks = looks;
@@ -220,6 +227,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
     char *arena;
     for (i = from; i < d->n_leaves; i++)
         d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
+
+    /* The order of the arena. */
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
           d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
@@ -228,10 +237,13 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
         bytes += mixpi_leaf_kept(ctx, l);
     }
+
+    /* All memory comes before the first change. */
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
                                            sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
+
     d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);
     if (mixpi_is_scattered(ctx) && !d->unlike) mixpi_buckets_order(d, old_buckets);

@@ -51,6 +51,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
+
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
@@ -58,6 +59,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
+
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);

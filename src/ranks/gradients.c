@@ -70,12 +70,11 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 /* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
 MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
-    mixpi_exchange *d;
-    mixp_result r;
-    d = mixpi_exchange_of(ctx);
+    mixpi_exchange *d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    r = mixpi_exchange_meet(ctx, d);
+    mixp_result r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
+
     d->position = d->sent = 0;
     for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];
@@ -87,6 +86,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
         b->awaited += d->leaves[i].last >= 0;
         b->due |= d->leaves[i].last >= 0;
     }
+
     r = mixpi_due_agree(ctx, d);
     return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
 }

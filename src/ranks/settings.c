@@ -255,6 +255,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     mixp_result r;
     size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
+
+    /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
     r = mixpi_ranks_share(ctx, counts, 1);
@@ -262,6 +264,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_put(ctx, counts);
     if (r != MIXP_OK) return r;
+
+    /* The tables have that many rows. */
     bytes = size * ((size_t)n + MIXPI_LEAF_TEXT) * sizeof(double);
     table = (double *)mixpi_host_take(ctx, bytes);
     if (!table) return mixpi_out_of_memory(ctx, bytes);
@@ -278,10 +282,12 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     char here[32], there[32], group[32] = "";
     const char *name;
     mixpi_tell_apart(a, b, here, there, sizeof here);
+
     if (of_group < 0) name = mixpi_setting_names[word];
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
+
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
@@ -315,6 +321,8 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
                                       table[(int64_t)found * MIXPI_SETTINGS + word]);
         mixpi_host_put(ctx, table);
     }
+
+    /* If the ranks cannot be asked, no name. */
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
                              "ranks differ: an optimizer's settings (kind, groups, schedule, "

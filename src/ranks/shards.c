@@ -191,6 +191,8 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, si
         const size_t size = mixp_dtype_size(p->dtype);
         int64_t element;
         size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+
+        /* The part of it that lies in the slice. */
         size_t first = at > base ? at : base, end = base + length;
         if (end > at + bytes) end = at + bytes;
         if (first < end) {
@@ -198,6 +200,7 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, si
             char *there = slice + (first - base);
             r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there, end - first);
         }
+
         at += mixpi_round_up(bytes);
     }
     return r;

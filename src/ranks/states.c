@@ -81,10 +81,12 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     mixp_result r = MIXP_OK;
     size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+
     own[0] = piece.m;
     own[1] = piece.v;
     own[2] = piece.master;
     own[3] = piece.third;
+
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
@@ -181,17 +183,18 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 MIXPI_SELDOM
 static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
-    double *table;
-    mixp_result shared, of_0;
-    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
         return mixpi_crew_stop(what->ctx,
                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
-    shared = mixpi_ranks_share(what->ctx, table, 1);
-    of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
+    mixp_result shared = mixpi_ranks_share(what->ctx, table, 1);
+    mixp_result of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
     mixpi_host_put(what->ctx, table);
+
+    /* The rank's own failure, then the exchange's, then rank 0's. */
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;

@@ -105,12 +105,14 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
+
     k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
     if (r != MIXP_OK) return r;
     k.y = (mixp_bf16 *)q->y->data;
     r = mixpi_coded_run(c, &k);
+
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
     rc->coded = r == MIXP_OK;
@@ -128,10 +130,12 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);
     const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
+
     q->how = how;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
+
     q->decode = rc->decode;
     k.y = (mixp_bf16 *)q->y->data;
     k.decodes = 1;

@@ -60,6 +60,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
                                     weight->name);
         return NULL;
     }
+
     s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
     if (*result != MIXP_OK) return NULL;
     s->weight = weight;
@@ -147,6 +148,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
         mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         s = mixpi_scaled_find(ctx, t);
+
         memset(&k, 0, sizeof k);
         k.rank = 1;
         k.shape[0] = MIXPI_ROLES;
@@ -160,6 +162,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.dst = mixpi_out_to(newest, MIXP_F32, 0);
             k.src_strides[0] = s->length;
         }
+
         if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }

@@ -103,21 +103,21 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
 static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
                                        mixpi_recipe_call *out) {
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    mixp_recipe_counts *counts;
-    int64_t unit;
-    int kept;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
     if (!r) return MIXP_OK;
+
     out->enters = mixpi_recipe_trains(c->ctx);
     if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
         c->ctx->casting->trained = *r;
         c->ctx->casting->trained_in = c->ctx->generation;
     }
-    counts = &c->ctx->casting->recipes;
-    unit = mixpi_recipe_unit(r->kind);
-    kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
-           c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+
+    /* Kept in 16 bits, of a size that does not fit, or quantised. */
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    int64_t unit = mixpi_recipe_unit(r->kind);
+    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+               c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
@@ -146,17 +146,22 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     const int64_t n = mixpi_recipe_unit(r->kind);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
+
+    /* One factor for the array. */
     if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
         k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
         return;
     }
+
+    /* One for each block. */
     if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
     if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
+
     if (r->kind != MIXP_RECIPE_NVFP4) return;
     k->element = MIXP_F4_E2M1;
     k->scale = MIXP_SCALE_E4M3;
@@ -251,17 +256,20 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
 static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
                                           mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
-    mixp_result r;
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
     q->decode = copy->decode;
     k->y = (mixp_bf16 *)copy->y->data;
+
+    /* The copy of this version serves again. */
     if (mixpi_weight_fresh(copy, k, versions)) {
         if (k->amax) *k->amax = copy->amax;
         return MIXP_OK;
     }
+
+    /* Otherwise it is made, and has no version until it is complete. */
     memset(copy->versions, 0, sizeof copy->versions);
-    r = mixpi_recipe_quantise(c, k, q);
+    mixp_result r = mixpi_recipe_quantise(c, k, q);
     if (r != MIXP_OK) return r;
     copy->plan = *k;
     copy->plan.decode = copy->plan.amax = NULL;
@@ -331,14 +339,19 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
     if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
+
+    /* How it is quantised, and its random numbers. */
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
+
+    /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
+
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);

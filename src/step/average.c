@@ -109,8 +109,11 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
         wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
         wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
+
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
+
+    /* Another optimizer's master weight would take over the average. */
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,

@@ -200,6 +200,8 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
+
+    /* Another scaler's, or of an earlier step. */
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler; call mixp_scaler_update on that scaler first";
     if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
@@ -208,6 +210,7 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
                    ? "was unscaled before the last mixp_scaler_update; start again from the loss"
                    : "was used by the step before; call mixp_zero_grad, and start again from "
                      "the loss";
+
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
                "scale changed too often; start again from the loss";

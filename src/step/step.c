@@ -237,7 +237,6 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
 static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
                                       mixpi_scaling *is) {
-    mixp_result r;
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: scaler and optimizer are of "
@@ -253,7 +252,9 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
                                  "%s: mixp_scaler_step was called already; "
                                  "call mixp_scaler_update first",
                                  who);
-    r = mixpi_scaling_of(scaler, opt, who, is);
+
+    /* Did this scaler scale the gradients? Then masters follow weights that the program wrote. */
+    mixp_result r = mixpi_scaling_of(scaler, opt, who, is);
     return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
 }
 

@@ -62,6 +62,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
                                      "captured step cannot restart its average: run an ordinary "
                                      "step first",
                                      who, p->name);
+
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,

@@ -84,6 +84,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                  "%s: input %d is not a tensor: it is an invalid pointer, or a "
                                  "gradient that mixp_backward has released",
                                  op->name, i);
+
+    /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
@@ -96,6 +98,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "mixp_tensor_set_disposable before its last reader only";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
+
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
                              "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
@@ -113,6 +116,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: attrs is NULL, but the operator's attrs_size is %.0f",
                                  op->name, (double)op->attrs_size);
+
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the operator's class is %d, which is not a mixp_op_class",
@@ -122,6 +126,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                  "%s: %d inputs, of which %d required; at least 1 must be "
                                  "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
+
     for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;
 }

@@ -10,8 +10,6 @@ static int mixpi_buffer_dtype(mixp_dtype dtype) {
 
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape) {
-    mixpi_backup *b;
-    mixp_tensor *t;
     if (!ctx) return NULL;
     if (!mixpi_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
@@ -20,12 +18,15 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
+
     if (mixpi_name_is_taken(ctx, "mixp_buffer", name)) return NULL;
     if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
-    b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
-    t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
+
+    mixpi_backup *b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
+    mixp_tensor *t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
     if (!t) return NULL;
+
     b->buffer = t;
     t->own.backup = b;
     mixpi_params_add(&ctx->buffers.all, t);

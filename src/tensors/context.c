@@ -42,12 +42,12 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
-    mixp_result r;
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
                            : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
+
     memset(ctx, 0, sizeof *ctx);
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
@@ -62,7 +62,9 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->memory.dev.on_device = 1;
     ctx->memory.records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
-    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+
+    /* The device comes last: what it refuses leaves nothing behind. */
+    mixp_result r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
@@ -122,7 +124,6 @@ static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
@@ -133,11 +134,13 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
+
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
+
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
     if (ctx->capture.active) mixpi_window_new(ctx, ctx->buffers.state);
     if (ctx->capture.active) mixpi_watcher_captured(ctx);
@@ -166,9 +169,6 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
-    mixp_graph *g;
-    uint64_t step;
-    mixp_result r;
     if (!ctx) return NULL;
     if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -176,9 +176,11 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
                           "first");
         return NULL;
     }
-    r = mixpi_capture_check(ctx);
-    g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    step = ctx->step;
+
+    /* The recording ends in any case; the step that it counted did not run. */
+    mixp_result r = mixpi_capture_check(ctx);
+    mixp_graph *g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    uint64_t step = ctx->step;
     mixpi_capture_undo(ctx);
     if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -187,6 +189,8 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         if (g) mixpi_owned_free(ctx, g);
         return NULL;
     }
+
+    /* What a replay must count and compare. */
     g->ctx = ctx;
     g->next = ctx->capture.graphs;
     g->handle = handle;

@@ -83,12 +83,15 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
         mixpi_out_of_memory(ctx, bytes);
         return NULL;
     }
+
     p->next = NULL;
     p->size = bytes;
     p->used = 0;
     p->from_device = from_device;
     p->on_device = on_device;
     p->owner = NULL;
+
+    /* The memory itself: the device's, or what follows the record. */
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
         mixpi_host_put(ctx, p);
@@ -98,6 +101,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;
     }
+
     ctx->memory.allocations++;
     if (on_device) ctx->memory.allocated += bytes;
     return p;

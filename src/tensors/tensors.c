@@ -32,6 +32,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                  "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
+
     for (i = 0; i < rank; i++) {
         if (shape[i] < 1)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -98,6 +99,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+
     t->own.self = t;
     t->own.of = ctx;
     t->ctx = ctx;
@@ -107,9 +109,12 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     t->version = 1;
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
+
     /* Allocate the data first: a tensor without memory must never enter the context's list. */
     if (with_data) t->data = mixpi_data_alloc(t);
     if (with_data && !t->data) return NULL;
+
+    /* The context lists what lasts. */
     if (!permanent) return t;
     if (length) {
         memcpy(t + 1, name, length + 1);
@@ -234,6 +239,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad: the result of an operator keeps "
                                  "its gradient; to cut the gradient, use mixp_detach");
+
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
@@ -352,6 +358,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;
     }
+
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
@@ -361,6 +368,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
+
     return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
 }
 

@@ -168,22 +168,25 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     const int no_grad = mixpi_no_grad_now(ctx);
-    mixpi_rerun *b;
-    mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
+
+    /* The block runs once, as it will again. */
     ctx->tape.in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
     ctx->tape.unrecorded = NULL;
-    y = fn(ctx, x, user);
+    mixp_tensor *y = fn(ctx, x, user);
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
                           "between steps only");
+
     if (!y || ctx->generation != generation) return NULL;
     if (!mixpi_is_live(y)) return y;
     if (no_grad) mixpi_unrecorded_spill(ctx, y);
-    b = mixpi_rerun_since(ctx, before);
+
+    /* Its activations go; its result stays. */
+    mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
     for (i = 0; i < b->count; i++) b->entries[i]->block = b;

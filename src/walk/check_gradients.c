@@ -23,6 +23,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     int64_t i;
     memset(analytic, 0, (size_t)t->count * sizeof(float));
     if (r == MIXP_OK && t->grad) r = mixp_read(t->grad, analytic, MIXP_F32, t->count);
+
+    /* One element at a time goes up and down. */
     for (i = 0; i < t->count && r == MIXP_OK; i++) {
         float old = value[i], up = (float)((double)old + eps), down = (float)((double)old - eps);
         double above = mixpi_loss_at(ctx, fn, user, t, value, i, up), numeric, off;
@@ -33,6 +35,7 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         off = fabs((double)analytic[i] - numeric) / (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
         if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off; /* a NaN stays */
     }
+
     t->grad = NULL;
     return r;
 }
@@ -83,20 +86,23 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
                                             int n_inputs, mixp_tensor *const *inputs, double eps,
                                             double *worst) {
     int64_t most;
-    mixp_result r;
-    float *memory;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
+    mixp_result r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
     if (r != MIXP_OK) return r;
-    memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
+    float *memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
+
+    /* The gradients that the walk gives. */
     for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     r = mixpi_check_walk(ctx, fn, user);
+
+    /* Beside differences of the loss. */
     *worst = 0.0;
     if (eps <= 0.0) eps = 1e-3;
     for (i = 0; i < n_inputs && r == MIXP_OK; i++)
         r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
+
     mixpi_host_put(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }

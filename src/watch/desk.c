@@ -60,15 +60,18 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
         w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
+
     if (n < w->n_sites) n = w->n_sites;
     r = mixpi_chunks_reach(ctx, n);
     if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
+
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
         r = mixpi_noted(ctx, "guard",
                         ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
+
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0; /* an observer's sites may have found no room */
     return r;
@@ -127,13 +130,17 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
                                  ctx->device->name);
+
+    /* All memory comes before the first change. */
     if (!mixpi_watch_of(ctx) ||
         (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
+
     w = ctx->watch;
     w->every = d.every;
     w->clean = d.clean;
@@ -144,6 +151,8 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     if (!w->on) w->inspect_all = 1;
     w->patience = d.patience;
     w->most_sites = d.max_sites;
+
+    /* A guard that starts samples the first step. */
     if (!w->on) w->since = 2 * w->every; /* sample the first step */
     if (!w->on) ctx->capture.sites_moved++;
     w->on = 1;
@@ -221,6 +230,8 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
         return "64 patterns exist, which is the limit: pass one of them again to replace it, or "
                "'*' with MIXP_DTYPE_COUNT to remove all";
+
+    /* Once the sites are known, a pattern must fit one. */
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, mixpi_site_number(w, n + 1)->name)) n++;
@@ -239,15 +250,20 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
                                  pattern ? pattern : "NULL", wrong);
+
+    /* All memory comes before the first change. */
     w = mixpi_watch_of(ctx);
     if (w && !w->pins)
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
+
+    /* The newest pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;
+
     for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->capture.sites_moved++;
@@ -283,6 +299,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
                           "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
+
+    /* One retry for each update, and only if another attempt can differ. */
     scaler->ctx->buffers.retries = 1;
     updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
     scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
@@ -290,6 +308,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
         scaler->tries = 0;
         return 0;
     }
+
     scaler->tries++;
     mixpi_retry_rewind(scaler);
     return 1;
@@ -312,10 +331,9 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
-    int again;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
-    again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
+    int again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;

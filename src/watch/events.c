@@ -203,11 +203,14 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+
     if (event->kind == MIXP_EVENT_SKIP) {
         mixpi_skip_text(event, text, space);
         mixpi_readable(text);
         return text;
     }
+
+    /* A site's event: who, what, how much, what to do. */
     mixpi_event_number(event, number, sizeof number);
     mixpi_event_others(event, others, sizeof others);
     mixpi_event_subject(event, subject, sizeof subject);
@@ -229,10 +232,11 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
-    const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
+
     number = w->n_events - kept + i;
-    e = &w->events[number % w->events_room];
+    const mixpi_happening *e = &w->events[number % w->events_room];
+
     memset(out, 0, sizeof *out);
     out->number = number;
     out->step = e->step;
@@ -249,6 +253,8 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->origin = e->origin;
     out->of_gradient = e->of_grad;
     out->also = e->also;
+
+    /* The sentence needs the rest. */
     out->what = mixpi_event_what(out);
     return 1;
 }
@@ -270,19 +276,21 @@ MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
-    const mixpi_site *site;
     if (!number || !out) return 0;
-    site = mixpi_site_at(ctx, number);
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
     out->dtype = site->dtype;
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
+
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
+
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;

@@ -145,15 +145,18 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     mixp_context *ctx = c->ctx;
     mixp_tensor *t = c->in[i];
     const mixpi_site *reader = mixpi_guarded_site(c);
-    int n;
+
     if (reader && t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader && reader->fallen == 2;
+
+    /* Will the cast be left out? Then it is a site of its own all the same. */
     ctx->watch->reader = mixpi_entry(c)->site;
     ctx->watch->input = i;
     if (!reader) return 0;
-    n = mixpi_cast_site(ctx, t, 0);
+    int n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
+
     ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);

@@ -212,12 +212,13 @@ static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *
     mixp_tensor *const out = c->out, *read[MIXPI_WEIGHED];
     unsigned char attrs[2048];
     const size_t size = c->op->attrs_size;
-    mixpi_reweighed how;
     mixp_result r = MIXP_ERR_MEMORY;
     if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
+
+    /* The call is changed, run once more, and put back. */
     memcpy(read, c->in, sizeof read);
     if (size) memcpy(attrs, c->attrs, size);
-    how = mixpi_reweigh(e, given);
+    mixpi_reweighed how = mixpi_reweigh(e, given);
     if (how == MIXPI_AS_READ && out->dtype == MIXP_F32)
         r = mixpi_inspect(c->ctx, e->site, out, out, 0);
     else if (how != MIXPI_NOT_WEIGHED) r = mixpi_inspect_run(e, how, run);

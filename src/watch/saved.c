@@ -9,6 +9,8 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
     const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
     const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
     const size_t lossy = MIXPI_ROLES * sizeof *w->operands;
+
+    /* One piece of memory holds the three arrays. */
     w->packed = n > 0 ? n : 1;
     if (w->packed > w->packed_room) {
         if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
@@ -19,6 +21,7 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
         w->operands = w->states + room * MIXPI_SITE_STATES;
         w->packed_room = (int)room;
     }
+
     memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
     memset(w->states, 0, (size_t)w->packed * wide);
     memset(w->operands, 0, (size_t)w->packed * lossy);
@@ -102,6 +105,8 @@ static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
     if (!mixpi_guard_was_on(w)) return 0;
+
+    /* Which sites, by the hash of their names. */
     memset(&item, 0, sizeof item);
     item.optional = 1;
     item.e.dtype = MIXP_I64;
@@ -110,6 +115,8 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
+
+    /* Whether each stores f32, and since when. */
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;
@@ -117,12 +124,16 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
+
+    /* The same for the operands of a recipe. */
     item.e.shape[1] = MIXPI_ROLES;
     item.e.bytes = (size_t)w->packed * MIXPI_ROLES * sizeof *w->operands;
     item.memory = w->operands;
     item.is_good = NULL;
     item.must = MIXPI_LOSSY;
     mixpi_state_add(s, item, "mixprec.guard.operands");
+
+    /* Skips in a row of each optimizer, then the numbers. */
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
     item.e.bytes = sizeof w->barren;
@@ -194,6 +205,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
         site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
+
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];

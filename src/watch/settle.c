@@ -119,12 +119,17 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixp_event_kind trouble;
     int of_grad;
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+
+    /* What the sample saw. */
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+
     site->samples++;
+
+    /* A site that stores low falls back if it is in trouble. */
     if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
@@ -135,6 +140,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
         return;
     }
+
+    /* A site that fell back returns after enough clean samples. */
     if (w->settling_probe) mixpi_settle_probed(ctx, number);
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
@@ -158,15 +165,20 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     const int relapses = o->falls > 1 ? o->falls - 1 : 0;
     const int64_t needed =
         mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20), MIXPI_LOSSY_CLEAN);
-    mixpi_happening *e;
+
+    /* Bad once: it falls. Good long enough: it returns. */
     if (o->fallen) {
         o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
         if (o->clean < needed) return;
     } else if (!(o->excess > 1.0)) return;
+
     o->fallen = !o->fallen;
     o->clean = 0;
     if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
-    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+
+    /* The event says how bad it was. */
+    mixpi_happening *e =
+        mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
                         &site->value, MIXP_ORIGIN_UNKNOWN);
     e->operand = 1 + role;
     e->error = o->error;
@@ -193,6 +205,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     w->settled = 1;
     w->settling_bad = mixpi_began_forward(origin);
     w->inspect_all |= w->settling_bad;
+
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
     if (w->seen[MIXPI_ROW_WIDE].count + w->seen[MIXPI_ROW_NARROW].count > 0) {
         w->looked = 1;
@@ -201,6 +214,8 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
             w->found_site = at;
         }
     }
+
+    /* Sites fall back, or return, in the order in which they ran. */
     for (n = 1; n <= known; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
@@ -259,6 +274,7 @@ static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step
     mixpi_judge(ctx, &origin, &at);
     r = mixpi_seen_share(ctx, &origin, &at);
     if (r != MIXP_OK) return r;
+
     ctx->watch->event_step = step;
     mixpi_settle_rows(ctx, sample, origin, at);
     mixpi_settle_events(ctx);
@@ -283,13 +299,18 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     const mixp_device *d = ctx->device;
     const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
     mixp_result r = MIXP_OK;
+
     w->posted = w->fresh = w->fresh_probe = 0;
     if (posted || fresh) r = mixpi_rows_reach(ctx, w->n_sites);
+
+    /* The sample that was sent before arrives. */
     if (posted && r == MIXP_OK) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
     if (r != MIXP_OK || !fresh) return r;
+
+    /* The new one is sent, or settled if the device cannot post. */
     w->posted_bytes = mixpi_rows_used(w);
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
@@ -355,11 +376,12 @@ static float mixpi_scale_used(const mixp_scaler_state *state) {
  * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
  * forward pass. */
 static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
-    int forward, bad;
     if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
         w->origin = MIXP_ORIGIN_UNSCALE;
-    forward = mixpi_began_forward((mixp_origin)w->origin);
-    bad = forward || state->forgiven > 0;
+    int forward = mixpi_began_forward((mixp_origin)w->origin);
+    int bad = forward || state->forgiven > 0;
+
+    /* Samples the next steps of these optimizers, as probes if an ordinary sample saw nothing. */
     w->force |= bits;
     w->forced = 0;
     w->probe &= ~bits;
@@ -373,19 +395,25 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                                      int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted;
-    int32_t barren;
     int forward = 0;
+
+    /* Where did the skip begin? */
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
     if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+
     w->found = w->found_site = w->looked = w->acted = w->probed = 0;
-    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+    int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+
+    /* An applied update needs no more samples than usual. */
     if (!state->skipped) {
         w->force &= ~bits;
         w->deep &= ~bits;
         w->probe &= ~bits;
         return MIXP_OK;
     }
+
+    /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
                     w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
@@ -406,10 +434,14 @@ static void mixpi_guard_turn(mixpi_watch *w) {
         w->since = 1;
         w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
     }
+
+    /* A new window begins. */
     w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
     if (seen) w->inspect_all = 0;
     w->whole = !w->unseen;
     w->unseen = 0;
+
+    /* Forced samples end when the skipped optimizer makes no more updates. */
     if (!w->force) w->forced = 0;
     else if (w->forced <= 64) w->forced++;
     if (w->forced <= 64) return;
@@ -423,10 +455,9 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
-    mixp_result r;
     mixpi_guard_turn(w);
     if (late && !waits) return MIXP_OK;
-    r = mixpi_guard_settle(ctx);
+    mixp_result r = mixpi_guard_settle(ctx);
     return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
 }
 
@@ -436,11 +467,15 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
+
+    /* A device that cannot post tells at once. */
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
         return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
     }
+
+    /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
@@ -466,7 +501,6 @@ static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
 /* Settles everything at once, without the usual delay. Waits for the device. */
 static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const mixp_scaler *s;
     mixp_scaler_state state;
     mixp_result r;
     if (!mixpi_guard_on(ctx)) return MIXP_OK;
@@ -474,7 +508,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     if (mixpi_world(ctx) > 1) return MIXP_OK;
     r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
-    s = (const mixp_scaler *)w->posted_scaler;
+    const mixp_scaler *s = (const mixp_scaler *)w->posted_scaler;
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
     r = mixpi_scaler_get(s, &state);

@@ -80,8 +80,11 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     int i, length;
     const char *scope = mixpi_scope_now(ctx, &length);
     v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+
     weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+
+    /* What it reads. */
     for (i = 0; i < n_in; i++) {
         const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
@@ -91,6 +94,7 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
         weights = mixpi_mix(weights, (uint64_t)weight->own.id);
         v.weights = weights | 1u;
     }
+
     mixpi_visit_read(ctx, &v);
     return v;
 }
