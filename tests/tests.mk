@@ -98,7 +98,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 # The order lets parallel tests end at about the same time.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS="75 90" tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \

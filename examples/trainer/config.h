@@ -7,25 +7,9 @@
 #ifndef TRAINER_CONFIG_H
 #define TRAINER_CONFIG_H
 
-#include "json.h"
+#include "../gguf.h"
+#include "json_file.h"
 #include "options.h"
-
-/* Reads a file of JSON. Returns the text, which the caller frees; *root: its value. hint: what to check if
- * the file cannot be read, or "". */
-static char *read_json(const char *path, int64_t most, const char *hint, const char **root) {
-    int64_t     size = 0;
-    const char *wrong = NULL;
-    char       *text = read_file(path, most, &size);
-    if (!text) die(1, "cannot read %s: %s%s", path, read_error(), hint);
-    if (strlen(text) != (size_t)size)
-        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Use a copy of the "
-               "file, or write the file again", path);
-    *root = json_check(text, size, &wrong);
-    if (!*root)
-        die(1, "%s is not whole: its JSON is malformed in line %lld, at \"%.30s\". Use a copy of the "
-               "file, or write the file again", path, (long long)json_line(text, wrong), wrong);
-    return text;
-}
 
 /* The values used from a config.json. A model's vocabulary is that of its own data. */
 typedef enum config_part { CONFIG_ALL, CONFIG_EXPERIMENT, CONFIG_MODEL } config_part;
@@ -88,8 +72,8 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     free(text);
 }
 
-/* The kinds of config.json beside a file of weights: none, a run's, GPT-2's, anything else. */
-typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2, CONFIG_OTHER } config_kind;
+/* The kinds of config.json beside a file of weights: none, a run's, GPT-2's, anything else. A GGUF file has its own. */
+typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2, CONFIG_GGUF, CONFIG_OTHER } config_kind;
 
 static config_kind kind_of_config(const char *text, int64_t size) {
     const char *wrong, *root = json_check(text, size, &wrong);
@@ -225,14 +209,50 @@ static void apply_gpt2_config(config *c, const char *path) {
     free(text);
 }
 
-/* Reads the sizes from the config.json at `path`, beside the weights of --init. */
+static gguf *read_gguf(const char *path) {
+    char  error[MIXP_MESSAGE_SIZE];
+    gguf *g;
+    if (gguf_read(path, &g, error, sizeof error) != MIXP_OK) die(1, "while reading --init: %s", error);
+    if (!gguf_text_is(g, "general.architecture", "gpt2"))
+        die(1, "%s: its general.architecture is not gpt2, which is what the trainer reads", path);
+    return g;
+}
+
+/* Reads the sizes of a GPT-2 from the metadata of a GGUF file. */
+static void apply_gguf(config *c, const char *path) {
+    static const char *const keys[][2] = {{"gpt2.block_count", "layers"}, {"gpt2.attention.head_count", "heads"},
+                                          {"gpt2.embedding_length", "width"}, {"gpt2.context_length", "block"}};
+    char                 value[32];
+    gguf                *g = read_gguf(path);
+    const mixp_st_entry *tokens = gguf_find(g, "token_embd.weight");
+    double               eps = gguf_number(g, "gpt2.attention.layer_norm_epsilon", 1e-5);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (!gguf_pair_of(g, keys[i][0])) die(1, "%s has no %s", path, keys[i][0]);
+        snprintf(value, sizeof value, "%.0f", gguf_number(g, keys[i][0], 0));
+        set_by_name(c, keys[i][1], value);
+    }
+    if (!tokens || tokens->rank != 2) die(1, "%s has no matrix token_embd.weight", path);
+    if (fabs(eps - 1e-5) > 1e-9)
+        die(1, "%s: gpt2.attention.layer_norm_epsilon is %g, and the trainer's GPT-2 has 1e-5 only", path, eps);
+    snprintf(value, sizeof value, "%lld", (long long)tokens->shape[0]);
+    set_by_name(c, "vocab", value);
+    set_by_name(c, "bias", "on");
+    set_by_name(c, "activation", "gelu-tanh");
+    if (gguf_find(g, "output.weight")) set_by_name(c, "head", "own");
+    snprintf(value, sizeof value, "tokens %lld", (long long)tokens->shape[0]);
+    set_by_name(c, "vocabulary", value);
+    gguf_free(g);
+}
+
+/* Reads the sizes from the config.json at `path`, beside the weights of --init, or from the GGUF file there. */
 static void apply_model_config(config *c, const char *path, config_kind kind,
                                const char *const *given) {
     int    block = find_option("block", 5);
     config shorter = *c;
-    if (kind == CONFIG_GPT2) apply_gpt2_config(c, path);
+    if (kind == CONFIG_GGUF) apply_gguf(c, path);
+    else if (kind == CONFIG_GPT2) apply_gpt2_config(c, path);
     else apply_config_file(c, path, CONFIG_MODEL);
-    if (kind == CONFIG_GPT2 && given[block]) {      /* the first positions suffice    */
+    if (kind != CONFIG_OURS && given[block]) {      /* the first positions suffice    */
         set_option(&shorter, &options[block], given[block]);
         if (shorter.block < c->block) c->block = shorter.block;
     }
@@ -351,6 +371,11 @@ static void find_sizes(config *c, const char *weights, const char *const *given)
     config_kind kind = config_beside(weights, path);
     description d = read_description(weights);
     const char *root;
+    if (is_gguf(weights)) {
+        forget_sizes(c);
+        apply_model_config(c, weights, CONFIG_GGUF, given);
+        return;
+    }
     if (kind == CONFIG_OTHER) free(read_json(path, 1 << 20, "", &root));    /* may say why */
     if (kind == CONFIG_OTHER)
         die(1, "%s is neither a run's nor a GPT-2's: put the config.json of %s there, or remove it", path,

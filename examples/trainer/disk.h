@@ -1,4 +1,4 @@
-/* disk.h - reads and writes whole files, in folders that may come from elsewhere: a part of trainer.c
+/* disk.h - reads and writes whole files, in folders that may come from elsewhere: a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * A foreign folder may hold links and pipes in place of files. Links are followed, but only
@@ -134,12 +134,6 @@ static int copy_file(const char *from, const char *path) {
     close(source);
     if (!f) { errno = why; return 0; }
     return rename_file(temporary, path, why ? (finish_file(f), why) : finish_file(f));
-}
-
-/* Is there a symbolic link of this name? */
-static int is_link(const char *path) {
-    struct stat info;
-    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
 }
 
 #endif

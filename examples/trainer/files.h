@@ -402,17 +402,18 @@ static void make_export_folder(const config *c) {
     make_folders(path, "--export");
 }
 
-/* --export: the weights, with config.json beside them. */
+/* --export: the weights, with config.json beside them; a GGUF file has everything in itself. */
 static void export_weights(const trainer *t) {
     char    path[PATH_SPACE], beside[PATH_SPACE], text[2048];
     int64_t n = gpt2_config_text(&t->c, &t->data, text, sizeof text);
     export_path(&t->c, path);
     config_beside(path, beside);
-    gpt2_write_weights(&t->model, path);
+    if (is_gguf(path)) gpt2_write_gguf(&t->model, &t->c, &t->data, path);
+    else gpt2_write_weights(&t->model, path);
     check(t, "exporting");
-    if (!replace_file(beside, text, (size_t)n))
+    if (!is_gguf(path) && !replace_file(beside, text, (size_t)n))
         die(1, "cannot write %s: %s", beside, strerror(errno));
-    if (!t->c.quiet) say_line("export", "%s, for transformers to load", path);
+    if (!t->c.quiet) say_line("export", "%s, for %s to load", path, is_gguf(path) ? "llama.cpp" : "transformers");
 }
 
 static int stop_status(void)

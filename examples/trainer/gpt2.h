@@ -11,7 +11,10 @@
 #define TRAINER_GPT2_H
 
 #include "config.h"
+#include "data.h"
+#include "gguf_tokenizer.h"
 #include "model.h"
+#include "weights.h"
 
 #define PREFIX "transformer."
 enum { PREFIX_LENGTH = (int)sizeof PREFIX - 1, NAME_SPACE = 96 };
@@ -27,29 +30,23 @@ static void turn(float *to, const float *from, int64_t rows, int64_t cols) {
 
 /* ==== Reading ======================================================================= */
 
-/* One file, or several files and an index, as `transformers` divides large models. */
 typedef struct gpt2_file {
-    mixp_safetensors **shards;
-    int64_t            n_shards;
+    weight_files       weights;
+    gguf              *gguf;                /* instead of weights */
     const char        *path;
     char               body[NAME_SPACE];    /* before "wte.weight" in the file: "transformer.", "", ... */
     char               root[NAME_SPACE];    /* the same without "transformer." */
     int                is_turned;
 } gpt2_file;
 
-static const mixp_st_entry *gpt2_find_named(const gpt2_file *f, const char *name) {
-    const mixp_st_entry *found = NULL;
-    for (int64_t k = 0; k < f->n_shards && !found; k++)
-        found = mixp_safetensors_find(f->shards[k], name);
-    return found;
-}
-
 /* The file's version of our tensor, or NULL. */
 static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) {
     char name[2 * NAME_SPACE];
-    int  is_body = strncmp(t->name, PREFIX, PREFIX_LENGTH) == 0;
+    int  is_body;
+    if (f->gguf) return gguf_name(t->name, name) ? gguf_find(f->gguf, name) : NULL;
+    is_body = strncmp(t->name, PREFIX, PREFIX_LENGTH) == 0;
     snprintf(name, sizeof name, "%s%s", is_body ? f->body : f->root, t->name + (is_body ? PREFIX_LENGTH : 0));
-    return gpt2_find_named(f, name);
+    return find_weight(&f->weights, name, NULL);
 }
 
 /* Finds what stands before the names of tensors. Wrappers add to it: DistributedDataParallel "module.",
@@ -57,9 +54,9 @@ static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) 
 static void gpt2_find_prefix(gpt2_file *f) {
     static const char table[] = "wte.weight";
     const size_t      end = sizeof table - 1;
-    for (int64_t k = 0; k < f->n_shards; k++)
-        for (int64_t i = 0; i < mixp_safetensors_count(f->shards[k]); i++) {
-            const char *name = mixp_safetensors_at(f->shards[k], i)->name;
+    for (int64_t k = 0; k < f->weights.n; k++)
+        for (int64_t i = 0; i < mixp_safetensors_count(f->weights.files[k]); i++) {
+            const char *name = mixp_safetensors_at(f->weights.files[k], i)->name;
             size_t      n = strlen(name), whole = n - end;
             if (n < end || strcmp(name + whole, table) != 0 || whole >= NAME_SPACE) continue;
             if (whole && name[whole - 1] != '.') continue;
@@ -72,91 +69,15 @@ static void gpt2_find_prefix(gpt2_file *f) {
 }
 
 static void gpt2_close(gpt2_file *f) {
-    for (int64_t k = 0; k < f->n_shards; k++) mixp_safetensors_free(f->shards[k]);
-    free(f->shards);
-}
-
-/* Opens one more file of a model. */
-static void gpt2_add_file(gpt2_file *f, const char *path) {
-    char               error[MIXP_MESSAGE_SIZE];
-    mixp_safetensors **all = (mixp_safetensors **)realloc(
-        f->shards, (size_t)(f->n_shards + 1) * sizeof(mixp_safetensors *));
-    if (!all) die(1, "out of memory");
-    f->shards = all;
-    all[f->n_shards] = NULL;
-    if (mixp_safetensors_read(path, &all[f->n_shards], error, sizeof error) != MIXP_OK)
-        die(1, "while reading --init: %s", error);
-    f->n_shards++;
-}
-
-/* The names of an index's files, in order of name. */
-static int by_name(const void *a, const void *b) {
-    const char *x, *y;
-    memcpy(&x, a, sizeof x);
-    memcpy(&y, b, sizeof y);
-    return strcmp(x, y);
-}
-
-/* The file of a tensor in an index. The index is untrusted: no file of another folder is read. */
-static char *index_file(const char *index, const char *value) {
-    char  file[256];
-    char *copy;
-    if (json_string(value, file, sizeof file) < 1)
-        die(1, "%s is malformed in its weight_map, at \"%.40s\"", index, value);
-    if (strchr(file, '/') || file[0] == '.')
-        die(1, "%s names %s, which is no file beside it", index, file);
-    copy = (char *)malloc(strlen(file) + 1);
-    if (!copy) die(1, "out of memory");
-    return strcpy(copy, file);
-}
-
-/* The files of a weight_map, {"tensor": "file", ...}, one for each tensor, in order of name. */
-static char **index_files(const char *index, const char *map, size_t *n) {
-    char **files = NULL;
-    size_t room = 0;
-    *n = 0;
-    for (const char *key = json_first(map); key; key = json_next(json_of_key(key))) {
-        if (*n == room) {
-            room = room ? 2 * room : 64;
-            files = (char **)realloc(files, room * sizeof *files);
-            if (!files) die(1, "out of memory");
-        }
-        files[(*n)++] = index_file(index, json_of_key(key));
-    }
-    if (!*n) die(1, "%s names no tensor", index);
-    qsort(files, *n, sizeof *files, by_name);
-    return files;
-}
-
-/* Opens the files that an index names, each once. */
-static void gpt2_read_index(gpt2_file *f, const char *index) {
-    char        path[PATH_SPACE + 256], **files;
-    const char *slash = strrchr(index, '/'), *root, *map;
-    int         folder = slash ? (int)(slash - index + 1) : 0;
-    size_t      n;
-    char       *text = read_json(index, (int64_t)1 << 26, "", &root);
-    map = json_get(root, "weight_map");
-    if (!map || *map != '{') die(1, "%s is no index of weights: it has no weight_map", index);
-    files = index_files(index, map, &n);
-    for (size_t i = 0; i < n; i++) {
-        snprintf(path, sizeof path, "%.*s%s", folder, index, files[i]);
-        if (i == 0 || strcmp(files[i], files[i - 1]) != 0) gpt2_add_file(f, path);
-    }
-    for (size_t i = 0; i < n; i++) free(files[i]);
-    free(files);
-    free(text);
-}
-
-static int is_index(const char *path) {
-    size_t n = strlen(path);
-    return n > 11 && strcmp(path + n - 11, ".index.json") == 0;
+    close_weights(&f->weights);
+    gguf_free(f->gguf);
 }
 
 static void gpt2_open(gpt2_file *f, const char *path) {
     memset(f, 0, sizeof *f);
     f->path = path;
-    if (is_index(path)) gpt2_read_index(f, path);
-    else gpt2_add_file(f, path);
+    if (is_gguf(path)) f->gguf = read_gguf(path);
+    else open_weights(&f->weights, path, "--init");
 }
 
 /* A table of positions may be longer than ours: its first rows are used. */
@@ -172,12 +93,16 @@ static int gpt2_fits(const gpt2_file *f, const gpt *m, const mixp_tensor *t,
 static int is_float(mixp_dtype d)
 { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16 || d == MIXP_F64; }
 
+static const char *gpt2_first(const gpt2_file *f) {
+    if (f->gguf) return f->gguf->n ? f->gguf->entries[0].name : "none";
+    return mixp_safetensors_count(f->weights.files[0]) ? mixp_safetensors_at(f->weights.files[0], 0)->name : "none";
+}
+
 static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
     const mixp_st_entry *e = gpt2_find(f, t);
     if (!e)
         die(1, "%s lacks %s, which this model has: check --layers and --bias. The file's first tensor is %s",
-            f->path, t->name, mixp_safetensors_count(f->shards[0]) ? mixp_safetensors_at(f->shards[0], 0)->name
-                                                                   : "none");
+            f->path, t->name, gpt2_first(f));
     if (!is_float(e->dtype))
         die(1, "%s: %s is of dtype %s, and weights are F32, F16, BF16 or F64", f->path, e->name,
             e->type);
@@ -209,15 +134,20 @@ static void gpt2_check_extra(const gpt2_file *f, const gpt *m, mixp_tensor *cons
     const mixp_st_entry **taken = (const mixp_st_entry **)malloc((size_t)n * sizeof *taken);
     if (!taken) die(1, "out of memory");
     for (int64_t k = 0; k < n; k++) taken[k] = gpt2_find(f, all[k]);
-    for (int64_t s = 0; s < f->n_shards; s++)
-        for (int64_t i = 0; i < mixp_safetensors_count(f->shards[s]); i++) {
-            const mixp_st_entry *e = mixp_safetensors_at(f->shards[s], i);
+    for (int64_t s = 0; s < f->weights.n; s++)
+        for (int64_t i = 0; i < mixp_safetensors_count(f->weights.files[s]); i++) {
+            const mixp_st_entry *e = mixp_safetensors_at(f->weights.files[s], i);
             int64_t              k = 0;
             while (k < n && taken[k] != e) k++;
             if (k < n || is_mask(e->name) || is_copy_of_tokens(f, m, e)) continue;
             die(1, "%s: %s has no place in this model: check --layers, --bias and --head", f->path,
                 e->name);
         }
+    for (uint64_t i = 0; f->gguf && i < f->gguf->n; i++) {
+        int64_t k = 0;
+        while (k < n && taken[k] != &f->gguf->entries[i]) k++;
+        if (k == n) die(1, "%s: %s has no place in this model", f->path, f->gguf->entries[i].name);
+    }
     free(taken);
 }
 
@@ -338,6 +268,45 @@ static void gpt2_write_weights(const gpt *m, const char *path) {
     free(w.spare);
 }
 
+static void gpt2_gguf_layer(gguf_writer *w, gguf_type type, layer l, const float *zeros) {
+    char name[GGUF_NAME], bias[NAME_SPACE];
+    if (gguf_name(l.w->name, name)) gguf_put_tensor(w, name, type, l.w, 0);
+    snprintf(bias, sizeof bias, "%.*sbias", (int)(strlen(l.w->name) - strlen("weight")), l.w->name);
+    if (!gguf_name(bias, name)) return;
+    if (l.b) gguf_put_tensor(w, name, type, l.b, 0);
+    else gguf_put_floats(w, name, zeros, l.w->shape[0]);
+}
+
+/* --export FILE.gguf. A bias of zeros stands for a bias that the model lacks. */
+static void gpt2_write_gguf(const gpt *m, const config *c, const corpus *d, const char *path) {
+    static const gguf_type types[] = {GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0};
+    static const uint32_t  file_types[] = {0, 1, 32, 7};
+    gguf_type    type = types[c->export_type];
+    char         error[MIXP_MESSAGE_SIZE];
+    float       *zeros = (float *)calloc((size_t)(4 * c->width), sizeof *zeros);
+    gguf_writer *w = gguf_new("gpt2");
+    if (!w || !zeros) die(1, "out of memory for --export");
+    gguf_put_u32(w, "general.file_type", file_types[c->export_type]);
+    gguf_put_u32(w, "gpt2.block_count", (uint32_t)c->layers);
+    gguf_put_u32(w, "gpt2.context_length", (uint32_t)c->block);
+    gguf_put_u32(w, "gpt2.embedding_length", (uint32_t)c->width);
+    gguf_put_u32(w, "gpt2.feed_forward_length", (uint32_t)(4 * c->width));
+    gguf_put_u32(w, "gpt2.attention.head_count", (uint32_t)c->heads);
+    gguf_put_float(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
+    gguf_put_tokenizer(w, d->words, c->tokenizer, d->rows, -1, -1);
+    gguf_put_tensor(w, "token_embd.weight", type, m->tokens, 0);
+    gguf_put_tensor(w, "position_embd.weight", type, m->positions, 0);
+    for (int i = 0; i < m->layers; i++) {
+        layer six[BLOCK_LAYERS];
+        block_layers(&m->blocks[i], six);
+        for (int k = 0; k < BLOCK_LAYERS; k++) gpt2_gguf_layer(w, type, six[k], zeros);
+    }
+    gpt2_gguf_layer(w, type, m->norm, zeros);
+    if (m->head != m->tokens) gguf_put_tensor(w, "output.weight", type, m->head, 0);
+    if (gguf_write(w, path, error, sizeof error) != MIXP_OK) die(1, "while exporting: %s", error);
+    free(zeros);
+}
+
 /* Writes the keys that `transformers` needs, and the vocabulary of a text for --init. */
 static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, size_t space) {
     enum { END_OF_TEXT = 50256 };
@@ -357,10 +326,16 @@ static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, si
         c->head == HEAD_OWN ? "false" : "true", end, end, vocabulary);
 }
 
-/* The file that --export writes: FILE.safetensors, or a folder's model.safetensors. */
+/* Is there a symbolic link of this name? */
+static int is_link(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+/* The file that --export writes: FILE.safetensors, FILE.gguf, or a folder's model.safetensors. */
 static void export_path(const config *c, char *path) {
     size_t n = strlen(c->export_to);
-    int    is_file = n > 12 && strcmp(c->export_to + n - 12, ".safetensors") == 0;
+    int    is_file = is_gguf(c->export_to) || (n > 12 && strcmp(c->export_to + n - 12, ".safetensors") == 0);
     snprintf(path, PATH_SPACE, is_file ? "%s" : "%s/model.safetensors", c->export_to);
 }
 
@@ -370,7 +345,7 @@ static void check_export_path(const config *c) {
     struct stat info;
     if (!c->export_to[0]) return;
     export_path(c, path);
-    if (config_beside(path, beside) == CONFIG_OURS)
+    if (!is_gguf(path) && config_beside(path, beside) == CONFIG_OURS)
         die(1, "%s is the configuration of a run, which --export would replace: name another "
                "folder", beside);
     if (is_link(path))

@@ -1,4 +1,4 @@
-/* json.h - a strict reader of JSON (RFC 8259): a part of trainer.c
+/* json.h - a strict reader of JSON (RFC 8259): a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * json_check accepts a text or says where it is malformed. In a text that it accepted, a pointer to the

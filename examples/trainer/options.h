@@ -40,6 +40,7 @@ typedef struct config {
     double  init_scale;
     int64_t eval_train, sample_every, keep, csv;
     int64_t eval_every, eval_batches, log_every, plant;
+    int64_t export_type;
     int64_t resume, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
     int64_t shard, total_batch, ordered;
     double  rank_seconds, peak_tflops;
@@ -201,7 +202,8 @@ static const option options[] = {
     TEXT_OPT("init", init, "FILE",
              "begin with these weights, GPT-2's too; their config.json lies beside them"),
     TEXT_OPT("export", export_to, "DIR",
-             "write the weights at the end as GPT-2's, for transformers to load"),
+             "write the weights at the end as GPT-2's, for transformers to load; FILE.gguf: for llama.cpp"),
+    CHOICE_OPT("export-type", export_type, "f16", "f32|f16|bf16|q8_0", "of the matrices in a FILE.gguf"),
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
     CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
                "train nothing, and tell how far the result of each site (an operator of one layer) is from "
@@ -561,6 +563,11 @@ static int64_t guard_every(const config *c) {
     return every;
 }
 
+static int is_gguf(const char *path) {
+    size_t n = strlen(path);
+    return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
+}
+
 /* Rejects a model with parts that GPT-2 lacks: it cannot be exported as GPT-2. */
 static void check_export(const config *c) {
     if (!c->export_to[0]) return;
@@ -568,6 +575,10 @@ static void check_export(const config *c) {
         c->activation == ACTIVATION_RELU2)
         die(2, "--export writes GPT-2's, which has layer norms, learned positions and GELU: "
                "this model is another");
+    if (is_gguf(c->export_to) && c->activation != ACTIVATION_GELU_TANH)
+        die(2, "--export FILE.gguf: llama.cpp's GPT-2 has --activation gelu-tanh only");
+    if (is_gguf(c->export_to) && !c->tokenizer[0])
+        die(2, "--export FILE.gguf needs --tokenizer: the file holds the tokenizer too");
 }
 
 /* The file that --from names: "checkpoint.safetensors", "best.safetensors" or

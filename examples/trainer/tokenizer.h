@@ -1,4 +1,4 @@
-/* tokenizer.h - reads a tokenizer.json, of a byte-level BPE: a part of trainer.c
+/* tokenizer.h - reads a tokenizer.json, of a byte-level BPE: a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * words.h applies it. With --tokenizer, texts become tokens, and prompts and samples of a token model are text. A text passes
@@ -11,14 +11,16 @@
  *                     that make another token, in order of priority
  *
  * What a file asks for is done as the library does it, or refused by the name of its field, or there is a
- * warning with that name. Special tokens that a post_processor adds around a text are not added.
+ * warning with that name. Special tokens that a post_processor adds around a text are not added; `begin` is
+ * the one before it.
  */
 #ifndef TRAINER_TOKENIZER_H
 #define TRAINER_TOKENIZER_H
 
-#include "config.h"
+#include "json_file.h"
 
 enum { TOKENIZER_MOST_BYTES = 1 << 26, TOKEN_SPACE = 1024 /* of one token's text, in UTF-8 */ };
+enum { TOKENIZER_MOST = 1 << 24 };      /* tokens */
 
 typedef struct bpe_token {
     const char *bytes;                  /* NULL: no token has this number */
@@ -37,7 +39,7 @@ typedef struct added_token {
     const char *text;
     int         length;
     int32_t     id;
-    int         single_word, lstrip, rstrip;
+    int         single_word, lstrip, rstrip, special;
 } added_token;
 
 /* Added tokens in order of text. */
@@ -69,6 +71,7 @@ typedef struct tokenizer {
     added_set   raw, normal;            /* found before and after the normalizer */
     cut_stage   cuts[CUT_STAGES];
     int         n_cuts, has_bytes, ignore_merges;   /* has_bytes: ByteLevel is among the cuts */
+    int32_t     begin;                  /* the token that the post_processor puts before a text, or -1 */
     int         warned;                 /* bits of the warnings that were given */
 } tokenizer;
 
@@ -334,7 +337,7 @@ static void read_normalizer(tokenizer *t, const char *part) {
     else if (strcmp(type, "NFD") == 0 || strcmp(type, "NFKC") == 0 || strcmp(type, "NFKD") == 0)
         t->normalizer |= NORMALIZE_OTHER;
     else if (strcmp(type, "Lowercase") == 0) t->normalizer |= NORMALIZE_LOWER;
-    else die(1, "%s: its normalizer is %s, and the trainer has NFC, NFD, NFKC, NFKD and Lowercase",
+    else die(1, "%s: its normalizer is %s, and this reader has NFC, NFD, NFKC, NFKD and Lowercase",
              t->path, type);
 }
 
@@ -359,7 +362,7 @@ static cut_kind read_split(const tokenizer *t, const char *part) {
     for (int i = 0; i < KNOWN_CUTS; i++)
         if (strcmp(pattern, known_cuts[i].pattern) == 0 &&
             strcmp(behavior, is_inverted ? "Removed" : "Isolated") == 0) return known_cuts[i].kind;
-    die(1, "%s: its pre_tokenizer has a Split (%.24s) by \"%.80s\", and the trainer knows those of GPT-2, "
+    die(1, "%s: its pre_tokenizer has a Split (%.24s) by \"%.80s\", and this reader knows those of GPT-2, "
            "GPT-4, Llama 3 and Qwen 2", t->path, behavior, pattern);
     return CUT_NOT;
 }
@@ -380,9 +383,9 @@ static void read_cut(tokenizer *t, const char *part) {
         flag = json_find(part, "individual_digits");
         cut.kind = flag && *flag == 't' ? CUT_DIGITS : CUT_DIGIT_RUNS;
     } else
-        die(1, "%s: its pre_tokenizer is %s, and the trainer has ByteLevel, Split and Digits", t->path, type);
+        die(1, "%s: its pre_tokenizer is %s, and this reader has ByteLevel, Split and Digits", t->path, type);
     if (t->has_bytes)
-        die(1, "%s: its pre_tokenizer has %s behind ByteLevel, and the trainer reads no such order", t->path,
+        die(1, "%s: its pre_tokenizer has %s behind ByteLevel, and this reader reads no such order", t->path,
             type);
     t->has_bytes = strcmp(type, "ByteLevel") == 0;
     t->cuts[t->n_cuts++] = cut;
@@ -391,7 +394,7 @@ static void read_cut(tokenizer *t, const char *part) {
 static void read_pre_tokenizer(tokenizer *t, const char *part) {
     read_parts(t, part, "pretokenizers", read_cut);
     if (!t->has_bytes)
-        die(1, "%s: its pre_tokenizer is not ByteLevel, and the trainer reads tokens of bytes only", t->path);
+        die(1, "%s: its pre_tokenizer is not ByteLevel, and this reader reads tokens of bytes only", t->path);
 }
 
 /* ---- added tokens ---- */
@@ -444,6 +447,7 @@ static void read_added(tokenizer *t, const char *list) {
         token->single_word = is_set(p, "single_word");
         token->lstrip = is_set(p, "lstrip");
         token->rstrip = is_set(p, "rstrip");
+        token->special = is_set(p, "special");
         token->length = (int)n;
         token->text = bytes;
         if (is_normal && t->normalizer) {
@@ -455,13 +459,25 @@ static void read_added(tokenizer *t, const char *list) {
     index_added(t, &t->normal);
 }
 
+/* Of {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": text}}, ...], "special_tokens":
+ * {text: {"ids": [number]}}}: the token before a text. */
+static void read_template(tokenizer *t, const char *part) {
+    char        text[TOKEN_SPACE];
+    const char *single = json_find(part, "single"), *ids;
+    if (strcmp(type_of(part, text), "TemplateProcessing") != 0 || !count_items(single)) return;
+    if (json_string(json_find(json_find(json_first(single), "SpecialToken"), "id"), text, sizeof text) < 1) return;
+    ids = json_find(json_find(json_find(part, "special_tokens"), text), "ids");
+    if (!count_items(ids)) die(1, "%s: its post_processor has no number for \"%s\"", t->path, text);
+    t->begin = (int32_t)token_number(t, json_first(ids));
+}
+
 /* What a model other than GPT-2's would need. */
 static void check_model(tokenizer *t, const char *model) {
     static const char *const none[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     char        text[64];
     const char *value = json_find(model, "type");
     if (value && (json_string(value, text, sizeof text) < 0 || strcmp(text, "BPE") != 0))
-        die(1, "%s: its model is of type %.20s, and the trainer reads BPE", t->path, value);
+        die(1, "%s: its model is of type %.20s, and this reader reads BPE", t->path, value);
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         if (json_find(model, none[i]) && json_string(json_find(model, none[i]), text, sizeof text) != 0)
             die(1, "%s: its model has %s, and a model of bytes has none", t->path, none[i]);
@@ -505,7 +521,7 @@ static tokenizer *read_tokenizer(const char *path) {
 
     /* numbers may have gaps, but not many */
     entries = count_items(vocab) + count_items(added);
-    t->most = 2 * entries + 4096 < TOKENS_MOST ? 2 * entries + 4096 : TOKENS_MOST;
+    t->most = 2 * entries + 4096 < TOKENIZER_MOST ? 2 * entries + 4096 : TOKENIZER_MOST;
     t->tokens = (bpe_token *)tokenizer_memory((size_t)t->most, sizeof *t->tokens);
     t->names = (bpe_name *)tokenizer_memory((size_t)entries, sizeof *t->names);
     t->pool = (char *)tokenizer_memory(2 * strlen(text) + 1, 1);
@@ -516,6 +532,8 @@ static tokenizer *read_tokenizer(const char *path) {
     index_tokens(t);
     read_bpe_merges(t, merges);
     read_added(t, added);
+    t->begin = -1;
+    read_parts(t, json_find(root, "post_processor"), "processors", read_template);
     free(text);
     return t;
 }

@@ -16,13 +16,14 @@
  * train_batch and make_optimizer show mixed precision. The headers beside this file hold the parts
  * that every trainer has:
  *
- *     terminal.h     messages, progress bar, signals
+ *     messages.h     what goes to stderr
+ *     terminal.h     lines of output, progress bar, signals
  *     disk.h         reads and writes whole files, in folders that may come from elsewhere
- *     json.h         reads JSON, strictly
+ *     json.h         reads JSON, strictly; json_file.h: a file of it
  *     options.h      the command line, presets
  *     config.h       config.json, what a checkpoint says of its model
  *     model.h        the tensors and the layers of the model
- *     gpt2.h         reads and writes GPT-2's files of the transformers library
+ *     gpt2.h         reads and writes GPT-2's files of the transformers library; weights.h opens them
  *     data.h         texts, tokens, vocabulary, batches, prompts
  *     token_files.h  the formats of files of tokens
  *     tokenizer.h    --tokenizer: reads a tokenizer.json
@@ -50,6 +51,7 @@
 #ifdef _OPENMP
 #  include <omp.h>
 #endif
+#include "config.h"
 #include "data.h"
 #include "../profile.h"
 #include "../trail.h"

@@ -1,4 +1,4 @@
-/* words.h - a text as tokens, by a tokenizer.json: a part of trainer.c
+/* words.h - a text as tokens, by a tokenizer.json: a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * The stages that tokenizer.h names, in their order. Texts are bytes with a length; bytes that are no UTF-8
@@ -93,15 +93,15 @@ static int64_t normalize(tokenizer *t, const char *text, int64_t n, char *to) {
         int           length, known = 1;
         unsigned long c = utf8_letter(text, end, &length);
         if ((t->normalizer & NORMALIZE_NFC) && may_compose(c))
-            tokenizer_warns(t, 8, "its normalizer NFC may change this text, and the trainer does not compose "
+            tokenizer_warns(t, 8, "its normalizer NFC may change this text, and this reader does not compose "
                                   "letters: tokens may differ");
         if ((t->normalizer & NORMALIZE_OTHER) && c > 127)
             tokenizer_warns(t, 16, "its normalizer (NFD, NFKC or NFKD) may change this text beyond ASCII, and "
-                                   "the trainer does not: tokens may differ");
+                                   "this reader does not: tokens may differ");
         if (t->normalizer & NORMALIZE_LOWER) {
             unsigned low = lower_case(c, &known);
             if (!known)
-                tokenizer_warns(t, 32, "its normalizer Lowercase may change this text, and the trainer has lower "
+                tokenizer_warns(t, 32, "its normalizer Lowercase may change this text, and this reader has lower "
                                        "case of Latin and Cyrillic letters only: tokens may differ");
             if (low != c) made += (int64_t)put_utf8(to + made, low);
             else { memcpy(to + made, text, (size_t)length); made += length; }

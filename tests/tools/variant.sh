@@ -121,7 +121,7 @@ tcc)        # no vectors, few warnings; not the tests whose sources it cannot re
     without 'attention.*' 'ranks.*' everyday threads amx arm fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw | clang_cl)   # Windows, by wine; not the tests that are of POSIX
-    without 'checkpoint.*' '.*ranks.*' everyday threads gpt2 tokenizer fuzz_load fuzz_options fuzz_resume
+    without 'checkpoint.*' '.*ranks.*' everyday threads gpt2 llama tokenizer fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     cc=x86_64-w64-mingw32-gcc

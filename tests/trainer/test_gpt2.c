@@ -476,7 +476,7 @@ static void gpt2_of_many_files_is_read(void) {
     write_index(f, 9, "../two.safetensors");
     expect_refusal("names ../two.safetensors, which is no file beside it");
     write_index(f, f->n, "");
-    expect_refusal("lacks transformer.h.0.ln_2.bias, which this model has");
+    expect_refusal("its weight_map has h.0.ln_2.bias, and no file that it names holds this tensor");
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"a\": 3}}");
     expect_refusal("is malformed in its weight_map");
     write_text("model.safetensors.index.json", "{\"weight_map\": {}}");

@@ -1,0 +1,351 @@
+/* llama_files.h - opens a model's folder or GGUF file, and saves models, adapters and GGUF: a
+ * part of llama.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef TRAINER_LLAMA_FILES_H
+#define TRAINER_LLAMA_FILES_H
+
+/* ==== Opening ======================================================================= */
+
+static char *path_in(const char *folder, const char *file) {
+    size_t n = strlen(folder) + strlen(file) + 2;
+    char  *path = (char *)rows_memory(NULL, n, 1);
+    snprintf(path, n, "%s/%s", folder, file);
+    return path;
+}
+
+static int is_there(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+static int ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+/* The weights of a folder: the one file, or the shards of the index. */
+static void open_folder(const char *folder) {
+    char *index = path_in(folder, "model.safetensors.index.json"),
+         *file = path_in(folder, "model.safetensors");
+    if (is_there(index) && is_there(file))
+        die(1, "%s and %s are both there: remove the one that does not belong to the model", index,
+            file);
+    open_weights(&m.files, is_there(index) ? index : file, "MODEL");
+    free(index);
+    free(file);
+}
+
+/* A config.json of the metadata of a GGUF file. */
+static char *config_of_gguf(const gguf *g) {
+    static const struct {
+        const char *key, *of;
+    } keys[] = {
+        { "num_hidden_layers", "block_count" },
+        { "hidden_size", "embedding_length" },
+        { "intermediate_size", "feed_forward_length" },
+        { "num_attention_heads", "attention.head_count" },
+        { "num_key_value_heads", "attention.head_count_kv" },
+        { "max_position_embeddings", "context_length" },
+        { "head_dim", "attention.key_length" },
+        { "rms_norm_eps", "attention.layer_norm_rms_epsilon" },
+        { "rope_theta", "rope.freq_base" },
+    };
+    const mixp_st_entry *tokens = gguf_find(g, "token_embd.weight");
+    double               eos = gguf_number(g, "tokenizer.ggml.eos_token_id", -1),
+           bos = gguf_number(g, "tokenizer.ggml.bos_token_id", -1);
+    char  *text = (char *)rows_memory(NULL, 2048, 1), key[96];
+    size_t n = 0;
+#define PUT(...) n += (size_t)snprintf(text + n, 2048 - n, __VA_ARGS__)
+    if (!gguf_text_is(g, "general.architecture", "llama"))
+        die(1, "%s: its general.architecture is not llama", opt.model);
+    if (!tokens || tokens->rank != 2) die(1, "%s has no matrix token_embd.weight", opt.model);
+    if (gguf_pair_of(g, "llama.rope.scaling.type") &&
+        !gguf_text_is(g, "llama.rope.scaling.type", "none"))
+        die(1, "%s: llama.rope.scaling.type is set, and this program reads GGUF without it",
+            opt.model);
+    if (gguf_find(g, "rope_freqs.weight"))
+        die(1, "%s holds rope_freqs.weight, and this program reads GGUF without it", opt.model);
+    PUT("{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        snprintf(key, sizeof key, "llama.%s", keys[i].of);
+        if (gguf_pair_of(g, key)) PUT("  \"%s\": %.9g,\n", keys[i].key, gguf_number(g, key, 0));
+    }
+    if (eos >= 0) PUT("  \"eos_token_id\": %.0f,\n", eos);
+    if (bos >= 0) PUT("  \"bos_token_id\": %.0f,\n", bos);
+    PUT("  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n",
+        gguf_find(g, "blk.0.attn_q.bias") ? "true" : "false",
+        gguf_find(g, "blk.0.ffn_up.bias") ? "true" : "false");
+    PUT("  \"vocab_size\": %lld,\n  \"tie_word_embeddings\": %s\n}\n", (long long)tokens->shape[0],
+        gguf_find(g, "output.weight") ? "false" : "true");
+#undef PUT
+    return text;
+}
+
+static void open_gguf(void) {
+    char error[MIXP_MESSAGE_SIZE];
+    if (gguf_read(opt.model, &m.gguf, error, sizeof error) != MIXP_OK)
+        die(1, "while reading MODEL: %s", error);
+    cfg.path = path_in(opt.model, "metadata");
+    cfg.text = config_of_gguf(m.gguf);
+}
+
+/* Reads the config and opens the weights, then reads the tokenizer. */
+static void open_model(void) {
+    char       *path;
+    const char *ignored;
+    if (ends_with(opt.model, ".gguf")) open_gguf();
+    else {
+        cfg.path = path_in(opt.model, "config.json");
+        cfg.text =
+            read_json(cfg.path, 1 << 20, ". MODEL is a folder of Hugging Face's files", &ignored);
+        open_folder(opt.model);
+    }
+    read_config();
+    if (m.gguf && !opt.tokenizer)
+        die(2, "give the model's tokenizer.json by --tokenizer: %s is read without it", opt.model);
+    path = opt.tokenizer ? copy_text(opt.tokenizer) : path_in(opt.model, "tokenizer.json");
+    data.words = read_tokenizer(path);
+    if (data.words->count > cfg.vocab)
+        die(1,
+            "%s has %lld tokens, and vocab_size of %s is %lld: the tokenizer does not belong to the model",
+            path, (long long)data.words->count, cfg.path, (long long)cfg.vocab);
+    if (cfg.eos >= data.words->count)
+        die(1,
+            "%s has no token %lld, which is eos_token_id of %s: the tokenizer does not belong to the model",
+            path, (long long)cfg.eos, cfg.path);
+}
+
+/* ==== Loading ====================================================================== */
+
+/* A tensor of the file, which must have this shape. Other dtypes than f32, f16 and bf16 are
+ * refused. */
+static const mixp_st_entry *entry_of(const mixp_tensor *t, const char **path) {
+    const mixp_st_entry *e;
+    char                 name[GGUF_NAME];
+    *path = opt.model;
+    e = !m.gguf                    ? find_weight(&m.files, t->name, path)
+        : gguf_name(t->name, name) ? gguf_find(m.gguf, name)
+                                   : NULL;
+    if (!e) die(1, "%s has no tensor %s, which %s asks for", opt.model, t->name, cfg.path);
+    if (e->dtype != MIXP_F32 && e->dtype != MIXP_F16 && e->dtype != MIXP_BF16)
+        die(1, "%s: %s is of dtype %s, and this program reads F32, F16 and BF16", *path, e->name,
+            e->type);
+    if (e->rank != t->rank || e->shape[0] != t->shape[0] ||
+        (t->rank > 1 && e->shape[1] != t->shape[1]))
+        die(1, "%s: %s is [%lld, %lld], and %s asks for [%lld, %lld]", *path, e->name,
+            (long long)e->shape[0], e->rank > 1 ? (long long)e->shape[1] : 1LL, cfg.path,
+            (long long)t->shape[0], t->rank > 1 ? (long long)t->shape[1] : 1LL);
+    return e;
+}
+
+/* Heads whose rows a GGUF file stores in another order, for queries and keys; 0: the same order. */
+static int64_t turned_heads(const char *name) {
+    return strstr(name, "q_proj") ? cfg.heads : strstr(name, "k_proj") ? cfg.kv_heads : 0;
+}
+
+/* A parameter with the values of the file. cols 0: a vector. */
+static mixp_tensor *load(mixp_dtype dtype, int64_t rows, int64_t cols, const char *name) {
+    int64_t              shape[2] = { rows, cols };
+    const char          *path;
+    mixp_tensor         *t = mixp_param(m.ctx, name, dtype, cols ? 2 : 1, shape);
+    const mixp_st_entry *e;
+    float               *values;
+    check("making the model");
+    e = entry_of(t, &path);
+    m.stored = e->dtype;
+    if (!m.gguf || !turned_heads(name)) {
+        mixp_write(t, e->data, e->dtype, t->count);
+        return t;
+    }
+    values = (float *)malloc(2 * (size_t)t->count * sizeof *values);
+    if (!values) die(1, "out of memory for %s", name);
+    mixp_convert(values, MIXP_F32, e->data, e->dtype, t->count);
+    gguf_turn_back(values + t->count, values, rows, cols ? cols : 1, turned_heads(name));
+    mixp_write(t, values + t->count, MIXP_F32, t->count);
+    free(values);
+    return t;
+}
+
+/* Reports a tensor of the file that the model does not use. A tied head may be stored a second
+ * time; old files hold the frequencies of rotary positions. */
+static void check_extra(void) {
+    for (uint64_t i = 0; m.gguf && i < m.gguf->n; i++) {
+        char    name[GGUF_NAME] = "";
+        int64_t k = 0;
+        for (mixp_tensor *t; (t = mixp_context_param(m.ctx, k)) != NULL; k++)
+            if (gguf_name(t->name, name) && strcmp(name, m.gguf->entries[i].name) == 0) break;
+        if (!mixp_context_param(m.ctx, k))
+            die(1, "%s: %s has no place in the model", opt.model, m.gguf->entries[i].name);
+    }
+    for (int64_t k = 0; k < m.files.n; k++)
+        for (int64_t i = 0; i < mixp_safetensors_count(m.files.files[k]); i++) {
+            const char *name = mixp_safetensors_at(m.files.files[k], i)->name;
+            if (mixp_context_find(m.ctx, name) || strstr(name, "rotary_emb.inv_freq")) continue;
+            if (cfg.tied && strcmp(name, "lm_head.weight") == 0) continue;
+            die(1, "%s: %s has no place in the model of %s", m.files.paths[k], name, cfg.path);
+        }
+}
+
+/* ==== Saving ======================================================================== */
+
+static void write_text(const char *path, const char *text) {
+    if (!replace_file(path, text, strlen(text)))
+        die(1, "cannot write %s: %s", path, strerror(errno));
+}
+
+/* The parameters without adapters, in the dtype of the model's file. */
+static void save_weights(const char *path) {
+    static const char *const pairs[][2] = { { "format", "pt" } };
+    char                     error[MIXP_MESSAGE_SIZE];
+    int64_t                  n = 0, i = 0;
+    mixp_st_entry           *entries = NULL;
+    mixp_tensor             *t;
+    while ((t = mixp_context_param(m.ctx, i++)) != NULL) {
+        void *values;
+        if (strncmp(t->name, PEFT, sizeof PEFT - 1) == 0) continue;
+        entries = (mixp_st_entry *)rows_memory(entries, (size_t)n + 1, sizeof *entries);
+        values = rows_memory(NULL, (size_t)t->count, mixp_dtype_size(m.stored));
+        mixp_read(t, values, m.stored, t->count);
+        memset(&entries[n], 0, sizeof *entries);
+        entries[n].name = t->name;
+        entries[n].dtype = m.stored;
+        entries[n].rank = t->rank;
+        memcpy(entries[n].shape, t->shape, sizeof entries[n].shape);
+        entries[n].data = values;
+        entries[n++].bytes = (size_t)t->count * mixp_dtype_size(m.stored);
+    }
+    if (mixp_safetensors_write(path, entries, n, pairs, 1, error, sizeof error) != MIXP_OK)
+        die(1, "while saving: %s", error);
+    while (n-- > 0) {
+        void *values;
+        memcpy(&values, &entries[n].data, sizeof values);
+        free(values);
+    }
+    free(entries);
+}
+
+/* The model as `transformers` reads it: config and tokenizer are those that were read. */
+static void save_model(const char *folder) {
+    static const char *const more[] = { "tokenizer_config.json", "special_tokens_map.json",
+                                        "generation_config.json", "chat_template.jinja" };
+    char                    *path = path_in(folder, "model.safetensors");
+    save_weights(path);
+    free(path);
+    path = path_in(folder, "config.json");
+    write_text(path, cfg.text);
+    free(path);
+    path = path_in(folder, "tokenizer.json");
+    if (strcmp(path, data.words->path) != 0 && !copy_file(data.words->path, path))
+        die(1, "cannot write %s: %s", path, strerror(errno));
+    free(path);
+    for (size_t i = 0; i < sizeof more / sizeof more[0] && !m.gguf; i++) {
+        char *from = path_in(opt.model, more[i]), *to = path_in(folder, more[i]);
+        if (is_there(from)) copy_file(from, to);
+        free(from);
+        free(to);
+    }
+}
+
+/* The adapters alone, as the `peft` library reads them. target_modules are whole names. */
+static void save_adapters(const char *folder) {
+    char  *path = path_in(folder, "adapter_model.safetensors"), module[96];
+    size_t room = 1024 + 2 * strlen(opt.model) + (size_t)(cfg.layers * LINEARS) * 64, n;
+    char  *text = (char *)rows_memory(NULL, room, 1);
+    mixp_checkpoint_save_weights_of(path, m.ctx, &(mixp_weights_desc){ .pattern = PEFT "*" });
+    check("saving adapters");
+    free(path);
+    n = (size_t)snprintf(
+        text, room,
+        "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n  \"base_model_name_or_path\": \"");
+    for (const char *p = opt.model; *p; p++)
+        n += (size_t)snprintf(text + n, room - n,
+                              *p == '"' || *p == '\\'  ? "\\%c"
+                              : (unsigned char)*p < 32 ? "?"
+                                                       : "%c",
+                              *p);
+    n += (size_t)snprintf(
+        text + n, room - n,
+        "\",\n  \"r\": %lld,\n  \"lora_alpha\": %.9g,\n  \"lora_dropout\": 0.0,\n  \"bias\": \"none\",\n"
+        "  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"target_modules\": [",
+        (long long)m.rank, (double)m.lora_scale * (double)m.rank);
+    for (int64_t i = 0, first = 1; i < cfg.layers * LINEARS; i++)
+        if (layer_at(i)->a) {
+            n += (size_t)snprintf(text + n, room - n, "%s\n    \"%s\"", first ? "" : ",",
+                                  module_of(i, module));
+            first = 0;
+        }
+    snprintf(text + n, room - n, "\n  ]\n}\n");
+    path = path_in(folder, "adapter_config.json");
+    write_text(path, text);
+    free(path);
+    free(text);
+}
+
+/* The keys of llama.cpp for a scaling of rotary positions; factors: room for head_dim / 2 numbers
+ * of llama3's. */
+static void put_rope(gguf_writer *w, float *factors) {
+    gguf_put_float(w, "llama.rope.freq_base", (float)cfg.theta);
+    gguf_put_u32(w, "llama.rope.dimension_count", (uint32_t)cfg.head_dim);
+    switch (cfg.rope_kind) {
+    case ROPE_DEFAULT: return;
+    case ROPE_DYNAMIC:
+        die(1,
+            "%s: the rotary positions are dynamic, and GGUF has no such scaling: leave out --gguf",
+            cfg.path);
+        return;
+    case ROPE_LLAMA3:
+        for (int64_t i = 0; i < cfg.head_dim / 2; i++)
+            factors[i] =
+                (float)(pow(cfg.theta, -2.0 * (double)i / (double)cfg.head_dim) / rope_angle(i));
+        gguf_put_floats(w, "rope_freqs.weight", factors, cfg.head_dim / 2);
+        return;
+    case ROPE_YARN:
+        if (number_of(cfg.path, cfg.rope, "truncate", 1, 0, 1) == 0)
+            die(1, "%s: truncate is false, and GGUF has no such scaling: leave out --gguf",
+                cfg.path);
+        gguf_put_u32(w, "llama.rope.scaling.original_context_length", (uint32_t)cfg.rope_context);
+        gguf_put_float(w, "llama.rope.scaling.attn_factor",
+                       (float)(cfg.rope_scale / (1 + 0.1 * log(cfg.rope_factor))));
+        gguf_put_float(w, "llama.rope.scaling.yarn_beta_fast", (float)cfg.rope_high);
+        gguf_put_float(w, "llama.rope.scaling.yarn_beta_slow", (float)cfg.rope_low);
+        break;
+    case ROPE_LINEAR: break;
+    }
+    gguf_put_text(w, "llama.rope.scaling.type", cfg.rope_kind == ROPE_YARN ? "yarn" : "linear");
+    gguf_put_float(w, "llama.rope.scaling.factor", (float)cfg.rope_factor);
+}
+
+static void save_gguf(const char *path) {
+    static const int file_types[][2] = {
+        { GGUF_F32, 0 }, { GGUF_F16, 1 }, { GGUF_Q8_0, 7 }, { GGUF_BF16, 32 }
+    };
+    char         error[MIXP_MESSAGE_SIZE], name[GGUF_NAME];
+    float       *factors = (float *)rows_memory(NULL, (size_t)cfg.head_dim, sizeof *factors);
+    gguf_type    type = (gguf_type)gguf_type_named(opt.gguf_type);
+    gguf_writer *w = gguf_new("llama");
+    mixp_tensor *t;
+    if (!w) die(1, "out of memory for --gguf");
+    for (int i = 0; i < 4; i++)
+        if (file_types[i][0] == (int)type)
+            gguf_put_u32(w, "general.file_type", (uint32_t)file_types[i][1]);
+    gguf_put_u32(w, "llama.block_count", (uint32_t)cfg.layers);
+    gguf_put_u32(w, "llama.context_length", (uint32_t)cfg.positions);
+    gguf_put_u32(w, "llama.embedding_length", (uint32_t)cfg.width);
+    gguf_put_u32(w, "llama.feed_forward_length", (uint32_t)cfg.inner);
+    gguf_put_u32(w, "llama.attention.head_count", (uint32_t)cfg.heads);
+    gguf_put_u32(w, "llama.attention.head_count_kv", (uint32_t)cfg.kv_heads);
+    gguf_put_u32(w, "llama.attention.key_length", (uint32_t)cfg.head_dim);
+    gguf_put_u32(w, "llama.attention.value_length", (uint32_t)cfg.head_dim);
+    gguf_put_float(w, "llama.attention.layer_norm_rms_epsilon", (float)cfg.eps);
+    gguf_put_u32(w, "llama.vocab_size", (uint32_t)cfg.vocab);
+    put_rope(w, factors);
+    gguf_put_tokenizer(w, data.words, data.words->path, cfg.vocab,
+                       json_count(json_find(cfg.root, "bos_token_id")), cfg.eos);
+    for (int64_t i = 0; (t = mixp_context_param(m.ctx, i)) != NULL; i++)
+        if (gguf_name(t->name, name)) gguf_put_tensor(w, name, type, t, turned_heads(t->name));
+    if (gguf_write(w, path, error, sizeof error) != MIXP_OK) die(1, "%s", error);
+    free(factors);
+}
+
+#endif
