@@ -7050,10 +7050,14 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     c->src = k->src;
     c->axes.rank = k->rank;
     c->axes.arrays = 2;
+
+    /* The axes, with neighbours joined. */
     memcpy(c->axes.n, k->shape, bytes);
     memcpy(c->axes.s[0], k->dst_strides, bytes);
     memcpy(c->axes.s[1], k->src_strides, bytes);
     mixpi_copy_axes(&c->axes);
+
+    /* A tile is a run of memory, or a square if one side is strided. */
     last = c->axes.rank - 1;
     c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
     c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
@@ -7063,6 +7067,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     }
     c->tile_rows = mixpi_min(c->tile_rows, c->axes.n[last - 1]);
     c->tile_cols = mixpi_min(c->tile_cols, c->axes.n[last]);
+
     c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
     c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
     c->tiles = c->down * c->across;
@@ -7106,6 +7111,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
+
+    /* A pattern of up to 4,096 bytes. */
     code = mixp_encode(k->dst.dtype, k->value, 0);
     wide = bytes < sizeof pattern ? bytes : sizeof pattern;
     for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
@@ -7113,6 +7120,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
         memcpy(k->dst.data, pattern, bytes);
         return MIXP_OK;
     }
+
+    /* The pattern, copied as rows of bytes; then what is left. */
     memset(&c, 0, sizeof c);
     c.rank = 2;
     c.shape[0] = (int64_t)(bytes / wide);
@@ -7234,12 +7243,15 @@ static void mixpi_map_merge(mixpi_map *m) {
     int k, last;
     mixpi_axes_join(x);
     mixpi_axes_part(x);
+
     m->width = MIXPI_BLOCK;
     last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
         return;
     for (k = 0; k < x->arrays; k++)
         if (!mixpi_axes_merge(x, k)) return;
+
+    /* A short last axis that repeats becomes part of the axis before it. */
     m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
     x->n[last - 1] *= m->period;
@@ -8182,11 +8194,14 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
+
+    /* The sums for gamma and beta, one row of them for each task. */
     if (k->dgamma.data || k->dbeta.data) {
         size_t count = (size_t)(job.tasks * 2 * job.wide);
         job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
         if (!job.sums) return MIXP_ERR_MEMORY;
     }
+
     units.job = &job;
     units.per_task = job.per_task;
     mixpi_run_units(x, &units, k->rows * k->cols);
@@ -8371,16 +8386,19 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     uint32_t amax = 0;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
+
     memset(&q, 0, sizeof q);
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
     if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
     if (r != MIXP_OK) return r;
+
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
@@ -8529,6 +8547,8 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
         rows[i] = mixpi_known_pair(known->a[i]);
         for (int j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
+
+    /* A tile of one row. */
     memset(&t, 0, sizeof t);
     t.depth = 2;
     t.a = rows;
@@ -8540,6 +8560,7 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     t.alpha = 1.0f;
     t.cols = 16;
     t.pairs = pairs;
+
     tile(&t);
     for (int j = 0; j < 16; j++)
         if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
@@ -8602,6 +8623,8 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
             mixpi_amx_put(&a[i][k / 2], k, f16, one);
             mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
         }
+
+    /* A tile of 32 rows. */
     memset(&t, 0, sizeof t);
     t.depth = 32;
     t.a = a[0];
@@ -8614,6 +8637,7 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
     t.a_step = 1;
     t.alpha = 1.0f;
     t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     tile(&t, 32);
     MIXPI_AMX_RELEASE();
@@ -8726,11 +8750,13 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t packed = job->panels * job->tall, turned = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
+
     if (job->pairs >= MIXPI_AMX_BF16) {
         turned = 16 * (packed + 15);
         packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
+
     s->a_pack = mixpi_carve(&c, packed * ld);
     s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
@@ -8749,6 +8775,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
     s->job = job;
     s->m1 = g->m;
     s->n1 = g->n;
+
+    /* Which block of which matrix. */
     if (blocks > 1) {
         z = index / blocks;
         down = index / job->across % job->down;
@@ -8758,6 +8786,7 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
         s->n0 = job->bands * across / job->across * wide;
         s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
     }
+
     s->a_at = z * g->stride_a;
     s->b_at = z * g->stride_b;
     s->c_at = z * g->stride_c;
@@ -8785,10 +8814,14 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
+
+    /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+
+    /* Otherwise the cheapest cut. */
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
@@ -8816,6 +8849,8 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
+
+    /* How the operands are packed. */
     job.g = g;
     job.set = set;
     job.low = g->c.dtype != MIXP_F32;
@@ -8826,10 +8861,13 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
         job.tall = 32;
         job.panels = 4;
     }
+
+    /* How c is cut into blocks, and k into passes. */
     job.bands = mixpi_ceil_div(g->n, set->wide);
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     mixpi_gemm_grid(&job, mixpi_workers(x, work));
     job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
+
     block.job = &job;
     job.slices.floats = mixpi_gemm_carve(&block, NULL);
     return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
@@ -9030,14 +9068,17 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     if (mixpi_attention_empty(k)) return MIXP_OK;
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
+
     job.k = k;
     job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
+
     workers = mixpi_workers(x, work);
     if (many < 2 * workers) /* too few heads: cut them by queries */
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
+
     job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
     return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
 }
@@ -9056,10 +9097,13 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
         !mixpi_may_write(k->dv))
         return MIXP_ERR_DTYPE;
+
+    /* Pairs only if all four operands have the same dtype. */
     job.k = k;
     pairs = mixpi_pairs_for(have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+
     job.heads = mixpi_heads_of(forward, pairs);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
@@ -9242,15 +9286,19 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
         n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
         work += rows[i].count;
     }
+
     job->rows = rows;
     job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
+
+    /* Each chunk is a part of one parameter. */
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
             const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
+
     mixpi_parallel(x, n, work, task, job);
     return MIXP_OK;
 }
@@ -11931,6 +11979,8 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
     double sum = 0.0, dot = 0.0;
+
+    /* The two means over the row, and its part of the sums for gamma and beta. */
     if (sums && row % job->per_task == 0)
         memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -11939,7 +11989,10 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
         dot += (double)MIXPI_P(floats_dot)(d, h, n);
         if (sums) MIXPI_P(norm_back_add)(dy, h, n, sums + i, sums + wide + i);
     }
+
     if (!k->da.data) return;
+
+    /* The gradient needs both means. */
     minus_mean = -(float)(sum / (double)k->cols);
     minus_dot = -(float)(dot / (double)k->cols);
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -12050,8 +12103,10 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     float hot = 1.0f - k->smoothing, others = 0.0f;
     float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
+
     MIXPI_BLOCKS(i, n, k->cols) {
         if (ignored) {
             memset(d, 0, sizeof d);
@@ -12449,6 +12504,7 @@ MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
     const int     right = t->cols > 16, below = rows > 16;
     float         sums[32 * MIXPI_NR];
     int64_t       p;
+
     MIXPI_AMX_ZERO(0);
     MIXPI_AMX_ZERO(1);
     MIXPI_AMX_ZERO(2);
@@ -12908,6 +12964,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixp_gemm_args *g = job->g;
     mixpi_gemm_block s;
     mixpi_gemm_block_of(&s, job, index);
+
     (void)mixpi_gemm_carve(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
         MIXPI_P(widen_rows)
@@ -13236,11 +13293,15 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
     (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
+
+    /* Nothing is seen yet. */
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
         sum[r] = 0.0f;
     }
+
+    /* Block by block of keys: scores, the running largest and sum, then values. */
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
         int64_t reach = keys;       /* keys row 0 may see */
@@ -13277,6 +13338,8 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
     mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
     mixpi_attention_room room;
+
+    /* The head's keys as columns and its values as rows serve all its queries. */
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
@@ -13284,6 +13347,7 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
     MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
+
     for (i = first; i < end; i++)
         MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
@@ -13329,6 +13393,8 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
     mixpi_v  most = mixpi_vzero();      /* unused here */
+
+    /* Forward again: cap, mask, dropout. */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
@@ -13338,6 +13404,8 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);
     }
+
+    /* Back through the softmax, then through what bent the scores. */
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
     if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
@@ -13374,9 +13442,12 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
     const float *q, *dy;
     mixpi_some_scores at;
+
+    /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
     if (reach <= 0) return;
+
     n = (reach + 15) / 16 * 16;
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
@@ -13385,10 +13456,13 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     at.query = q0;
     at.key = k0;
     at.n = reach;
+
     if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
     MIXPI_P(scores)
     (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+
+    /* Weights and score gradients, then the four products that take them. */
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -13405,16 +13479,21 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
     mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
     int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+
+    /* Keys and values as columns. */
     MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->v_columns);
     MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->k_columns);
     if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
+
+    /* Every block of queries adds to both gradients. */
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
     for (g = 0; g < h->group; g++)
         for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
             MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+
     if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
     if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }
@@ -13964,6 +14043,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
+
     MIXPI_P(small_ask)(&b);
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
@@ -14105,6 +14185,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
         place += 16;
     }
+
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
                                 _mm512_reduce_max_epu32(v_top));
@@ -14125,6 +14206,8 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
         const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
         if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
     }
+
+    /* All blocks are usual. */
     s->roots = u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -14132,6 +14215,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
         if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
     }
+
     s->roots = 1;
     return 1;
 }
@@ -14288,10 +14372,14 @@ MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
     uint16_t stored[MIXPI_BLOCK];
     int32_t updates[16] = { 0 }, lost[16] = { 0 };
     int i, whole = n;
+
+    /* What the low copy held before. */
     memcpy(to, now, (size_t)n * sizeof *to);
     for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
     MIXPI_P(narrow_run)(low, stored, was, whole);
     MIXPI_P(widen_run)(low, held, stored, whole);
+
+    /* What it would hold after the same step. */
     for (i = 0; i < whole; i += 16) {
         mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
         mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
@@ -14317,17 +14405,21 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
+
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
         mixp_step_scalars_of(job->plan, job->step, row->group,
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+
     mixpi_stretch_carve(&s, &room);
     s.row = row;
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+
+        /* The update of a block, by the fastest function that its states allow. */
         MIXPI_P(stretch_begin)(&s, i, n);
         if (job->counting || !MIXPI_P(stretch_bytes)(&s, job->plan->kind, u, grad)) {
             const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
@@ -14340,6 +14432,8 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+
+        /* States, weights and low copies are written; the gradient is cleared if asked. */
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -14363,6 +14457,8 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
     uint32_t largest = 0, smallest = 0xFFFFFFFFu;
     int i, j;
     if (n % MIXPI_LOOK_LANES) return 0;
+
+    /* Each lane keeps its own largest, smallest and zeros. */
     memset(top, 0, sizeof top);
     memset(low, 0xFF, sizeof low);
     memset(zeros, 0, sizeof zeros);
@@ -14380,6 +14476,8 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
+
+    /* Not plain: something lies beyond a limit. */
     if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
@@ -14397,6 +14495,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t past = (int32_t)at->past;
     int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
     int i, j;
+
+    /* Each lane counts for itself. */
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
@@ -14425,6 +14525,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->past += found[6][j];
         p->nan |= found[7][j];
     }
+
+    /* The lanes beyond the end. */
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
 
@@ -14667,12 +14769,15 @@ MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, int64_t at, int64_t n,
     mixp_bf16 *y = q->k.y;
     uint16_t some[16];
     mixpi_vcodes c;
+
+    /* Whole registers, then the rest. */
     for (; !q->k.stochastic && at < whole; at += 16)
         mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
     for (; at < whole; at += 16) {
         c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load)(x, at), s, key, at);
         mixpi_vput_codes(y + at, c, 1, 0);
     }
+
     if (at == end) return;
     c = MIXPI_P(q_codes)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s);
     if (q->k.stochastic)
@@ -14735,10 +14840,14 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         MIXPI_P(q_pair) s;
         for (int64_t b = 0; b < blocks; b++)
             amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
+
+        /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
+
+        /* Then the codes. */
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (int64_t r = row; r < row + rows; r++)
@@ -15147,6 +15256,7 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
         return MIXP_ERR_ARGUMENT;
     if (mixpi_convert_overlaps(dst.data, (size_t)n * out, src.data, (size_t)n * in))
         return MIXP_ERR_ARGUMENT;
+
     memset(&x, 0, sizeof x);
     x.threads = 1;
     memset(&k, 0, sizeof k);

@@ -305,11 +305,15 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
     MIXPI_P(score_rows)
     (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
+
+    /* Nothing is seen yet. */
     memset(o, 0, (size_t)(rows * wide) * sizeof(float));
     for (r = 0; r < rows; r++) {
         top[r] = MIXPI_LOWEST;
         sum[r] = 0.0f;
     }
+
+    /* Block by block of keys: scores, the running largest and sum, then values. */
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
         int64_t reach = keys;       /* keys row 0 may see */
@@ -346,6 +350,8 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
     int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
     mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
     mixpi_attention_room room;
+
+    /* The head's keys as columns and its values as rows serve all its queries. */
     (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
@@ -353,6 +359,7 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
         MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
     }
     MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
+
     for (i = first; i < end; i++)
         MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
 }
@@ -398,6 +405,8 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
     mixpi_v  most = mixpi_vzero();      /* unused here */
+
+    /* Forward again: cap, mask, dropout. */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
@@ -407,6 +416,8 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);
     }
+
+    /* Back through the softmax, then through what bent the scores. */
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
     if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
@@ -443,9 +454,12 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
     const float *q, *dy;
     mixpi_some_scores at;
+
+    /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
     if (reach <= 0) return;
+
     n = (reach + 15) / 16 * 16;
     row = (head % h->group * h->t + q0) * h->wide;
     q = room->q + row;
@@ -454,10 +468,13 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     at.query = q0;
     at.key = k0;
     at.n = reach;
+
     if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
     MIXPI_P(scores)
     (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+
+    /* Weights and score gradients, then the four products that take them. */
     MIXPI_P(block_grads)(job, room, at, rows, first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
@@ -474,16 +491,21 @@ MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
     mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
     int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
     size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+
+    /* Keys and values as columns. */
     MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->v_columns);
     MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
     MIXPI_P(columns_of)(h, room->k, room->k_columns);
     if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
+
+    /* Every block of queries adds to both gradients. */
     memset(room->dk, 0, bytes);
     memset(room->dv, 0, bytes);
     for (g = 0; g < h->group; g++)
         for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
             MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+
     if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
     if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
 }

@@ -195,14 +195,17 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     if (mixpi_attention_empty(k)) return MIXP_OK;
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
+
     job.k = k;
     job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
+
     workers = mixpi_workers(x, work);
     if (many < 2 * workers) /* too few heads: cut them by queries */
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
+
     job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
     return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
 }
@@ -221,10 +224,13 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
         !mixpi_may_write(k->dv))
         return MIXP_ERR_DTYPE;
+
+    /* Pairs only if all four operands have the same dtype. */
     job.k = k;
     pairs = mixpi_pairs_for(have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+
     job.heads = mixpi_heads_of(forward, pairs);
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);

@@ -369,6 +369,7 @@ MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
     const int     right = t->cols > 16, below = rows > 16;
     float         sums[32 * MIXPI_NR];
     int64_t       p;
+
     MIXPI_AMX_ZERO(0);
     MIXPI_AMX_ZERO(1);
     MIXPI_AMX_ZERO(2);
@@ -828,6 +829,7 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixp_gemm_args *g = job->g;
     mixpi_gemm_block s;
     mixpi_gemm_block_of(&s, job, index);
+
     (void)mixpi_gemm_carve(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
         MIXPI_P(widen_rows)

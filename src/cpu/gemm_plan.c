@@ -137,6 +137,8 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
         rows[i] = mixpi_known_pair(known->a[i]);
         for (int j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
+
+    /* A tile of one row. */
     memset(&t, 0, sizeof t);
     t.depth = 2;
     t.a = rows;
@@ -148,6 +150,7 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     t.alpha = 1.0f;
     t.cols = 16;
     t.pairs = pairs;
+
     tile(&t);
     for (int j = 0; j < 16; j++)
         if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
@@ -210,6 +213,8 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
             mixpi_amx_put(&a[i][k / 2], k, f16, one);
             mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
         }
+
+    /* A tile of 32 rows. */
     memset(&t, 0, sizeof t);
     t.depth = 32;
     t.a = a[0];
@@ -222,6 +227,7 @@ static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int
     t.a_step = 1;
     t.alpha = 1.0f;
     t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     tile(&t, 32);
     MIXPI_AMX_RELEASE();
@@ -334,11 +340,13 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t packed = job->panels * job->tall, turned = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
+
     if (job->pairs >= MIXPI_AMX_BF16) {
         turned = 16 * (packed + 15);
         packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
+
     s->a_pack = mixpi_carve(&c, packed * ld);
     s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
@@ -357,6 +365,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
     s->job = job;
     s->m1 = g->m;
     s->n1 = g->n;
+
+    /* Which block of which matrix. */
     if (blocks > 1) {
         z = index / blocks;
         down = index / job->across % job->down;
@@ -366,6 +376,7 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
         s->n0 = job->bands * across / job->across * wide;
         s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
     }
+
     s->a_at = z * g->stride_a;
     s->b_at = z * g->stride_b;
     s->c_at = z * g->stride_c;
@@ -393,10 +404,14 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
+
+    /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
     if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+
+    /* Otherwise the cheapest cut. */
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
@@ -424,6 +439,8 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
+
+    /* How the operands are packed. */
     job.g = g;
     job.set = set;
     job.low = g->c.dtype != MIXP_F32;
@@ -434,10 +451,13 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
         job.tall = 32;
         job.panels = 4;
     }
+
+    /* How c is cut into blocks, and k into passes. */
     job.bands = mixpi_ceil_div(g->n, set->wide);
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     mixpi_gemm_grid(&job, mixpi_workers(x, work));
     job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
+
     block.job = &job;
     job.slices.floats = mixpi_gemm_carve(&block, NULL);
     return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,

@@ -11,6 +11,8 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
     uint32_t largest = 0, smallest = 0xFFFFFFFFu;
     int i, j;
     if (n % MIXPI_LOOK_LANES) return 0;
+
+    /* Each lane keeps its own largest, smallest and zeros. */
     memset(top, 0, sizeof top);
     memset(low, 0xFF, sizeof low);
     memset(zeros, 0, sizeof zeros);
@@ -28,6 +30,8 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
+
+    /* Not plain: something lies beyond a limit. */
     if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
@@ -45,6 +49,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t past = (int32_t)at->past;
     int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
     int i, j;
+
+    /* Each lane counts for itself. */
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
@@ -73,6 +79,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->past += found[6][j];
         p->nan |= found[7][j];
     }
+
+    /* The lanes beyond the end. */
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
 

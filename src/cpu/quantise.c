@@ -219,12 +219,15 @@ MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, int64_t at, int64_t n,
     mixp_bf16 *y = q->k.y;
     uint16_t some[16];
     mixpi_vcodes c;
+
+    /* Whole registers, then the rest. */
     for (; !q->k.stochastic && at < whole; at += 16)
         mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
     for (; at < whole; at += 16) {
         c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load)(x, at), s, key, at);
         mixpi_vput_codes(y + at, c, 1, 0);
     }
+
     if (at == end) return;
     c = MIXPI_P(q_codes)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s);
     if (q->k.stochastic)
@@ -287,10 +290,14 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         MIXPI_P(q_pair) s;
         for (int64_t b = 0; b < blocks; b++)
             amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
+
+        /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
+
+        /* Then the codes. */
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (int64_t r = row; r < row + rows; r++)

@@ -256,6 +256,8 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
     float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
     double sum = 0.0, dot = 0.0;
+
+    /* The two means over the row, and its part of the sums for gamma and beta. */
     if (sums && row % job->per_task == 0)
         memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -264,7 +266,10 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
         dot += (double)MIXPI_P(floats_dot)(d, h, n);
         if (sums) MIXPI_P(norm_back_add)(dy, h, n, sums + i, sums + wide + i);
     }
+
     if (!k->da.data) return;
+
+    /* The gradient needs both means. */
     minus_mean = -(float)(sum / (double)k->cols);
     minus_dot = -(float)(dot / (double)k->cols);
     MIXPI_BLOCKS(i, n, k->cols) {
@@ -375,8 +380,10 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     float hot = 1.0f - k->smoothing, others = 0.0f;
     float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
+
     MIXPI_BLOCKS(i, n, k->cols) {
         if (ignored) {
             memset(d, 0, sizeof d);

@@ -277,10 +277,14 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     c->src = k->src;
     c->axes.rank = k->rank;
     c->axes.arrays = 2;
+
+    /* The axes, with neighbours joined. */
     memcpy(c->axes.n, k->shape, bytes);
     memcpy(c->axes.s[0], k->dst_strides, bytes);
     memcpy(c->axes.s[1], k->src_strides, bytes);
     mixpi_copy_axes(&c->axes);
+
+    /* A tile is a run of memory, or a square if one side is strided. */
     last = c->axes.rank - 1;
     c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
     c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
@@ -290,6 +294,7 @@ static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
     }
     c->tile_rows = mixpi_min(c->tile_rows, c->axes.n[last - 1]);
     c->tile_cols = mixpi_min(c->tile_cols, c->axes.n[last]);
+
     c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
     c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
     c->tiles = c->down * c->across;
@@ -333,6 +338,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
+
+    /* A pattern of up to 4,096 bytes. */
     code = mixp_encode(k->dst.dtype, k->value, 0);
     wide = bytes < sizeof pattern ? bytes : sizeof pattern;
     for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
@@ -340,6 +347,8 @@ static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
         memcpy(k->dst.data, pattern, bytes);
         return MIXP_OK;
     }
+
+    /* The pattern, copied as rows of bytes; then what is left. */
     memset(&c, 0, sizeof c);
     c.rank = 2;
     c.shape[0] = (int64_t)(bytes / wide);
@@ -461,12 +470,15 @@ static void mixpi_map_merge(mixpi_map *m) {
     int k, last;
     mixpi_axes_join(x);
     mixpi_axes_part(x);
+
     m->width = MIXPI_BLOCK;
     last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
         return;
     for (k = 0; k < x->arrays; k++)
         if (!mixpi_axes_merge(x, k)) return;
+
+    /* A short last axis that repeats becomes part of the axis before it. */
     m->period = x->n[last];
     m->width = MIXPI_BLOCK / m->period * m->period;
     x->n[last - 1] *= m->period;

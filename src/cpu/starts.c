@@ -242,11 +242,14 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
+
+    /* The sums for gamma and beta, one row of them for each task. */
     if (k->dgamma.data || k->dbeta.data) {
         size_t count = (size_t)(job.tasks * 2 * job.wide);
         job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
         if (!job.sums) return MIXP_ERR_MEMORY;
     }
+
     units.job = &job;
     units.per_task = job.per_task;
     mixpi_run_units(x, &units, k->rows * k->cols);
@@ -431,16 +434,19 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     uint32_t amax = 0;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
+
     memset(&q, 0, sizeof q);
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
     if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
     if (r != MIXP_OK) return r;
+
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;

@@ -176,6 +176,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
+
     MIXPI_P(small_ask)(&b);
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
@@ -317,6 +318,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
         place += 16;
     }
+
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
                                 _mm512_reduce_max_epu32(v_top));
@@ -337,6 +339,8 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
         const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
         if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
     }
+
+    /* All blocks are usual. */
     s->roots = u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -344,6 +348,7 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind
         MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
         if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
     }
+
     s->roots = 1;
     return 1;
 }
@@ -500,10 +505,14 @@ MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
     uint16_t stored[MIXPI_BLOCK];
     int32_t updates[16] = { 0 }, lost[16] = { 0 };
     int i, whole = n;
+
+    /* What the low copy held before. */
     memcpy(to, now, (size_t)n * sizeof *to);
     for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
     MIXPI_P(narrow_run)(low, stored, was, whole);
     MIXPI_P(widen_run)(low, held, stored, whole);
+
+    /* What it would hold after the same step. */
     for (i = 0; i < whole; i += 16) {
         mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
         mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
@@ -529,17 +538,21 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
     (void)worker;
+
     if (job->step->skip) { mixpi_clear_grad(row, i, end - i); return; }
     if (row->missed && *row->missed) {
         mixp_step_scalars_of(job->plan, job->step, row->group,
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+
     mixpi_stretch_carve(&s, &room);
     s.row = row;
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+
+        /* The update of a block, by the fastest function that its states allow. */
         MIXPI_P(stretch_begin)(&s, i, n);
         if (job->counting || !MIXPI_P(stretch_bytes)(&s, job->plan->kind, u, grad)) {
             const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
@@ -552,6 +565,8 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+
+        /* States, weights and low copies are written; the gradient is cleared if asked. */
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);

@@ -176,15 +176,19 @@ static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
         n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
         work += rows[i].count;
     }
+
     job->rows = rows;
     job->count = n;
     job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
     if (!job->chunks) return MIXP_ERR_MEMORY;
+
+    /* Each chunk is a part of one parameter. */
     for (n = 0, i = 0; i < count; i++)
         for (first = 0; rows[i].active && first < rows[i].count; first += MIXPI_CHUNK, n++) {
             const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
             job->chunks[n] = fresh;
         }
+
     mixpi_parallel(x, n, work, task, job);
     return MIXP_OK;
 }
