@@ -2666,7 +2666,9 @@ typedef struct mixp_embedding_backward_args {
 /* loss[0] = mean over the counted rows of lse(row) - row[target]. A target is in [0, cols), or
  * `ignore`: such a row does not count. Without a counted row, loss[0] is NaN, as in PyTorch. With
  * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
- * (1 - smoothing) row[target] - smoothing mean(row). */
+ * (1 - smoothing) row[target] - smoothing mean(row). With weights, the logarithm of each column's
+ * probability is multiplied by the column's weight, and the mean is the sum over the counted rows
+ * divided by the sum of their targets' weights. */
 typedef struct mixp_cross_entropy_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -2680,10 +2682,21 @@ typedef struct mixp_cross_entropy_args {
     float         *counted;     /* number of counted rows, for the backward pass           */
     int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
                                    and count, and this call continues both. 0: first call  */
+    const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
+    int            logs;        /* 1: logits are log-probabilities: lse is 0               */
+    int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
+    float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
+                                   instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
 
+/* Does a call ask for more than the mean of unweighted rows? */
+MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
+{ return k->before || k->weights || k->logs || k->sum || k->each; }
+
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
- * a row that does not count contributes zeros. dlogits may be logits. */
+ * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +
+ * smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
+ * is 0. dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -2692,12 +2705,15 @@ typedef struct mixp_cross_entropy_backward_args {
     mixp_in        dloss, logits;
     const float   *top_rsum, *counted;
     mixp_out       dlogits;
+    const float   *weights;     /* as in the forward pass                                  */
+    int            logs;        /* as in the forward pass                                  */
+    int            each;        /* 1: dloss has a value for each row, and counted is not read */
 } mixp_cross_entropy_backward_args;
 
 /* cross_entropy and cross_entropy_backward in one pass: writes the outputs of `loss`, and dlogits
  * = what cross_entropy_backward writes for dloss = scale[0] * share. */
 typedef struct mixp_cross_entropy_both_args {
-    mixp_cross_entropy_args loss;   /* its `before` must be 0                              */
+    mixp_cross_entropy_args loss;   /* its `before` and all fields after `before` must be 0 */
     const float *scale;
     float        share;
     mixp_out     dlogits;       /* cannot accumulate; may be loss.logits                   */
@@ -2710,6 +2726,7 @@ typedef struct mixp_loss_args {
     float     delta;            /* for HUBER and SMOOTH_L1: above 0                        */
     mixp_in   a, target;
     float    *y;
+    float    *each;             /* n values: the elements' losses, instead of y; or NULL   */
 } mixp_loss_args;
 
 /* da (+)= dloss[0] / over * d loss / d a. */
@@ -4156,7 +4173,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
                                    int rank, const int64_t *shape, void *data);
 
 /* Makes an activation from a copy of host data of this dtype, valid until the next step: the way to
- * feed a batch. Every dimension >= 1. NULL on error. */
+ * feed a batch. Every dimension >= 0. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 
@@ -4886,10 +4903,11 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
  *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
  *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
- *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
- *     bce                         BANNED   x, target            x             f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            both          f32 scalar
+ *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
  *     triplet_margin              F32      three tensors        all           f32 scalar
+ *     loss_apply and ..._apply    the loss's own                              options of the losses
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
@@ -5075,7 +5093,8 @@ MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
-/* F32. Over the last dimension; gamma and beta have its size, or are NULL. eps > 0. */
+/* F32. Over the last dimension, or over those last dimensions whose shape gamma and beta have;
+ * gamma and beta may be NULL. eps > 0. */
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps);
@@ -5098,8 +5117,12 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x and the
- * same other dimensions. Example: a target's log-probability with ids[rows, 1]. Errors as in
+/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below 0
+ * it counts from the end. */
+MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
+                                               mixp_tensor *ids, int64_t padding);
+/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
+ * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's log-probability with ids[rows, 1]. Errors as in
  * mixp_embedding. Gradients of equal ids are added in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
@@ -5125,21 +5148,22 @@ MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor 
 MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
                                       mixp_dtype dtype);
 /* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
- * (i32) has the shape of src; its other dimensions are those of x. index_add: the same with ids[m],
+ * (i32) has the shape of src, or of src's first elements; its other dimensions are those of x, or
+ * smaller. index_add: the same with ids[m],
  * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
  * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
- * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
- * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
- * the positions. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
+/* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
+ * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
+ * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
+ * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
  * 1024, take 16 bytes of scratch memory an element. */
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
-                                   mixp_tensor **indices);
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
+                                   int largest, mixp_tensor **indices);
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
@@ -5152,7 +5176,7 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1). training 0: returns x. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
@@ -5186,12 +5210,13 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float smoothing);
 /* LOW. mixp_cross_entropy of the logits x[..., in] w[vocab, in]', without storing all logits. The
- * logits are computed `chunk` rows at a time, and again for the gradients. These products then cost
- * a third more work. Their memory is chunk * vocab values instead of twice rows * vocab. chunk 0 =
- * an eighth of the rows, or the rows of 2^22 values if that is more. The gradients are those of
- * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order. A
- * guard judges the operator by its logits: if they leave the range of f16, they are f32, until they
- * stay in range.
+ * logits are f32: `chunk` rows are computed at a time, and again for the gradients. These products
+ * then cost a third more work. Their memory is 4 * chunk * vocab bytes, in the backward pass of low
+ * inputs 6 * chunk * vocab. chunk 0 = an eighth of the rows, or the rows of 2^22 values if that is
+ * more. The loss and its gradients are closer to those of f32 than mixp_linear and
+ * mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs the
+ * loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype once,
+ * and w's gradient sums the rows in another order than mixp_linear.
  * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
  * mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
@@ -5214,8 +5239,8 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* -x[..., targets[...]] of log-probabilities x[..., classes] (mixp_log_softmax): the mean over the
- * targets (i32) that are not `ignore`, as in mixp_cross_entropy. At most 2^24 classes. Several
- * operators run, in f32. A bad target: as in mixp_embedding. */
+ * targets (i32) that are not `ignore`, as in mixp_cross_entropy. A bad target: as in
+ * mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
@@ -5226,51 +5251,6 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
                                              float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
-
-/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
- * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
- * end. */
-MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
-MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape);
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
-                                        int dim1);
-/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
- * size 1), and with a new one at dim, -rank-1..rank. */
-MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
-MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
-/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
- * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
- * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
- * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
-MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims);
-MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
-MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
-                                     const int64_t *shape);
-/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0.
- * MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
-MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
-                                  int64_t after, float value);
-/* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
- * detach. */
-MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
-/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
-                                     int dim);
-/* PROMOTE. Joins n tensors of one shape along a new dimension, at dim of the result. */
-MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
-/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
- * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
-                                    int64_t first, int64_t count);
-/* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts);
-/* The same with sizes[n], whose sum must be the size of the dimension. */
-MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                         const int64_t *sizes, mixp_tensor **parts);
 
 /* Ids of the built-in operators' rows, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -5293,8 +5273,118 @@ typedef enum mixp_op_id {
     MIXP_OP_EQ, MIXP_OP_NE, MIXP_OP_GT, MIXP_OP_GE, MIXP_OP_LT, MIXP_OP_LE,
     MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_INDEX_ADD,
+    MIXP_OP_NLL,
     MIXP_OP_COUNT
 } mixp_op_id;
+
+/* How the losses of rows (of elements) become a result, as PyTorch's `reduction`. */
+typedef enum mixp_reduction {
+    MIXP_REDUCE_MEAN,           /* an f32 scalar. With class weights, the sum is divided by the
+                                   weights of the targets that count                       */
+    MIXP_REDUCE_SUM,            /* an f32 scalar                                           */
+    MIXP_REDUCE_NONE,           /* f32, one value for each row (element): multiply it by a mask of
+                                   tokens or by weights of rows, and reduce it with mixp_sum or
+                                   mixp_mean. A row that does not count has 0              */
+    MIXP_REDUCE_BATCHMEAN,      /* kl_div: the sum, divided by the first dimension         */
+    MIXP_REDUCE_COUNT
+} mixp_reduction;
+
+/* Options of losses. All zero: PyTorch's defaults. Tensors get no gradient unless their line says
+ * so. An option that a loss does not have must be 0. */
+typedef struct mixp_loss_desc {
+    mixp_reduction reduction;   /* of all losses                                           */
+    mixp_tensor *weight;        /* cross_entropy, nll, linear_cross_entropy: [classes], the classes'
+                                   weights. bce, bce_with_logits: repeats to x's shape, the
+                                   elements' weights, with a gradient. NULL = 1            */
+    mixp_tensor *pos_weight;    /* bce_with_logits: weight of the part of positive targets; repeats
+                                   to x's shape, with a gradient. NULL = 1                 */
+    float        smoothing;     /* cross_entropy, linear_cross_entropy: label smoothing    */
+    int          ignores;       /* cross_entropy, nll, linear_cross_entropy: 1: targets equal to
+                                   `ignore` do not count; 0: those equal to MIXP_IGNORE    */
+    int32_t      ignore;
+    float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
+    int          log_target;    /* kl_div: 1: target holds log-probabilities               */
+    float        margin;        /* triplet_margin. 0 = 1                                   */
+    int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
+                                   or to the positive, whichever is smaller                */
+    mixp_tensor *bias;          /* linear_cross_entropy: [vocab], added to the logits, with a
+                                   gradient. NULL = none                                   */
+    int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
+} mixp_loss_desc;
+
+/* A loss of two tensors, with options; desc NULL = PyTorch's defaults. loss: MIXP_OP_CROSS_ENTROPY,
+ * NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class, gradients and errors are
+ * those of the function with that name, and so are the bits where its options are these. kl_div's
+ * mean is PyTorch's: over all elements.
+ *
+ *     mixp_loss_desc d;
+ *     memset(&d, 0, sizeof d);
+ *     d.weight = weights;
+ *     loss = mixp_loss_apply(ctx, MIXP_OP_CROSS_ENTROPY, logits, labels, &d);
+ *
+ * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
+ * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean is
+ * over the rows. Several operators run, in f32, and take memory for three arrays of x's shape. Also
+ * made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and gradients of
+ * the targets of kl_div, bce and bce_with_logits.
+ *
+ * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
+ * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
+MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
+                                         mixp_tensor *target, const mixp_loss_desc *desc);
+/* The same for losses of three tensors. Targets of linear_cross_entropy are i32. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
+                                                         mixp_tensor *w, mixp_tensor *targets,
+                                                         const mixp_loss_desc *desc);
+MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
+                                                   mixp_tensor *positive, mixp_tensor *negative,
+                                                   const mixp_loss_desc *desc);
+
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
+ * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
+ * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension counts
+ * from the end. */
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape);
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1);
+/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
+ * size 1), and with a new one at dim, -rank-1..rank. */
+MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
+/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
+ * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
+ * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
+ * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
+MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int *dims);
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
+                                     const int64_t *shape);
+/* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
+ * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
+MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
+                                  int64_t after, float value);
+/* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
+ * detach. */
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
+/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim);
+/* PROMOTE. Joins n tensors of one shape along a new dimension, at dim of the result. */
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
+/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
+ * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count);
+/* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts);
+/* The same with sizes[n], whose sum must be the size of the dimension. */
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts);
+
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
 
@@ -6111,8 +6201,6 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
  * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
- * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
- *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
@@ -6273,8 +6361,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application; of linear_cross_entropy:
-                                   that of its logits */
+    mixp_dtype  dtype;          /* dtype stored at the last application */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */
@@ -7495,22 +7582,47 @@ static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
 
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
-    double sum = 0.0;
-    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
-    if (count > 0) sum = (double)*k->loss * (double)count;
-    for (i = 0; i < k->rows; i++) {
+    double sum = 0.0, count = k->before > 0 ? (double)*k->counted : 0.0;
+    if (count > 0.0) sum = (double)*k->loss * count;
+    for (int64_t i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
-        count++;
+        count += k->weights ? (double)k->weights[k->targets[i]] : 1.0;
     }
+    if (k->sum) count = 1.0;
     *k->counted = (float)count;
-    *k->loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+    *k->loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+}
+
+/* The rows' losses without a mean. */
+static void mixpi_entropy_each(const mixpi_entropy_job *job) {
+    const mixp_cross_entropy_args *k = job->k;
+    for (int64_t i = 0; i < k->rows; i++)
+        k->each[i] = k->targets[i] == k->ignore ? 0.0f : (float)job->losses[i];
 }
 
 typedef struct mixpi_entropy_back_job {
     const mixp_cross_entropy_backward_args *k;
     float factor;
 } mixpi_entropy_back_job;
+
+/* A row's gradient: factor (all softmax - hot onehot + others). */
+typedef struct mixpi_entropy_slopes {
+    float factor, all, hot, others;
+} mixpi_entropy_slopes;
+
+static mixpi_entropy_slopes mixpi_entropy_slopes_of(const mixpi_entropy_back_job *job,
+                                                    int64_t row) {
+    const mixp_cross_entropy_backward_args *k = job->k;
+    mixpi_entropy_slopes s = { job->factor, 1.0f, 1.0f - k->smoothing, 0.0f };
+    if (k->smoothing > 0.0f) s.others = -k->smoothing / (float)k->cols;
+    if (k->each) s.factor = mixp_get(k->dloss, row);
+    if (!k->weights || k->targets[row] == k->ignore) return s;
+    s.hot *= k->weights[k->targets[row]];
+    /* Products in double are exact, so contracting them changes nothing. */
+    s.all = (float)((double)s.hot + (double)k->smoothing * (double)k->weights[k->cols]);
+    return s;
+}
 
 typedef struct mixpi_entropy_both_job {
     mixpi_entropy_job      loss;
@@ -8242,7 +8354,8 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
     job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixpi_each_unit(x, k->rows, k->cols, row, &job);
-    mixpi_entropy_mean(&job);
+    if (k->each) mixpi_entropy_each(&job);
+    else mixpi_entropy_mean(&job);
     return MIXP_OK;
 }
 
@@ -8253,7 +8366,7 @@ static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
     if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
-    job.factor = mixp_get(k->dloss, 0) / k->counted[0];
+    if (!k->each) job.factor = mixp_get(k->dloss, 0) / k->counted[0];
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
@@ -8263,7 +8376,7 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
-    if (back.dlogits.accumulate || k->loss.before ||
+    if (back.dlogits.accumulate || mixpi_entropy_has_options(&k->loss) ||
         mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
         return MIXP_ERR_ARGUMENT;
     job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
@@ -8274,6 +8387,13 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
     return MIXP_OK;
 }
 
+/* The losses of the elements, without their sum. */
+static mixp_result mixpi_cpu_loss_each(const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m,
+                                       const mixpi_map_units *units) {
+    m->y.data = k->each;
+    return mixpi_map_run(x, m, units->map);
+}
+
 static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
                                   const mixpi_map_units *units) {
     mixpi_sum s;
@@ -8281,8 +8401,9 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
     mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
-    s.map.axes.s[0][0] = 0;
     s.map.q = k->delta;
+    if (k->each) return mixpi_cpu_loss_each(x, k, &s.map, units);
+    s.map.axes.s[0][0] = 0;
     s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
     return mixpi_sum_run(x, &s, units);
 }
@@ -12062,13 +12183,24 @@ MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding
 
 /* --- losses --- */
 
-/* The mean of a row. */
-MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
-    float buf[MIXPI_BLOCK];
+/* The mean of a row, or of the row times weights. */
+MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, const float *weights, int64_t cols) {
+    float buf[MIXPI_BLOCK], times[MIXPI_BLOCK];
     double sum = 0.0;
-    MIXPI_BLOCKS(i, n, cols)
-        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(a, at + i, n, buf), n);
+    MIXPI_BLOCKS(i, n, cols) {
+        const float *x = MIXPI_P(read)(a, at + i, n, buf);
+        for (int64_t j = 0; weights && j < n; j++) times[j] = x[j] * weights[i + j];
+        sum += (double)MIXPI_P(floats_sum)(weights ? times : x, n);
+    }
     return sum / (double)cols;
+}
+
+/* The smoothed part of a row's loss: the mean over the columns. */
+MIXPI_K double MIXPI_P(entropy_smooth)(const mixp_cross_entropy_args *k, int64_t at, double max,
+                                       double log_sum) {
+    const double mean = MIXPI_P(row_mean)(k->logits, at, k->weights, k->cols);
+    if (!k->weights) return max - mean + log_sum;
+    return (double)k->weights[k->cols] * (max + log_sum) - mean;
 }
 
 /* The row's loss, with its parts added in double. */
@@ -12077,47 +12209,60 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
-    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
+    float e[MIXPI_BLOCK], max = 0.0f, log_sum = 0.0f;
     double smooth = (double)k->smoothing;
-    float log_sum = logf((float)sum);
-    k->top_rsum[2 * row] = max;
-    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+    if (!k->logs) {
+        max = MIXPI_P(row_max)(k->logits, at, k->cols);
+        const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
+        log_sum = logf((float)sum);
+        k->top_rsum[2 * row] = max;
+        k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+    }
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
+    if (k->weights) job->losses[row] *= (double)k->weights[target];
     if (!(smooth > 0.0)) return;
     job->losses[row] *= 1.0 - smooth;
-    job->losses[row] += smooth * ((double)max - MIXPI_P(row_mean)(k->logits, at, k->cols) +
-                                  (double)log_sum);
+    job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, (double)max, (double)log_sum);
 }
 
 MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
-/* factor (softmax - onehot) of a row. */
+/* d = factor (all softmax - hot onehot + others) of the columns i to i + n of a row. */
+MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
+                                        mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
+    const int64_t target = k->targets[row];
+    float buf[MIXPI_BLOCK];
+    if (k->logs) {
+        memset(d, 0, MIXPI_BLOCK * sizeof *d);
+    } else {
+        const float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
+        const float *a = MIXPI_P(read)(k->logits, row * k->cols + i, n, buf);
+        MIXPI_P(floats_exp)(d, a, -top, n);
+        MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
+    }
+    if (target >= i && target < i + n) d[target - i] -= s.hot;
+    if (k->weights && k->smoothing > 0.0f) {
+        MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);
+        MIXPI_P(floats_add)(d, d, buf, n);
+        s.others = 0.0f;
+    }
+    MIXPI_P(floats_affine)(d, d, s.others, s.factor, n);
+}
+
 MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     const mixpi_entropy_back_job *job = (const mixpi_entropy_back_job *)args;
     const mixp_cross_entropy_backward_args *k = job->k;
-    int64_t at = row * k->cols, target = k->targets[row];
-    int ignored = target == k->ignore;
-    float hot = 1.0f - k->smoothing, others = 0.0f;
-    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
-    float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    const int ignored = k->targets[row] == k->ignore;
+    const mixpi_entropy_slopes s = mixpi_entropy_slopes_of(job, row);
+    float d[MIXPI_BLOCK];
 
-    if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
-
+    if (ignored) memset(d, 0, sizeof d);
     MIXPI_BLOCKS(i, n, k->cols) {
-        if (ignored) {
-            memset(d, 0, sizeof d);
-        } else {
-            const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -top, n);
-            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);
-            if (target >= i && target < i + n) d[target - i] -= hot;
-            MIXPI_P(floats_affine)(d, d, others, job->factor, n);
-        }
-        MIXPI_P(write)(k->dlogits, at + i, n, d);
+        if (!ignored) MIXPI_P(entropy_back_part)(k, row, s, i, n, d);
+        MIXPI_P(write)(k->dlogits, row * k->cols + i, n, d);
     }
 }
 
@@ -16842,8 +16987,6 @@ struct mixpi_watcher {
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
     int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
-    mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
@@ -16905,9 +17048,6 @@ static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, m
 }
 static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
     if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
-}
-static int mixpi_watcher_is_wide(const mixp_call *c) {
-    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c);
 }
 static int mixpi_watcher_is_pinned(const mixp_call *c) {
     return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);
@@ -17382,9 +17522,9 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
     return text;
 }
 
-/* Checks that every dimension is at least 1 and that the size in bytes fits ptrdiff_t. */
+/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                                     const int64_t *shape) {
+                                     const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
@@ -17396,17 +17536,17 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     for (i = 0; i < rank; i++) {
-        if (shape[i] < 1)
+        if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                      "%s: dimension %d is %.0f; every dimension must "
-                                     "be at least 1",
-                                     who, i, (double)shape[i]);
+                                     "be at least %d",
+                                     who, i, (double)shape[i], least);
         if (shape[i] > PTRDIFF_MAX / size / n)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                      "%s: dimension %d (%.0f) makes the tensor larger "
                                      "than memory can be",
                                      who, i, (double)shape[i]);
-        n *= shape[i];
+        if (shape[i]) n *= shape[i];
     }
     return MIXP_OK;
 }
@@ -17418,7 +17558,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
-    MIXPI_ASSERT(t->count >= 1);
+    MIXPI_ASSERT(t->count >= 0);
 }
 
 /* Allocates a zeroed record for a tensor, permanent or for this step. */
@@ -17458,7 +17598,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
-    if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
+    if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape, permanent != 0) != MIXP_OK)
+        return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
 
@@ -18917,23 +19058,11 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
-/* Must the operator store f32 inside its call? Only a guard says so. */
-static int mixpi_call_is_wide(const mixp_call *c) { return mixpi_watcher_is_wide(c); }
-
-/* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
- * site by t and by its result. */
-static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
-    const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
-    const mixp_autocast region = mixp_autocast_current(c->ctx);
-    const int casts = region.level && mixpi_class_of(c->ctx, c->op) == MIXP_CLASS_LOW;
-    if (!watcher || mixpi_entry(c)->again) return MIXP_OK;
-    return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
-}
-
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
-    return e->site && mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
+    if (!e->site || !e->call.out->count) return MIXP_OK;
+    return mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
 
 /* Has the user pinned the operator's site? */
@@ -19034,7 +19163,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);
 
-    if (r == MIXP_OK) r = c->op->forward(c);
+    /* A result without elements needs no forward; the walk passes zeros back from it. */
+    if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_real(c->out->dtype)) return r;
     mixpi_count_call(ctx, c->op, c->out->dtype);
@@ -19355,7 +19485,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     /* In host memory a probe shows afterwards whether backward has written it. */
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_ASKED;
-    if (!*accumulate && !laid && !c->ctx->device->download) {
+    if (!*accumulate && !laid && g->count && !c->ctx->device->download) {
         mixpi_probe_set(g);
         mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_PROBED;
     }
@@ -19621,6 +19751,18 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
                100.0 * u->flushed / all, (double)ctx->step);
 }
 /* --- walking back one operator ---------------------------------------------------------- */
+
+/* A result without elements passes zeros back. */
+static mixp_result mixpi_walk_nothing(mixp_call *c) {
+    mixp_result r = MIXP_OK;
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        const mixp_out dx = mixp_call_dx(c, i);
+        if (dx.data && !dx.accumulate)
+            r = mixpi_fill_with(c->ctx, dx, mixpi_grad_owner(c, i)->count, 0.0);
+    }
+    return r;
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
@@ -19632,11 +19774,11 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g;
     out->own.pending = 0;
-    if (r == MIXP_OK) r = mixpi_watcher_gradient(ctx, site, g);
-    if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
+    if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
+    if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
     /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
-    if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
+    if (r == MIXP_OK) r = mixpi_run_inside(c, out->count ? c->op->backward : mixpi_walk_nothing);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
@@ -20198,7 +20340,11 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
     mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
+static int64_t mixpi_rows_of(const mixp_tensor *t) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < t->rank; i++) rows *= t->shape[i];
+    return rows;
+}
 
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
@@ -20430,8 +20576,14 @@ static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides
     }
 }
 
-/* Converts dim to an index from the front; -1 if it is out of range. */
+static int mixpi_shapes_equal(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+}
+
+/* Converts dim to an index from the front; -1 if it is out of range. A scalar counts as a vector of
+ * one element, as in PyTorch; shape[0] of a scalar is 1. */
 static int mixpi_axis(int dim, int rank) {
+    if (!rank) rank = 1;
     if (dim < 0) dim += rank;
     return dim >= 0 && dim < rank ? dim : -1;
 }
@@ -20439,6 +20591,15 @@ static int mixpi_axis(int dim, int rank) {
 static mixp_result mixpi_same_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* Opens a region of f32, in which operators compute and store f32 whatever region is open. */
+static mixp_result mixpi_push_f32(mixp_context *ctx) {
+    mixp_autocast off;
+    memset(&off, 0, sizeof off);
+    off.dtype = MIXP_F32;
+    off.level = 1;
+    return mixp_autocast_push(ctx, &off);
 }
 
 /* --- functions made of other operators ---
@@ -22415,7 +22576,7 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, 
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
-        shape[i] = na > nb ? na : nb;
+        shape[i] = na == 1 ? nb : na;
     }
     return MIXP_OK;
 }
@@ -22734,11 +22895,20 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
 }
 
+/* The sum of no elements is 0, and their mean NaN. */
+static mixp_result mixpi_reduce_nothing(mixp_call *c) {
+    const int mean = ((const mixpi_reduction *)c->attrs)->mean;
+    if (c->out->grad) return MIXP_OK;
+    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
+                           mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
+}
+
 static mixp_result mixpi_reduce_both(mixp_call *c) {
     mixp_reduce_args *k = &((mixpi_reduction *)c->attrs)->k;
     k->a = mixpi_call_from(c);
     k->y = mixpi_call_to(c);
     if (!k->y.data) return MIXP_OK;
+    if (!c->in[0]->count) return mixpi_reduce_nothing(c);
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
@@ -22775,6 +22945,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     p->k.n = to.n;
     p->k.inner = to.inner;
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
+    if (!to.n) return mixpi_bad_shapes(c, "there is no largest of 0 elements");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
@@ -22834,11 +23005,6 @@ MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim,
 }
 /* --- softmax, norms -------------------------------------------------------------------- */
 
-static mixp_result mixpi_softmax_infer(mixp_call *c) {
-    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
-    return mixpi_same_infer(c);
-}
-
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
     mixp_softmax_args *k = (mixp_softmax_args *)c->attrs; /* log_of is set already */
     k->rows = mixpi_rows_of(c->out);
@@ -22877,16 +23043,32 @@ MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
     return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1);
 }
 
+/* Has t the shape of the last dimensions of x? */
+static int mixpi_is_tail(const mixp_tensor *x, const mixp_tensor *t) {
+    if (t->rank < 1 || t->rank > x->rank) return 0;
+    return memcmp(t->shape, x->shape + (x->rank - t->rank), (size_t)t->rank * sizeof *t->shape) ==
+           0;
+}
+
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
                                  c->op->name, (double)k->eps);
+    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     for (int i = 1; i < 3; i++)
-        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
-            return mixpi_bad_shapes(c, "gamma and beta must have the size of the last dimension");
-    return mixpi_softmax_infer(c);
+        if (c->in[i] && !mixpi_is_tail(c->in[0], c->in[i]))
+            return mixpi_bad_shapes(c, "gamma and beta must have the shape of x's last dimensions");
+    if (c->in[1] && c->in[2] && c->in[1]->rank != c->in[2]->rank)
+        return mixpi_bad_shapes(c, "gamma and beta must have the same shape");
+    return mixpi_same_infer(c);
+}
+
+/* The elements of a row: those of gamma or beta, otherwise of the last dimension. */
+static int64_t mixpi_norm_cols(const mixp_call *c) {
+    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
+    return like ? like->count : mixpi_last_dim(c->in[0]);
 }
 
 /* A norm that computes a sum and runs again (mixp_recompute) finds the arrays in new memory. */
@@ -22900,8 +23082,8 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
-    k->rows = mixpi_rows_of(c->out);
-    k->cols = mixpi_last_dim(c->out);
+    k->cols = mixpi_norm_cols(c);
+    k->rows = c->out->count / k->cols;
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
         return MIXP_ERR_MEMORY;
@@ -23074,9 +23256,11 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a, mi
 MIXPI_SELDOM_BEGIN
 /* --- embedding ------------------------------------------------------------------------- */
 
-/* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit, int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0]; /* the last input */
+/* Names the invalid index in input `which` that made a kernel fail. Possible only if indices are in
+ * host memory. */
+static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, int64_t limit,
+                                   int64_t ignore) {
+    const mixp_tensor *t = c->in[which];
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
     int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -23091,12 +23275,22 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                                  : "");
 }
 
+typedef struct mixpi_embedded {
+    mixp_embedding_args k;
+    int     padded;             /* 1: the row `padding` of the table gets no gradient      */
+    int64_t padding;
+} mixpi_embedded;
+
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
+    mixpi_embedded *p = (mixpi_embedded *)c->attrs;
     mixp_tensor *table = c->in[0], *ids = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (table->rank != 2 || ids->rank >= MIXP_MAX_RANK)
         return mixpi_bad_shapes(c, "table[vocab, c] and ids of rank at most 7");
+    if (p->padding < 0) p->padding += table->shape[0];
+    if (p->padded && (p->padding < 0 || p->padding >= table->shape[0]))
+        return mixpi_bad_shapes(c, "padding must be a row of the table");
     memcpy(shape, ids->shape, sizeof shape);
     shape[ids->rank] = table->shape[1];
     mixpi_call_reads_all(c, 1u << 1);
@@ -23104,7 +23298,7 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
-    mixp_embedding_args *k = (mixp_embedding_args *)c->attrs;
+    mixp_embedding_args *k = &((mixpi_embedded *)c->attrs)->k;
     mixp_result r;
     k->rows = c->in[1]->count;
     k->cols = c->in[0]->shape[1];
@@ -23113,26 +23307,49 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, embedding, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX) : r;
+}
+
+/* The result's gradient, with zeros where the ids are `padding`. Operators of a walk make it. */
+static mixp_tensor *mixpi_embedding_unpadded(mixp_call *c, int64_t padding) {
+    mixp_tensor *at = mixp_full(c->ctx, MIXP_I32, 0, NULL, (double)padding);
+    if (mixpi_push_f32(c->ctx) != MIXP_OK) return NULL;
+    at = mixp_unsqueeze(c->ctx, mixp_eq(c->ctx, c->in[1], at), -1);
+    at = mixp_masked_fill(c->ctx, c->out->grad, at, 0.0f);
+    mixp_autocast_pop(c->ctx);
+    return at;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
-    const mixp_embedding_args *forward = (const mixp_embedding_args *)c->attrs;
+    const mixpi_embedded *p = (const mixpi_embedded *)c->attrs;
+    const mixp_embedding_args *forward = &p->k;
+    const mixp_tensor *dy = c->out->grad;
     mixp_embedding_backward_args k;
+    if (p->padded) dy = mixpi_embedding_unpadded(c, p->padding);
+    if (!dy) return mixpi_failed(c->ctx);
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.vocab = forward->vocab;
     k.ids = forward->ids;
-    k.dy = mixpi_call_dy(c);
+    k.dy = mixpi_tensor_in(dy);
     k.dtable = mixpi_call_dx(c, 0);
     return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
-    mixp_embedding_args k;
-    memset(&k, 0, sizeof k);
-    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
+    mixpi_embedded p;
+    memset(&p, 0, sizeof p);
+    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
+                                               mixp_tensor *ids, int64_t padding) {
+    mixpi_embedded p;
+    memset(&p, 0, sizeof p);
+    p.padded = 1;
+    p.padding = padding;
+    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
 /* --- gather, where, masked_fill, rope -------------------------------------------------- */
@@ -23154,7 +23371,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != ids->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions except dim must be equal");
+            return mixpi_bad_shapes(
+                c, "outside of dim, the dimensions of ids must not be larger than x's");
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
@@ -23171,7 +23389,7 @@ static mixp_result mixpi_gather_forward(mixp_call *c) {
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, gather, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->n, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->n, MIXPI_NO_INDEX) : r;
 }
 
 /* Fills with zeros, then adds at the positions that the ids name. */
@@ -23202,8 +23420,19 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     return r;
 }
 
+/* The first elements of x, as many as `like` has, along each dimension but `axis` (-1: none), where
+ * x is larger; x itself where none is. */
+static mixp_tensor *mixpi_first_part(mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like,
+                                     int axis) {
+    if (!mixpi_is_live(x) || !mixpi_is_live(like) || x->rank != like->rank) return x;
+    for (int i = 0; x && i < x->rank; i++)
+        if (i != axis && like->shape[i] < x->shape[i]) x = mixp_slice(ctx, x, i, 0, like->shape[i]);
+    return x;
+}
+
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
     mixpi_gathering p;
+    if (ctx && mixpi_is_live(x)) x = mixpi_first_part(ctx, x, ids, mixpi_axis(dim, x->rank));
     memset(&p, 0, sizeof p);
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_GATHER, 2, x, ids, NULL, &p);
@@ -23366,9 +23595,9 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
-    if (mixp_bits_of_f32(k->p) >= 0x3F800000u) /* bits: NaN, negative, 1 or more */
+    if (mixp_bits_of_f32(k->p) > 0x3F800000u) /* bits: NaN, negative, above 1 */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "dropout: p is %g; it must be in [0, 1)", (double)k->p);
+                                 "dropout: p is %g; it must be in [0, 1]", (double)k->p);
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }
@@ -23378,7 +23607,9 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
     k->n = c->out->count;
     k->a = mixpi_call_from(c);
     k->y = mixpi_call_to(c);
-    return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
+    if (!k->y.data) return MIXP_OK;
+    if (k->p < 1.0f) return MIXPI_RUN(c, dropout, k);
+    return k->y.accumulate ? MIXP_OK : mixpi_fill_with(c->ctx, k->y, k->n, 0.0);
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {
@@ -23397,20 +23628,39 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 MIXPI_SELDOM_END
 /* --- losses ---------------------------------------------------------------------------- */
 
-static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
-    mixp_tensor *logits = c->in[0], *targets = c->in[1];
-    const mixp_cross_entropy_args *k = (const mixp_cross_entropy_args *)c->attrs;
+/* Attributes of cross_entropy and nll, whose inputs are x, the targets and the class weights, which
+ * may be missing. */
+typedef struct mixpi_entropy {
+    mixp_cross_entropy_args k;  /* with `ignore`, `smoothing`, `logs` and `sum`            */
+    int none;                   /* 1: the losses of the rows are not reduced               */
+} mixpi_entropy;
+
+static mixp_result mixpi_entropy_check(mixp_call *c) {
+    const mixp_tensor *logits = c->in[0], *targets = c->in[1];
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u) /* bits: NaN, below 0 or above 1 */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "cross_entropy: smoothing is %g; it must be in [0, 1]",
-                                 (double)k->smoothing);
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
-        return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
+        return mixpi_bad_shapes(c, "x[..., classes] and targets[...]");
     mixpi_warn_of_maker(c);
-    mixpi_call_reads_all(c, 3u);
-    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_smoothing_check(mixp_call *c, float smoothing) {
+    if (mixp_bits_of_f32(smoothing) <= 0x3F800000u)
+        return MIXP_OK; /* NaN, below 0 and above 1 fail */
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: smoothing is %g; it must be in [0, 1]",
+                             c->op->name, (double)smoothing);
+}
+
+static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
+    const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
+    const mixp_tensor *targets = c->in[1];
+    mixp_result r = mixpi_smoothing_check(c, p->k.smoothing);
+    if (r == MIXP_OK) r = mixpi_entropy_check(c);
+    if (r != MIXP_OK) return r;
+    mixpi_call_reads_all(c, 7u);
+    if (!p->none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
 /* Allocates the data for backward: two numbers of each row, and the number of rows that count. */
@@ -23441,25 +23691,39 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
     return i < n;
 }
 
-static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
-    mixpi_warn(ctx,
+/* Warns of a mean over nothing, on the CPU; a GPU would have to be waited for: see
+ * mixp_scaler_verdict. */
+static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
+    if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
+    if (!n || mixpi_any_counts(k->targets, n, k->ignore)) return;
+    mixpi_warn(c->ctx,
                "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
                "and its gradients are 0; leave such batches out",
-               loss);
+               c->op->name);
 }
 
-/* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
-static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
-    if (c->ctx->device->download || *c->ctx->errors.warning) return;
-    if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
+/* The loss of no elements: the sum is 0, and the mean NaN. */
+static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
+    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
+                           sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
+}
+
+/* The class weights of a call and their mean: see mixpi_class_weights. */
+static const float *mixpi_call_weights(const mixp_call *c, int i) {
+    return c->in[i] ? (const float *)c->in[i]->data : NULL;
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs; /* with `ignore` */
+    mixpi_entropy *p = (mixpi_entropy *)c->attrs;
+    mixp_cross_entropy_args *k = &p->k;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
-    if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
+    if (r != MIXP_OK) return r;
+    k->weights = c->n_in > 2 ? mixpi_call_weights(c, 2) : NULL;
+    if (p->none) k->each = k->loss;
+    if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
+    mixpi_warn_unless_counts(c, k, k->rows);
+    r = MIXPI_RUN(c, cross_entropy, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "target", k->cols, k->ignore) : r;
 }
 
 /* Lets the gradient of input i overwrite its values if nothing reads them again. */
@@ -23482,24 +23746,34 @@ static mixp_result mixpi_entropy_there(mixp_call *c) {
                              "mixp_tensor_set_disposable");
 }
 
-static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
-    const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
+/* The arguments that backward takes over from forward. */
+static mixp_cross_entropy_backward_args
+mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;
-    mixp_result r = mixpi_entropy_there(c);
-    if (r != MIXP_OK) return r;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.ignore = forward->ignore;
     k.smoothing = forward->smoothing;
     k.targets = forward->targets;
-    k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
     k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
+    k.weights = forward->weights;
+    k.logs = forward->logs;
+    k.each = forward->each != NULL;
+    return k;
+}
+
+static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
+    const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
+    mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
+    mixp_result r = mixpi_entropy_there(c);
+    if (r != MIXP_OK) return r;
+    k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
-    return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
+    return k.dlogits.data && k.rows ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
@@ -23510,36 +23784,51 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float smoothing) {
-    mixp_cross_entropy_args k;
-    memset(&k, 0, sizeof k);
-    k.ignore = ignore;
-    k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
-    return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
+    mixpi_entropy p;
+    memset(&p, 0, sizeof p);
+    p.k.ignore = ignore;
+    p.k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
+    return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore) {
+    mixpi_entropy p;
+    memset(&p, 0, sizeof p);
+    p.k.ignore = ignore;
+    p.k.logs = 1;
+    return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, x, targets, NULL, &p);
 }
 
 /* --- a product and its cross entropy, some rows at a time --- */
 
+/* Inputs: x, w, the targets, the bias and the class weights; the last two may be missing. */
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of all rows; logits and top_rsum of the current chunk   */
+    mixpi_entropy loss;         /* of all rows; logits and top_rsum of the current chunk   */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
-    mixp_dtype dtype;           /* of the logits                                           */
-    mixp_in x, w;
+    mixp_dtype dtype;           /* of the gradient of the logits, which are f32            */
+    mixp_in x, w, bias;
 } mixpi_chunked;
 
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
-    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2];
-    if (mixpi_need_indices_after(c, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2], *bias = c->in[3];
+    mixp_result r = mixpi_need_indices_after(c, 2);
+    if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
+    if (r != MIXP_OK) return r;
     if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
-    mixpi_call_reads_all(c, 7u);
+    if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
+        return mixpi_bad_shapes(c, "the bias must be f32, f16 or bf16 [vocab]");
+    mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
                                  "or 0 for the default",
                                  (double)h->chunk);
-    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
 /* Rows of a chunk: an eighth of all rows, but at least 2^22 logits, for the products' speed. */
@@ -23547,6 +23836,11 @@ static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
     int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
     if (asked) return mixpi_min(asked, rows);
     return mixpi_min(eighth > good ? eighth : good, rows);
+}
+
+/* Rows of the chunk that begins at row `first`. */
+static int64_t mixpi_chunked_rows(const mixpi_chunked *h, int64_t first) {
+    return mixpi_min(h->chunk, h->loss.k.rows - first);
 }
 
 /* Rows [first, ...) of a matrix with `width` columns. */
@@ -23558,139 +23852,220 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
                                         mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols, h->width,
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
                                      mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Allocates the logits of one chunk. */
-static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
-    int64_t count = h->chunk * h->k.cols;
-    return mixp_activation(c->ctx, h->dtype, 1, &count);
+/* Memory for one number of each logit of a chunk. */
+static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h, mixp_dtype dtype) {
+    int64_t count = h->chunk * h->loss.k.cols;
+    return mixp_activation(c->ctx, dtype, 1, &count);
+}
+
+static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
+    if (t) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
                                       mixp_tensor *logits) {
-    mixp_cross_entropy_args k = h->k;
-    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    mixp_cross_entropy_args k = h->loss.k;
+    k.rows = mixpi_chunked_rows(h, first);
     k.targets += first;
     k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
+    if (k.each) k.each += first;
     return MIXPI_RUN(c, cross_entropy, &k);
+}
+
+/* Sets what the call's inputs say. */
+static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
+    mixp_cross_entropy_args *k = &h->loss.k;
+    const mixp_tensor *w = c->in[1];
+    k->rows = mixpi_rows_of(c->in[0]);
+    k->cols = w->shape[0];
+    k->targets = (const int32_t *)c->in[2]->data;
+    k->weights = mixpi_call_weights(c, 4);
+    k->loss = (float *)c->out->data;
+    k->each = h->loss.none ? k->loss : NULL;
+    h->width = w->shape[1];
+    h->chunk = mixpi_chunked_chunk(h->chunk, k->rows, k->cols);
+    h->dtype = c->in[0]->dtype;
+    h->x = mixpi_call_x(c, 0);
+    h->w = mixpi_call_x(c, 1);
+    h->bias = mixpi_call_x(c, 3);
 }
 
 static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
+    mixp_cross_entropy_args *k = &h->loss.k;
     mixp_tensor *logits;
     mixp_result r = MIXP_OK;
-    h->k.rows = mixpi_rows_of(c->in[0]);
-    h->k.cols = c->in[1]->shape[0];
-    h->width = c->in[1]->shape[1];
-    h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
-    h->x = mixpi_call_x(c, 0);
-    h->w = mixpi_call_x(c, 1);
-    h->k.targets = (const int32_t *)c->in[2]->data;
-    /* The dtype of a product's result, or f32 if the guard's site fell back. */
-    h->dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
-    logits = mixpi_chunked_room(c, h);
-    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
-    h->k.loss = (float *)c->out->data;
-    h->k.top_rsum = mixpi_saved(c, 0);
-    h->k.counted = mixpi_saved(c, 1);
-    mixpi_warn_unless_counts(c, &h->k, h->k.rows);
-    for (int64_t first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+    mixpi_chunked_fill(c, h);
+    if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
+    logits = mixpi_chunked_room(c, h, MIXP_F32);
+    if (!logits || mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
+    k->top_rsum = mixpi_saved(c, 0);
+    k->counted = mixpi_saved(c, 1);
+    mixpi_warn_unless_counts(c, k, k->rows);
+    for (int64_t first = 0; first < k->rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
+    mixpi_chunked_give(c, logits);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "target", k->cols, k->ignore) : r;
 }
 
-/* Computes the gradient of a chunk's logits in place of the logits. */
-static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                         mixp_tensor *logits) {
-    mixp_cross_entropy_backward_args k;
-    memset(&k, 0, sizeof k);
-    k.rows = mixpi_min(h->chunk, h->k.rows - first);
-    k.cols = h->k.cols;
-    k.ignore = h->k.ignore;
-    k.targets = h->k.targets + first;
-    k.dloss = mixpi_call_dy(c);
-    k.logits = mixpi_tensor_in(logits);
-    k.top_rsum = h->k.top_rsum + 2 * first;
-    k.counted = h->k.counted;
-    k.dlogits = mixpi_tensor_out(logits, 0);
+/* What a walk over the chunks works with. dlogits has the dtype of x, which the products read; it
+ * is logits where that is f32. */
+typedef struct mixpi_chunked_walk {
+    const mixpi_chunked *h;
+    mixp_tensor *logits, *dlogits;
+    mixp_out dx, dw, db;
+} mixpi_chunked_walk;
+
+/* Computes the gradient of a chunk's logits, rounded once. */
+static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&s->h->loss.k);
+    k.rows = mixpi_chunked_rows(s->h, first);
+    k.targets += first;
+    k.top_rsum += 2 * first;
+    k.dloss = k.each ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_dy(c);
+    k.logits = mixpi_tensor_in(s->logits);
+    k.dlogits = mixpi_tensor_out(s->dlogits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
 }
 
-/* Computes dx of the chunk's rows, and adds the chunk's part of dw. */
-static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                          mixp_in dlogits, mixp_out dx, mixp_out dw) {
-    int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
-    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+/* Computes dx of the chunk's rows. */
+static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    const mixpi_chunked *h = s->h;
     mixp_gemm_args g =
-        mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0), mixpi_stored(h->w, 0));
-    mixp_result r = MIXP_OK;
-    g.c = dx;
-    if (dx.data) {
-        g.c.data = (char *)dx.data + (size_t)(first * h->width) * mixp_dtype_size(dx.dtype);
-        r = MIXPI_RUN(c, gemm, &g);
-    }
-    if (!dw.data || r != MIXP_OK) return r;
-    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0), mixpi_stored(x, 0));
-    g.c = dw;
+        mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
+                      mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
+    if (!s->dx.data) return MIXP_OK;
+    g.c = mixpi_out_at(s->dx, first * h->width);
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Sums over the chunks in f32; a low dw is rounded once, at the end. */
-static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
-                                      mixp_out dx, mixp_out dw) {
+/* Adds the chunk's part of dw. */
+static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    const mixpi_chunked *h = s->h;
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g =
+        mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
+                      mixpi_turned(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+    if (!s->dw.data) return MIXP_OK;
+    g.c = s->dw;
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* Adds the chunk's part of the bias gradient. */
+static mixp_result mixpi_chunked_db(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    mixp_reduce_args k;
+    if (!s->db.data) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = mixpi_chunked_rows(s->h, first);
+    k.inner = s->h->loss.k.cols;
+    k.factor = 1.0f;
+    k.a = mixpi_tensor_in(s->dlogits);
+    k.y = s->db;
+    return MIXPI_RUN(c, reduce, &k);
+}
+
+static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
     mixp_result r = MIXP_OK;
-    int64_t first;
-    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
-        r = mixpi_chunked_logits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
-        dw.accumulate = 1;
+    for (int64_t first = 0; first < s.h->loss.k.rows && r == MIXP_OK; first += s.h->chunk) {
+        r = mixpi_chunked_logits(c, s.h, first, s.logits);
+        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_dx(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_dw(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_db(c, &s, first);
+        s.dw.accumulate = s.db.accumulate = 1;
     }
     return r;
+}
+
+/* Can the chunks' parts be added to `to` itself? A low `to` would be rounded with each chunk. */
+static int mixpi_chunked_at_once(const mixpi_chunked *h, mixp_out to) {
+    return !to.data || to.dtype == MIXP_F32 || h->chunk == h->loss.k.rows;
+}
+
+/* Replaces `to` by an f32 sum where the chunks' parts need one. The sum is NULL otherwise. */
+static mixp_result mixpi_chunked_sum(mixp_call *c, int apart, int64_t count, mixp_out *to,
+                                     mixp_tensor **sum) {
+    *sum = NULL;
+    if (!apart) return MIXP_OK;
+    *sum = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!*sum) return MIXP_ERR_MEMORY;
+    *to = mixpi_tensor_out(*sum, 0);
+    return MIXP_OK;
+}
+
+/* Rounds the sum into `to`, once. */
+static mixp_result mixpi_chunked_round(mixp_call *c, mixp_tensor *sum, mixp_out to) {
+    mixp_result r = MIXP_OK;
+    if (sum) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sum), sum->count);
+    mixpi_chunked_give(c, sum);
+    return r;
+}
+
+/* The gradients of no rows: zeros, unless they accumulate. */
+static mixp_result mixpi_chunked_nothing(mixp_call *c, mixp_out to, int64_t count) {
+    if (!to.data || to.accumulate) return MIXP_OK;
+    return mixpi_fill_with(c->ctx, to, count, 0.0);
 }
 
 /* Computes the logits again from x and w. */
 static mixp_result mixpi_chunked_backward(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
-    mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
-    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
-    int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
-    int64_t count = h->k.cols * h->width;
-    mixp_result r;
-    if (dx.data == dw.data) at_once = 0; /* x is w: dx must be complete before dw is added */
-    if (!logits) return MIXP_ERR_MEMORY;
-    if (!dw.data || at_once) {
-        r = mixpi_chunked_walk(c, h, logits, dx, dw);
-    } else {
-        sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
-        if (!sums) return MIXP_ERR_MEMORY;
-        r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
-        if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
-        mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    const int64_t cols = h->loss.k.cols, count = cols * h->width;
+    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1), db = mixpi_call_dx(c, 3);
+    mixp_tensor *w_sum, *b_sum;
+    mixpi_chunked_walk s = { h, NULL, NULL, dx, dw, db };
+    if (!h->loss.k.rows) {
+        mixp_result r = mixpi_chunked_nothing(c, dw, count);
+        return r == MIXP_OK ? mixpi_chunked_nothing(c, db, cols) : r;
     }
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
-    return r;
+
+    /* If x is w, dx must be complete before dw is added. */
+    const int twice = dx.data && dx.data == dw.data;
+    mixp_result r =
+        mixpi_chunked_sum(c, twice || !mixpi_chunked_at_once(h, dw), count, &s.dw, &w_sum);
+    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunked_at_once(h, db), cols, &s.db, &b_sum);
+    if (r != MIXP_OK) return r;
+    s.logits = mixpi_chunked_room(c, h, MIXP_F32);
+    s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);
+    if (!s.logits || !s.dlogits) return MIXP_ERR_MEMORY;
+    r = mixpi_chunked_walk_rows(c, s);
+
+    if (s.dlogits != s.logits) mixpi_chunked_give(c, s.dlogits);
+    mixpi_chunked_give(c, s.logits);
+    if (r == MIXP_OK) r = mixpi_chunked_round(c, b_sum, db);
+    return r == MIXP_OK ? mixpi_chunked_round(c, w_sum, dw) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk) {
+    mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixpi_chunked h;
     memset(&h, 0, sizeof h);
-    h.k.ignore = ignore;
+    h.loss.k.ignore = ignore;
     h.chunk = chunk;
-    return mixpi_apply_op(ctx, MIXP_OP_LINEAR_CROSS_ENTROPY, 3, x, w, targets, &h);
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY), 5, in, 3, &h);
 }
+
+/* --- losses of elements --- */
+
+/* Attributes of mse, l1 and the like. */
+typedef struct mixpi_compared {
+    mixp_loss_args k;
+    mixp_reduction reduction;   /* MIXP_REDUCE_BATCHMEAN: the mean over rows               */
+} mixpi_compared;
 
 /* Does the loss depend only on the difference of its inputs? Exchanging the inputs then changes
  * neither the loss nor the formula of the gradient, so the target may have a gradient. */
@@ -23712,42 +24087,110 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
-    const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
+    const mixpi_compared *p = (const mixpi_compared *)c->attrs;
+    const mixp_loss_args *k = &p->k;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
     int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
-        return mixpi_bad_shapes(c, "the shapes must be equal");
+    if (!mixpi_shapes_equal(x, t)) return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     mixpi_warn_of_target(c, k->kind);
-    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the target cannot have a gradient; only "
-                                 "mse, l1, smooth_l1 and huber give one",
-                                 c->op->name);
     if (bounded && !mixpi_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);
+    if (p->reduction == MIXP_REDUCE_NONE)
+        return mixpi_call_output_fixed(c, MIXP_F32, x->rank, x->shape);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs; /* kind and delta are set already */
-    int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
+    mixpi_compared *p = (mixpi_compared *)c->attrs; /* kind and delta are set already */
+    mixp_loss_args *k = &p->k;
     k->n = c->in[0]->count;
-    k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
+    k->over = 1;
+    if (p->reduction == MIXP_REDUCE_MEAN) k->over = k->n;
+    if (p->reduction == MIXP_REDUCE_BATCHMEAN) k->over = mixpi_rows_of(c->in[0]);
     k->a = mixpi_call_x(c, 0);
     k->target = mixpi_call_x(c, 1);
     k->y = (float *)c->out->data;
+    if (p->reduction == MIXP_REDUCE_NONE) k->each = k->y;
+    if (!k->n) return mixpi_loss_of_nothing(c, p->reduction == MIXP_REDUCE_SUM);
     return MIXPI_RUN(c, loss, k);
 }
 
+/* da (+)= the slopes times the gradients of the elements' losses. */
+static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k) {
+    const mixp_out da = k.da;
+    mixp_tensor *one = mixp_activation(c->ctx, MIXP_F32, 0, NULL);
+    mixp_tensor *slopes = mixp_activation(c->ctx, MIXP_F32, 1, &k.n);
+    if (!one || !slopes) return MIXP_ERR_MEMORY;
+    k.dloss = mixpi_tensor_in(one);
+    k.da = mixpi_tensor_out(slopes, 0);
+    mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(one, 0), 1, 1.0);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
+
+    mixp_binary_args times;
+    memset(&times, 0, sizeof times);
+    times.op = MIXP_BINARY_MUL;
+    times.rank = 1;
+    times.shape[0] = k.n;
+    times.a_strides[0] = times.b_strides[0] = 1;
+    times.a = times.b = mixpi_tensor_in(slopes);
+    times.dy = mixpi_call_dy(c);
+    times.dx = da;
+    if (r == MIXP_OK) r = MIXPI_RUN(c, binary_backward, &times);
+    mixpi_chunked_give(c, slopes);
+    mixpi_chunked_give(c, one);
+    return r;
+}
+
+/* The slope by the target, in f32, of a loss that treats x and its target differently. */
+static mixp_tensor *mixpi_target_slope(mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x,
+                                       mixp_tensor *t) {
+    const float most = mixp_f32_of_bits(0x7F800000u);
+    switch ((int)kind) {
+    case MIXP_LOSS_BCE_LOGITS: return mixp_neg(ctx, x);
+    case MIXP_LOSS_BCE:
+        t = mixp_clamp(ctx, mixp_log1p(ctx, mixp_neg(ctx, x)), MIXPI_BCE_LOG_LEAST, most);
+        return mixp_sub(ctx, t, mixp_clamp(ctx, mixp_log(ctx, x), MIXPI_BCE_LOG_LEAST, most));
+    case MIXP_LOSS_KL: return mixp_sub(ctx, mixp_add_scalar(ctx, mixp_log(ctx, t), 1.0f), x);
+    default:
+        x = mixp_add_scalar(ctx, mixp_sub(ctx, t, x), 1.0f);
+        return mixp_mul(ctx, mixp_exp(ctx, t), x);
+    }
+}
+
+/* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
+ * nothing inside a form is low. */
+static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
+    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
+}
+
+/* The gradient of the target, by operators: few programs ask for it. */
+static mixp_result mixpi_loss_back_target(mixp_call *c) {
+    const mixp_loss_args *k = &((const mixpi_compared *)c->attrs)->k;
+    const float share = (float)(1.0 / (double)k->over);
+    mixp_context *ctx = c->ctx;
+    mixp_out dt = mixpi_call_dx(c, 1);
+    mixp_tensor *slope;
+    mixp_result r = dt.data && k->n ? mixpi_push_f32(ctx) : MIXP_OK;
+    if (r != MIXP_OK || !dt.data || !k->n) return r;
+    slope =
+        mixpi_target_slope(ctx, k->kind, mixpi_as_f32(ctx, c->in[0]), mixpi_as_f32(ctx, c->in[1]));
+    slope = mixp_mul(ctx, slope, c->out->grad);
+    if (k->over != 1) slope = mixp_scale(ctx, slope, share);
+    mixp_autocast_pop(ctx);
+    return slope ? mixpi_add_into(ctx, dt, mixpi_tensor_in(slope), k->n) : mixpi_failed(ctx);
+}
+
 static mixp_result mixpi_loss_backward(mixp_call *c) {
-    const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
+    const mixpi_compared *p = (const mixpi_compared *)c->attrs;
+    const mixp_loss_args *forward = &p->k;
+    const int even = mixpi_loss_is_even(forward->kind);
     mixp_result r = MIXP_OK;
-    for (int i = 0; i < 2 && r == MIXP_OK; i++) {
+    for (int i = 0; i <= even && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;
@@ -23758,23 +24201,24 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         k.a = mixpi_call_x(c, i);
         k.target = mixpi_call_x(c, 1 - i);
         k.da = mixpi_call_dx(c, i);
-        if (k.da.data) r = MIXPI_RUN(c, loss_backward, &k);
+        if (!k.da.data || !k.n) continue;
+        r = forward->each ? mixpi_loss_back_each(c, k) : MIXPI_RUN(c, loss_backward, &k);
     }
-    return r;
+    return even || r != MIXP_OK ? r : mixpi_loss_back_target(c);
 }
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
-                                     float delta, mixp_tensor *x, mixp_tensor *t) {
-    mixp_loss_args k;
-    memset(&k, 0, sizeof k);
-    k.kind = kind;
-    k.delta = delta;
-    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &k);
+                                     float delta, mixp_tensor *x, mixp_tensor *t,
+                                     mixp_reduction reduction) {
+    mixpi_compared p;
+    memset(&p, 0, sizeof p);
+    p.k.kind = kind;
+    p.k.delta = delta;
+    p.reduction = reduction;
+    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &p);
 }
 
-#define MIXPI_LOSS(name, id, which)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) \
-    { return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t); }
+#define MIXPI_LOSS(name, id, which)                                                                    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) {              return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,                                                  MIXP_REDUCE_MEAN);                                                     }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
@@ -23783,20 +24227,21 @@ MIXPI_LOSS(l1, L1, L1)
 
 MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                     float delta) {
-    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target,
+                            MIXP_REDUCE_MEAN);
 }
 
 MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                         float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
     return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
-                            beta, x, target);
+                            beta, x, target, MIXP_REDUCE_MEAN);
 }
 
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target) {
     return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
-                            x, target);
+                            x, target, MIXP_REDUCE_BATCHMEAN);
 }
 /* --- cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice ----------- */
 
@@ -23805,26 +24250,39 @@ MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype
 }
 
 /* Attributes of reshape. shape: the caller's array, not copied. */
-typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;
+typedef struct mixpi_reshape {
+    int rank;
+    const int64_t *shape;
+} mixpi_reshape;
+
+/* The product of the dimensions that are not -1; -1 if one is below -1, if two are -1, or if the
+ * product is above most. *open: the dimension that is -1, or -1. */
+static int64_t mixpi_reshape_known(int rank, const int64_t *shape, int64_t most, int *open) {
+    int64_t known = 1;
+    *open = -1;
+    for (int i = 0; i < rank; i++) {
+        if (shape[i] == -1 && *open < 0) *open = i;
+        else if (shape[i] < 0 || (shape[i] && known > most / shape[i])) return -1;
+        else known *= shape[i];
+    }
+    return known;
+}
 
 static mixp_result mixpi_reshape_infer(mixp_call *c) {
     const mixpi_reshape *p = (const mixpi_reshape *)c->attrs;
-    int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
-    int i, open = -1;
+    int64_t shape[MIXP_MAX_RANK], known, count = c->in[0]->count;
+    int open;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "reshape: rank %d with shape %s; the rank must be "
                                  "0 to %d",
                                  p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
-    for (i = 0; i < p->rank; i++) {
-        shape[i] = p->shape[i];
-        if (shape[i] == -1 && open < 0) open = i;
-        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
-        else
-            return mixpi_bad_shapes(c, "new dimensions must be at least 1 and keep the number of "
-                                       "elements; one may be -1");
-    }
-    if (open >= 0 && count % known == 0) shape[open] = count / known;
+    known = mixpi_reshape_known(p->rank, p->shape, count ? count : INT64_MAX, &open);
+    if (known < 0)
+        return mixpi_bad_shapes(c, "new dimensions must be at least 0 and keep the number of "
+                                   "elements; one may be -1");
+    for (int i = 0; i < p->rank; i++) shape[i] = p->shape[i];
+    if (open >= 0 && known && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
     mixpi_call_reads_all(c, 0);
     return mixp_call_alias(c, p->rank, shape);
@@ -23880,7 +24338,6 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], swap;
     int a = mixpi_axis(p->dims[0], x->rank), b = mixpi_axis(p->dims[1], x->rank);
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a < 0 || b < 0) return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
     memcpy(shape, x->shape, sizeof shape);
     mixpi_dense_strides(x->rank, x->shape, p->strides);
@@ -24005,7 +24462,7 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     for (int i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
-        if (to < 1 || (n != 1 && to != n))
+        if (to < 0 || (n != 1 && to != n))
             return mixpi_bad_shapes(
                 c, "aligned at the right, x's dimensions must be 1, or equal to the new ones");
         p->k.shape[i] = to;
@@ -24052,10 +24509,12 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], most;
     int axis = mixpi_axis(p->dim, x->rank);
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (axis < 0) return mixpi_bad_shapes(c, "dim must be a dimension of x");
+    if (x->dtype != MIXP_U8 && x->dtype != MIXP_I32 && mixpi_need_real(c, 1, 1) != MIXP_OK)
+        return MIXP_ERR_DTYPE;
+    if (axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be a dimension of x");
     memcpy(shape, x->shape, sizeof shape);
-    most = INT64_MAX / x->count * shape[axis] - shape[axis];
+    most = INT64_MAX / (x->count ? x->count : 1) * shape[axis] - shape[axis];
+    if (!x->count) most = INT64_MAX / 4;
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
             c, "before and after must be at least 0, and the result must fit in memory");
@@ -24083,7 +24542,7 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     if (back) k.src = mixpi_in_at(k.src, p->before * whole[p->dim]);
     else r = mixpi_fill_with(c->ctx, k.dst, c->out->count, (double)p->value);
     if (!back) k.dst = mixpi_out_at(k.dst, p->before * whole[p->dim]);
-    return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
+    return r == MIXP_OK && c->in[0]->count ? MIXPI_RUN(c, copy, &k) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
@@ -24113,7 +24572,7 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank);
-    if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+    if (*axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
@@ -24138,7 +24597,7 @@ static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
     mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
     k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
     k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
-    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+    return k.dst.data && c->in[i]->count ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
 }
 
 /* Copies the inputs into the joined array, or the parts of its gradient back to the inputs. */
@@ -24213,7 +24672,7 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
                                  p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                              "slice: count %.0f from index %.0f along dim %d of %s is out of "
-                             "range; count must be at least 1, and the slice must end within %.0f",
+                             "range; count must be at least 0, and the slice must end within %.0f",
                              (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
@@ -24222,10 +24681,10 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], size, first = p->first;
     int axis = mixpi_axis(p->dim, x->rank);
-    if (axis < 0) return mixpi_bad_slice(c, -1);
+    if (axis < 0 || !x->rank) return mixpi_bad_slice(c, -1);
     size = x->shape[axis];
     if (first < 0) first += size;
-    if (first < 0 || p->count < 1 || first > size - p->count) return mixpi_bad_slice(c, size);
+    if (first < 0 || p->count < 0 || first > size - p->count) return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
     memcpy(shape, x->shape, sizeof shape);
@@ -24316,10 +24775,10 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                              axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
-/* Do the sizes fill a dimension of this size, each at least 1? */
+/* Do the sizes fill a dimension of this size, each at least 0? */
 static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
     for (int i = 0; i < n; i++) {
-        if (sizes[i] < 1 || sizes[i] > size) return 0;
+        if (sizes[i] < 0 || sizes[i] > size) return 0;
         size -= sizes[i];
     }
     return size == 0;
@@ -24336,7 +24795,7 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
                              "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
-                             "NULL, each must be at least 1, and their sum the size of a dimension",
+                             "NULL, each must be at least 0, and their sum the size of a dimension",
                              text, n, dim);
 }
 MIXPI_SELDOM_BEGIN
@@ -24455,6 +24914,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
     mixp_copy_args k;
     int64_t *columns;
+    if (!c->in[0]->count) return MIXP_OK;
     memset(&k, 0, sizeof k);
     k.rank = 3;
     k.shape[0] = p->x.outer;
@@ -24704,7 +25164,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
     mixpi_arena_give(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", p->classes, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 0, "id", p->classes, MIXPI_NO_INDEX) : r;
 }
 
 /* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
@@ -24742,7 +25202,8 @@ static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args 
     for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");
+            return mixpi_bad_shapes(c, "outside of dim, x's dimensions must not be smaller than "
+                                       "src's");
         if (i < axis) k->outer *= x->shape[i];
         else k->inner *= x->shape[i];
     }
@@ -24763,16 +25224,26 @@ static mixp_result mixpi_scatter_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(2, c->in), x->rank, x->shape);
 }
 
+/* t with zeros behind it, up to x's shape outside of `axis`. */
+static mixp_tensor *mixpi_padded_to(mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x,
+                                    int axis) {
+    for (int i = 0; t && i < x->rank; i++)
+        if (i != axis && t->shape[i] < x->shape[i])
+            t = mixp_pad(ctx, t, i, 0, x->shape[i] - t->shape[i], 0.0f);
+    return t;
+}
+
 /* Copies x, then adds src in order. */
 static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
     mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
     mixp_result r = mixpi_convert_to(c->ctx, to, mixpi_call_x(c, 0), c->out->count);
+    if (r != MIXP_OK || !c->in[1]->count) return r;
     k.ids = (const int32_t *)c->in[2]->data;
     k.a = mixpi_call_x(c, 1);
     k.y = to;
     k.y.accumulate = 1;
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "id", k.n, MIXPI_NO_INDEX) : r;
 }
 
 /* A low result is summed in f32 and rounded once. */
@@ -24815,12 +25286,34 @@ static mixp_result mixpi_scatter_backward(mixp_call *c) {
     if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
     if (r != MIXP_OK) return r;
     dsrc = mixpi_call_dx(c, 1);
-    return dsrc.data ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+    return dsrc.data && c->in[1]->count ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+}
+
+/* Are ids and src of one shape, which is smaller than x's somewhere outside of dim? Zeros are then
+ * added at id 0 to the rest of x. */
+static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src,
+                              int dim) {
+    int smaller = 0, axis;
+    if (!mixpi_is_live(x) || !mixpi_is_live(ids) || !mixpi_is_live(src)) return 0;
+    axis = mixpi_axis(dim, x->rank);
+    if (axis < 0 || ids->dtype != MIXP_I32 || ids->rank != x->rank || !mixpi_shapes_equal(ids, src))
+        return 0;
+    for (int i = 0; i < x->rank; i++) {
+        if (i == axis) continue;
+        if (ids->shape[i] > x->shape[i]) return 0;
+        smaller |= ids->shape[i] < x->shape[i];
+    }
+    return smaller && x->shape[axis] > 0;
 }
 
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src) {
     mixpi_gathering p;
+    if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
+    if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
+        src = mixpi_padded_to(ctx, src, x, mixpi_axis(dim, x->rank));
+        ids = mixpi_padded_to(ctx, ids, x, mixpi_axis(dim, x->rank));
+    }
     memset(&p, 0, sizeof p);
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
@@ -24839,7 +25332,7 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
     if (c->ctx->device->download ||
         mixpi_bad_id((const int32_t *)ids->data, ids->count, k.n, MIXPI_NO_INDEX) < 0)
         return MIXP_OK;
-    return mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX);
+    return mixpi_bad_index(c, 2, "id", k.n, MIXPI_NO_INDEX);
 }
 
 /* scatter_add under another name, of ids that are repeated to the shape of src. */
@@ -24860,7 +25353,7 @@ MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int d
 
 /* --- topk, sort: the indices; gather then takes the values --- */
 
-/* k 0: all. */
+/* Over the last dimension. k 0: all. */
 static mixp_result mixpi_topk_infer(mixp_call *c) {
     mixp_topk_args *k = (mixp_topk_args *)c->attrs;
     const mixp_tensor *x = c->in[0];
@@ -24869,11 +25362,11 @@ static mixp_result mixpi_topk_infer(mixp_call *c) {
     k->cols = mixpi_last_dim(x);
     k->rows = mixpi_rows_of(x);
     if (!k->k) k->k = k->cols;
-    if (x->rank < 1 || k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF)
-        return mixpi_bad_shapes(c, "x needs a last dimension, of at least k and at most 2^31 - 1 "
-                                   "elements; k is at least 1");
+    if (k->k < 0 || k->k > k->cols || k->cols > 0x7FFFFFFF)
+        return mixpi_bad_shapes(c, "dim needs at least k and at most 2^31 - 1 elements; k is at "
+                                   "least 1");
     memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = k->k;
+    if (x->rank) shape[x->rank - 1] = k->k;
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, MIXP_I32, x->rank, shape);
 }
@@ -24885,31 +25378,50 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
     return MIXPI_RUN(c, topk, k);
 }
 
-static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+/* The indices of x along dim. Along another dimension than the last, a copy is transposed, and so
+ * are its indices. */
+static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                       mixp_topk_args *k) {
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
+    int axis;
+    if (!c) return NULL;
+    axis = mixpi_axis(dim, x->rank);
+    if (axis < 0) {
+        mixpi_bad_shapes(c, "dim must be a dimension of x");
+        return NULL;
+    }
+    if (axis + 1 >= x->rank) return mixpi_apply_one(ctx, id, x, k);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
+    x = mixp_transpose(ctx, mixp_detach(ctx, x), axis, -1);
+    return mixp_transpose(ctx, mixpi_apply_one(ctx, id, x, k), axis, -1);
+}
+
+static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
                                      mixp_topk_args *k, mixp_tensor **indices) {
-    mixp_tensor *ids = mixpi_apply_one(ctx, id, x, k);
-    mixp_tensor *y = ids ? mixp_gather(ctx, x, -1, ids) : NULL;
+    mixp_tensor *ids = mixpi_topk_indices(ctx, id, x, dim, k);
+    mixp_tensor *y = ids ? mixp_gather(ctx, x, dim, ids) : NULL;
     if (indices) *indices = y ? ids : NULL;
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
-                                   mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
+                                   int largest, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.k = k ? k : -1;
     a.smallest = !largest;
-    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, &a, indices);
+    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
 }
 
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.smallest = !descending;
-    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
+    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, dim, &a, indices);
 }
-/* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
+/* --- min, argmin, logsumexp, var, std, vector_norm: made of others ------------------------- */
 
 /* Can `name` reduce x along dim? */
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
@@ -24933,17 +25445,10 @@ typedef struct mixpi_form {
                                    the function has checked x                              */
     int dim, keep, correction;  /* correction: of var                                      */
     int wide;                   /* 1: under autocast the result is f32                     */
-    int32_t ignore;             /* of nll                                                  */
-    float margin;               /* of triplet_margin                                       */
+    const mixp_loss_desc *desc; /* of losses                                               */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
-
-/* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
- * nothing inside a form is low. */
-static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
-    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
-}
 
 /* They round the results of forms, under names that a guard reports. */
 enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
@@ -24968,15 +25473,12 @@ static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, c
 
 /* Computes the form of x in f32, whatever region is open, and rounds once. */
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_autocast off, now;
+    mixp_autocast now;
     mixp_dtype dtype;
     mixp_tensor *wide, *y;
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
-    memset(&off, 0, sizeof off);
-    off.dtype = MIXP_F32;
-    off.level = 1;
-    if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
+    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     wide = mixpi_as_f32(ctx, x);
     y = wide ? p->of(ctx, wide, p) : NULL;
     mixp_autocast_pop(ctx);
@@ -24990,6 +25492,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
+    if (!x->count) return mixp_log(ctx, mixp_sum(ctx, x, p->dim, p->keep));
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
     y = mixp_exp(ctx, mixp_sub(ctx, x, top));
@@ -25089,7 +25592,7 @@ static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixp
     double left;
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
-    left = (double)(x->count / y->count) - p->correction;
+    left = (double)(y->count ? x->count / y->count : 1) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 
@@ -25150,106 +25653,393 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
 }
+/* --- losses with options ------------------------------------------------------------------- */
 
-/* --- losses --- */
+/* The options of a loss, as a set. */
+enum {
+    MIXPI_OPTION_WEIGHT = 1,
+    MIXPI_OPTION_POS_WEIGHT = 2,
+    MIXPI_OPTION_SMOOTHING = 4,
+    MIXPI_OPTION_IGNORE = 8,
+    MIXPI_OPTION_BOUND = 16,
+    MIXPI_OPTION_LOG_TARGET = 32,
+    MIXPI_OPTION_MARGIN = 64,
+    MIXPI_OPTION_SWAP = 128,
+    MIXPI_OPTION_BIAS = 256,
+    MIXPI_OPTION_CHUNK = 512,
+    MIXPI_OPTION_BATCHMEAN = 1024
+};
 
-/* Rounds to i32: the numbers of x are integers. */
-static mixp_result mixpi_integers_infer(mixp_call *c) {
-    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
+static const char *const mixpi_option_names[] = {
+    "weight", "pos_weight", "smoothing", "ignore", "bound",      "log_target",
+    "margin", "swap",       "bias",      "chunk",  "MIXP_REDUCE_BATCHMEAN"
+};
+
+/* Is x neither 0 nor -0? */
+static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
+
+/* The options that a description sets. */
+static unsigned mixpi_options_set(const mixp_loss_desc *d) {
+    const int set[] = { d->weight != NULL,
+                        d->pos_weight != NULL,
+                        mixpi_is_not_0(d->smoothing),
+                        d->ignores,
+                        mixpi_is_not_0(d->bound),
+                        d->log_target,
+                        mixpi_is_not_0(d->margin),
+                        d->swap,
+                        d->bias != NULL,
+                        d->chunk != 0,
+                        d->reduction == MIXP_REDUCE_BATCHMEAN };
+    unsigned options = 0;
+    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) options |= (set[i] != 0 ? 1u : 0u) << i;
+    return options;
 }
 
-static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = {
-        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
-    };
-    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
+/* Copies desc, or zeros for NULL. Fails if it sets an option that the loss does not have. */
+static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigned has,
+                                    const mixp_loss_desc *desc, mixp_loss_desc *d) {
+    unsigned more;
+    int i = 0;
+    memset(d, 0, sizeof *d);
+    if (desc) *d = *desc;
+    if ((unsigned)d->reduction >= MIXP_REDUCE_COUNT)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or "
+                                 "MIXP_REDUCE_NONE",
+                                 loss, (int)d->reduction);
+    more = mixpi_options_set(d) & ~has;
+    if (!more) return MIXP_OK;
+    while (!(more >> i & 1u)) i++;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                             "%s: this loss has no option %s; leave the field 0, or reduce with "
+                             "MIXP_REDUCE_NONE and apply operators to the result",
+                             loss, mixpi_option_names[i]);
 }
 
-/* Rows that do not count read column 0, and their value is replaced by 0. */
-static mixp_tensor *mixpi_form_nll(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *targets = p->more[0], *ignore, *counts, *ids, *y;
-    int64_t shape[MIXP_MAX_RANK];
-    ignore = mixp_full(ctx, MIXP_I32, 0, NULL, (double)p->ignore);
-    counts = mixp_cast(ctx, mixp_ne(ctx, targets, ignore), MIXP_F32);
-    ids = mixpi_integers(ctx, mixp_mul(ctx, mixp_cast(ctx, targets, MIXP_F32), counts));
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = 1;
-    y = mixp_gather(ctx, x, -1, mixp_reshape(ctx, ids, x->rank, shape));
-    y = mixp_reshape(ctx, y, targets->rank, targets->shape);
-    y = mixp_masked_fill(ctx, y, mixp_eq(ctx, targets, ignore), 0.0f);
-    y = mixp_div(ctx, mixp_sum(ctx, y, MIXP_ALL, 0), mixp_sum(ctx, counts, MIXP_ALL, 0));
-    return mixp_neg(ctx, y);
+/* --- class weights --- */
+
+static mixp_result mixpi_class_weights_infer(mixp_call *c) {
+    const int64_t count = c->in[0]->count + 1;
+    return mixpi_call_output_fixed(c, MIXP_I32, 1, &count);
 }
 
-MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
-                                  int32_t ignore) {
+/* The weights in f32, then their mean. */
+static mixp_result mixpi_class_weights_forward(mixp_call *c) {
+    const int64_t classes = c->in[0]->count;
+    float *to = (float *)c->out->data;
+    mixp_reduce_args k;
+    mixp_result r =
+        mixpi_convert_to(c->ctx, mixpi_out_to(to, MIXP_F32, 0), mixpi_call_x(c, 0), classes);
+    memset(&k, 0, sizeof k);
+    k.outer = k.inner = 1;
+    k.n = classes;
+    k.factor = (float)(1.0 / (double)classes);
+    k.a = mixpi_in(to, MIXP_F32);
+    k.y = mixpi_out_to(to + classes, MIXP_F32, 0);
+    return r == MIXP_OK ? MIXPI_RUN(c, reduce, &k) : r;
+}
+
+/* The array of weights that the kernels of cross entropy read. It is f32, in a tensor of i32, so
+ * that autocast does not round it. */
+static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mixp_tensor *weight,
+                                        int64_t classes) {
+    static const mixp_op op = { "class_weights",
+                                MIXP_CLASS_KEEP,
+                                0,
+                                mixpi_class_weights_infer,
+                                mixpi_class_weights_forward,
+                                NULL,
+                                NULL };
     mixpi_outer o;
-    mixpi_form p;
-    int64_t cols;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "nll", x, targets, NULL);
-    if (!c || mixpi_need_indices(c) != MIXP_OK) return NULL;
-    cols = mixpi_last_dim(x);
-    if (x->rank < 1 || targets->rank != x->rank - 1 || targets->count != mixpi_rows_of(x) ||
-        memcmp(targets->shape, x->shape, (size_t)targets->rank * sizeof *x->shape) != 0 ||
-        cols > 1 << 24) {
-        mixpi_bad_shapes(c, "x[..., classes] and targets[...], at most 2^24 classes");
+    mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
+    if (!c) return NULL;
+    if (!mixpi_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
+        char text[224];
+        mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                          "%s: weight is %s %s; it must be f32, f16 or bf16 [%.0f], a weight for "
+                          "each class",
+                          loss, mixp_dtype_name(weight->dtype), text, (double)classes);
         return NULL;
     }
-    if (!ctx->device->download &&
-        mixpi_bad_id((const int32_t *)targets->data, targets->count, cols, ignore) >= 0) {
-        mixpi_bad_index(c, "target", cols, ignore);
+    if (mixpi_wants_grad(weight) && !mixpi_no_grad_now(ctx)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "%s: weight requires a gradient, and class weights get none: pass "
+                          "mixp_detach of it",
+                          loss);
+        return NULL;
+    }
+    return mixp_apply(ctx, &op, 1, &weight, 1, NULL);
+}
+
+/* --- reductions --- */
+
+/* y as desc reduces it, in f32. */
+static mixp_tensor *mixpi_reduced_loss(mixp_context *ctx, mixp_tensor *y, const mixp_loss_desc *d) {
+    const double first = y && y->rank ? (double)y->shape[0] : 1.0;
+    if (d->reduction == MIXP_REDUCE_NONE) return y;
+    if (d->reduction == MIXP_REDUCE_MEAN) return mixp_mean(ctx, y, MIXP_ALL, 0);
+    y = mixp_sum(ctx, y, MIXP_ALL, 0);
+    return d->reduction == MIXP_REDUCE_SUM ? y : mixp_scale(ctx, y, (float)(1.0 / first));
+}
+
+/* The loss of elements, times the elements' weights. */
+static mixp_tensor *mixpi_form_weighted(mixp_context *ctx, mixp_tensor *y, const mixpi_form *p) {
+    if (p->desc->weight) y = mixp_mul(ctx, y, p->desc->weight);
+    return mixpi_reduced_loss(ctx, y, p->desc);
+}
+
+static mixp_tensor *
+mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d,
+                      mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.desc = d;
+    p.more[0] = t;
+    p.of = of;
+    return x ? mixpi_apply_form(ctx, x, &p) : NULL;
+}
+
+/* --- cross entropy --- */
+
+/* -(the sum over the classes of weight target' log softmax x), target' smoothed. */
+static mixp_tensor *mixpi_form_soft_entropy(mixp_context *ctx, mixp_tensor *x,
+                                            const mixpi_form *p) {
+    const float share = p->desc->smoothing;
+    mixp_loss_desc d = *p->desc;
+    mixp_tensor *t = p->more[0], *y = mixp_log_softmax(ctx, x);
+    const double rows = (double)mixpi_rows_of(x);
+    if (share > 0.0f)
+        t = mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, mixpi_as_f32(ctx, t),
+                                 1.0f - share, share / (float)mixpi_last_dim(x));
+    y = mixp_mul(ctx, y, t);
+    if (d.weight) y = mixp_mul(ctx, y, d.weight);
+    if (d.reduction == MIXP_REDUCE_NONE) return mixp_neg(ctx, mixp_sum(ctx, y, -1, 0));
+    y = mixp_neg(ctx, mixp_sum(ctx, y, MIXP_ALL, 0));
+    if (d.reduction == MIXP_REDUCE_SUM) return y;
+    return mixp_scale(ctx, y, (float)(1.0 / rows));
+}
+
+/* Cross entropy of targets that are probabilities. */
+static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
+                                       const mixp_loss_desc *d) {
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
+    if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    if (mixpi_smoothing_check(c, d->smoothing) != MIXP_OK) return NULL;
+    if (d->ignores) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "cross_entropy: targets that are probabilities have no option ignore; "
+                          "reduce with MIXP_REDUCE_NONE and mask the rows");
+        return NULL;
+    }
+    if (x->rank < 1 || !mixpi_shapes_equal(x, t)) {
+        mixpi_bad_shapes(c, "targets are i32 indices [...], or probabilities of x's shape");
+        return NULL;
+    }
+    if (d->weight && (d->weight->rank != 1 || d->weight->count != mixpi_last_dim(x))) {
+        mixpi_class_weights(ctx, "cross_entropy", d->weight, mixpi_last_dim(x));
         return NULL;
     }
     mixpi_warn_of_maker(c);
-    if (!ctx->device->download &&
-        !mixpi_any_counts((const int32_t *)targets->data, targets->count, ignore))
-        mixpi_warn_of_nothing(ctx, "nll");
-    memset(&p, 0, sizeof p);
-    p.ignore = ignore;
-    p.more[0] = targets;
-    p.of = mixpi_form_nll;
-    return mixpi_apply_form(ctx, x, &p);
+    return mixpi_apply_loss_form(ctx, x, t, d, mixpi_form_soft_entropy);
 }
+
+/* The attributes of a cross entropy with these options. */
+static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
+    mixpi_entropy p;
+    memset(&p, 0, sizeof p);
+    p.k.ignore = d->ignores ? d->ignore : MIXP_IGNORE;
+    p.k.smoothing = d->smoothing + 0.0f; /* -0 becomes 0 */
+    p.k.logs = logs;
+    p.k.sum = d->reduction == MIXP_REDUCE_SUM;
+    p.none = d->reduction == MIXP_REDUCE_NONE;
+    return p;
+}
+
+static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                        mixp_tensor *t, const mixp_loss_desc *d) {
+    const mixp_op *op = mixp_op_builtin(id);
+    const mixpi_entropy p = mixpi_entropy_of(d, id == MIXP_OP_NLL);
+    mixp_tensor *weights = NULL;
+    if (id == MIXP_OP_CROSS_ENTROPY && mixpi_is_live(t) && mixpi_real(t->dtype))
+        return mixpi_soft_entropy(ctx, x, t, d);
+    if (mixpi_check_input(ctx, op, 0, 1, x) != MIXP_OK) return NULL;
+    if (d->weight) weights = mixpi_class_weights(ctx, op->name, d->weight, mixpi_last_dim(x));
+    if (d->weight && !weights) return NULL;
+    return mixpi_apply_op(ctx, id, 2, x, t, weights, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
+                                                         mixp_tensor *w, mixp_tensor *targets,
+                                                         const mixp_loss_desc *desc) {
+    const mixp_op *op = mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY);
+    const unsigned has = MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE |
+                         MIXPI_OPTION_BIAS | MIXPI_OPTION_CHUNK;
+    mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
+    mixp_loss_desc d;
+    mixpi_chunked h;
+    if (!ctx || mixpi_options_of(ctx, op->name, has, desc, &d) != MIXP_OK) return NULL;
+    if (mixpi_check_input(ctx, op, 1, 2, w) != MIXP_OK) return NULL;
+    in[3] = d.bias;
+    if (d.weight) in[4] = mixpi_class_weights(ctx, op->name, d.weight, w->rank ? w->shape[0] : 1);
+    if (d.weight && !in[4]) return NULL;
+    memset(&h, 0, sizeof h);
+    h.loss = mixpi_entropy_of(&d, 0);
+    h.chunk = d.chunk;
+    return mixp_apply(ctx, op, 5, in, 3, &h);
+}
+
+/* --- losses of elements --- */
+
+/* What mixp_loss_apply knows of a loss of elements. */
+typedef struct mixpi_loss_row {
+    mixp_op_id     id;
+    mixp_loss_kind kind;
+    unsigned       has;         /* its options                                             */
+} mixpi_loss_row;
+
+/* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
+static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    mixp_tensor *t = mixpi_as_f32(ctx, p->more[0]), *y;
+    y = mixp_mul(ctx, mixp_mul(ctx, t, p->desc->pos_weight),
+                 mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
+    t = mixp_mul(ctx, mixp_rsub(ctx, t, 1.0f), mixp_softplus(ctx, x, 1.0f));
+    return mixpi_form_weighted(ctx, mixp_add(ctx, y, t), p);
+}
+
+/* Do weights of elements repeat to x's shape, without making it larger? */
+static mixp_result mixpi_weights_fit(mixp_call *c, mixp_tensor *w, const char *name) {
+    const mixp_tensor *x = c->in[0];
+    int fits = !w || (mixpi_is_live(w) && mixpi_real(w->dtype) && w->rank <= x->rank);
+    for (int i = 1; w && fits && i <= w->rank; i++)
+        fits = w->shape[w->rank - i] == 1 || w->shape[w->rank - i] == x->shape[x->rank - i];
+    if (fits) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                             "%s: %s does not fit x; it must be f32, f16 or bf16 of this step, and "
+                             "aligned at the right its dimensions must be 1, or equal to x's",
+                             c->op->name, name);
+}
+
+static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row *l, mixp_tensor *x,
+                                         mixp_tensor *t, const mixp_loss_desc *d) {
+    const float bound = mixpi_is_not_0(d->bound) ? d->bound : 1.0f;
+    mixp_loss_kind kind = d->log_target ? MIXP_LOSS_KL_LOG : l->kind;
+    mixpi_outer o;
+    mixp_call *c;
+    if (!d->weight && !d->pos_weight && d->reduction != MIXP_REDUCE_BATCHMEAN)
+        return mixpi_apply_loss(ctx, l->id, kind, bound, x, t, d->reduction);
+    c = mixpi_outer_call(&o, ctx, mixp_op_builtin(l->id)->name, x, t, NULL);
+    if (!c || mixpi_weights_fit(c, d->weight, "weight") != MIXP_OK) return NULL;
+    if (mixpi_weights_fit(c, d->pos_weight, "pos_weight") != MIXP_OK) return NULL;
+
+    /* Without weights of positive targets, the losses of the elements are one operator. */
+    if (!d->pos_weight) {
+        x = mixpi_apply_loss(ctx, l->id, kind, bound, x, t, MIXP_REDUCE_NONE);
+        return mixpi_apply_loss_form(ctx, x, NULL, d, mixpi_form_weighted);
+    }
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    if (!mixpi_shapes_equal(x, t)) {
+        mixpi_bad_shapes(c, "the shapes must be equal");
+        return NULL;
+    }
+    mixpi_warn_of_maker(c);
+    return mixpi_apply_loss_form(ctx, x, t, d, mixpi_form_pos_weight);
+}
+
+MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
+                                         mixp_tensor *target, const mixp_loss_desc *desc) {
+    static const mixpi_loss_row kinds[] = {
+        { MIXP_OP_CROSS_ENTROPY, MIXP_LOSS_COUNT,
+          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE },
+        { MIXP_OP_NLL, MIXP_LOSS_COUNT, MIXPI_OPTION_WEIGHT | MIXPI_OPTION_IGNORE },
+        { MIXP_OP_MSE, MIXP_LOSS_MSE, 0 },
+        { MIXP_OP_L1, MIXP_LOSS_L1, 0 },
+        { MIXP_OP_SMOOTH_L1, MIXP_LOSS_SMOOTH_L1, MIXPI_OPTION_BOUND },
+        { MIXP_OP_HUBER, MIXP_LOSS_HUBER, MIXPI_OPTION_BOUND },
+        { MIXP_OP_BCE, MIXP_LOSS_BCE, MIXPI_OPTION_WEIGHT },
+        { MIXP_OP_BCE_WITH_LOGITS, MIXP_LOSS_BCE_LOGITS,
+          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_POS_WEIGHT },
+        { MIXP_OP_KL_DIV, MIXP_LOSS_KL, MIXPI_OPTION_LOG_TARGET | MIXPI_OPTION_BATCHMEAN }
+    };
+    const size_t n = sizeof kinds / sizeof kinds[0];
+    mixp_loss_desc d;
+    size_t i = 0;
+    if (!ctx) return NULL;
+    while (i < n && kinds[i].id != loss) i++;
+    if (i == n) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_loss_apply: %d is no loss of two tensors; pass the id of one, as "
+                          "MIXP_OP_CROSS_ENTROPY",
+                          (int)loss);
+        return NULL;
+    }
+    if (mixpi_options_of(ctx, mixp_op_builtin(loss)->name, kinds[i].has, desc, &d) != MIXP_OK)
+        return NULL;
+    if (kinds[i].kind == MIXP_LOSS_COUNT) return mixpi_apply_entropy(ctx, loss, x, target, &d);
+    return mixpi_apply_compared(ctx, &kinds[i], x, target, &d);
+}
+
+/* --- triplets --- */
 
 /* |x - y + 1e-6| over the last dimension. */
 static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
-    mixp_tensor *d = mixp_sub(ctx, x, mixpi_as_f32(ctx, y));
+    mixp_tensor *d = mixp_sub(ctx, x, y);
     d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
     return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
 }
 
 static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *d =
-        mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]), mixpi_apart(ctx, x, p->more[1]));
-    return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
+    mixp_tensor *like = mixpi_as_f32(ctx, p->more[0]), *other = mixpi_as_f32(ctx, p->more[1]);
+    mixp_tensor *d = mixpi_apart(ctx, x, other);
+    if (p->desc->swap) d = mixp_minimum(ctx, d, mixpi_apart(ctx, like, other));
+    d = mixp_sub(ctx, mixpi_apart(ctx, x, like), d);
+    d = mixp_relu(ctx, mixp_add_scalar(ctx, d, p->desc->margin));
+    return mixpi_reduced_loss(ctx, d, p->desc);
 }
 
-static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b) {
-    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
+                                  mixp_tensor *negative, const mixp_loss_desc *d) {
+    mixpi_outer o;
+    mixpi_form p;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
+    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
+    if (anchor->rank < 1 || !mixpi_shapes_equal(anchor, positive) ||
+        !mixpi_shapes_equal(anchor, negative)) {
+        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
+        return NULL;
+    }
+    if (!(d->margin > 0.0f) || mixpi_is_nan(d->margin)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.desc = d;
+    p.more[0] = positive;
+    p.more[1] = negative;
+    p.of = mixpi_form_triplet;
+    return mixpi_apply_form(ctx, anchor, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
                                              mixp_tensor *positive, mixp_tensor *negative,
                                              float margin) {
-    mixpi_outer o;
-    mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
-    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) || !mixpi_alike(anchor, negative)) {
-        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
-        return NULL;
-    }
-    if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; pass a margin above 0", (double)margin);
-        return NULL;
-    }
-    memset(&p, 0, sizeof p);
-    p.margin = margin;
-    p.more[0] = positive;
-    p.more[1] = negative;
-    p.of = mixpi_form_triplet;
-    return mixpi_apply_form(ctx, anchor, &p);
+    mixp_loss_desc d;
+    memset(&d, 0, sizeof d);
+    d.margin = margin;
+    return mixpi_triplet(ctx, anchor, positive, negative, &d);
+}
+
+MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
+                                                   mixp_tensor *positive, mixp_tensor *negative,
+                                                   const mixp_loss_desc *desc) {
+    const unsigned has = MIXPI_OPTION_MARGIN | MIXPI_OPTION_SWAP;
+    mixp_loss_desc d;
+    if (!ctx || mixpi_options_of(ctx, "triplet_margin", has, desc, &d) != MIXP_OK) return NULL;
+    if (!mixpi_is_not_0(d.margin)) d.margin = 1.0f;
+    return mixpi_triplet(ctx, anchor, positive, negative, &d);
 }
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
@@ -25266,7 +26056,7 @@ MIXPI_SELDOM_END
 #define MIXPI_COMPARISON(name)                                                            \
     { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
       mixpi_compare_forward, NULL, NULL }
-#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
+#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixpi_compared), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
 /* clang-format off */
@@ -25282,16 +26072,15 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
         MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
         MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
         MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
         MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
-        MIXPI_OP(embedding, KEEP, sizeof(mixp_embedding_args), embedding, embedding),
+        MIXPI_OP(embedding, KEEP, sizeof(mixpi_embedded), embedding, embedding),
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
-        MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
-                 cross_entropy),
+        MIXPI_OP(cross_entropy, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
         MIXPI_LOSS(mse), MIXPI_LOSS(bce_with_logits),
-        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
+        { "bce", MIXP_CLASS_BANNED, sizeof(mixpi_compared), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* the tape's own cast */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
@@ -25337,7 +26126,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
           NULL, NULL },
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
-        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter)
+        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
+        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -25550,7 +26340,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SUM: case MIXP_OP_MEAN: case MIXP_OP_CUMSUM: case MIXP_OP_TRANSPOSE:
     case MIXP_OP_PERMUTE: case MIXP_OP_FLIP: case MIXP_OP_CONCAT: case MIXP_OP_STACK:
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
-    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: return mixpi_applied_tangent(c);
+    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL: return mixpi_applied_tangent(c);
     default: break;
     }
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
@@ -26126,9 +26916,9 @@ typedef struct mixpi_scaled_entropy {
 } mixpi_scaled_entropy;
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
-    mixp_result r = mixpi_cross_entropy_infer(c);
+    mixp_result r = mixpi_entropy_check(c);
     mixpi_call_reads_all(c, 0); /* the gradient exists already */
-    return r;
+    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_F32, 0, NULL) : r;
 }
 
 /* Multiplies the plain loss by its share, and makes the scaled loss from it. */
@@ -26170,7 +26960,7 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
     r = MIXPI_RUN(c, cross_entropy_both, &a->k);
-    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, "target", k->cols, k->ignore);
+    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, 1, "target", k->cols, k->ignore);
     c->out->own.scaled = 1;
     c->in[0]->own.spent = 1;
     *a->plain = c->saved[2];
@@ -32005,12 +32795,12 @@ static int mixpi_traits_at(mixp_op_id id) {
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
     case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD:
         return MIXPI_MAY_MEAN;
-    case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT:
+    case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
         return MIXPI_SHRINKS;
     case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
     case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
     case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
-    case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_LINEAR_CROSS_ENTROPY:
+    case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
     case MIXP_OP_COS: case MIXP_OP_ROPE:
         return 0;
@@ -32097,7 +32887,6 @@ typedef struct mixpi_site {
     float        written;       /* magnitude of a constant that the operator wrote to its result, or
                                    mixp_full to an input: Inf counts as no overflow; 0 = none */
     int          casts;         /* 1: autocast casts its inputs */
-    int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
     int          changed;       /* samples begun when its state changed; older ones do not count */
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
@@ -32959,14 +33748,12 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
     site->scalar = t->count == 1;
-    if (!site->inside) site->dtype = t->dtype;
-    if (!site->inside) site->low = low;
+    site->dtype = t->dtype;
+    site->low = low;
     site->around = mixp_autocast_current(ctx).dtype;
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
-    /* Such a result may be NaN although the numbers stored inside are finite: a mean of nothing. */
-    if (site->inside) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
@@ -33053,24 +33840,6 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, t, 0);
     return 1;
-}
-
-/* Must the operator store f32 inside its call? */
-static int mixpi_site_is_wide(const mixp_call *c) {
-    const mixpi_site *site = mixpi_guarded_site(c);
-    return site && mixpi_site_holds_f32(c->ctx, site);
-}
-
-/* The operator stored t inside its call; t would be `low` without a fallback. In a sampled step
- * looks at t. The result of such an operator is f32 in any case, and says nothing of its range. */
-static mixp_result mixpi_look_inside(mixp_call *c, const mixp_tensor *t, mixp_dtype low) {
-    const int number = mixpi_entry(c)->site;
-    mixpi_site *site = mixpi_site_at(c->ctx, number);
-    site->inside = 1;
-    site->dtype = t->dtype;
-    site->low = low;
-    if (!mixpi_context_sampled(c->ctx)) return MIXP_OK;
-    return mixpi_look(c->ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
 /* Looks at the gradients of parameters and views that c wrote, after its backward. */
@@ -33897,8 +34666,7 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
 }
 
 /* Returns a site that `number`, whose result is not finite, reads and whose result is not finite; 0
- * if `number` reads no such site. The last candidate is a site whose result is not looked at,
- * because it is judged by what it stores inside its call. */
+ * if `number` reads no such site. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;
@@ -33907,8 +34675,6 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_site_at(ctx, site->from[i])->inside) bad = site->from[i];
     return bad;
 }
 
@@ -34010,12 +34776,11 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     return best;
 }
 
-/* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if what it stored
- * inside its call overflowed, or if the result is low and the operator is not one, like a division
- * or a logarithm, whose f32 result would not be finite either. */
+/* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if the result is
+ * low and the operator is not one, like a division or a logarithm, whose f32 result would not be
+ * finite either. */
 static int mixpi_site_left_range(const mixpi_watch *w, int number) {
     const mixpi_site *site = mixpi_site_number(w, number);
-    if (site->inside) return mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite != 0;
     return mixpi_is_low(site->dtype) && !mixpi_site_is(site, MIXPI_SHRINKS | MIXPI_MAY_MEAN);
 }
 
@@ -35360,8 +36125,8 @@ static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
 static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
-    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
-    mixpi_look_inside, mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
+    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose,
+    mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
     mixpi_look_forward,
     /* walk */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,

@@ -311,7 +311,9 @@ typedef struct mixp_embedding_backward_args {
 /* loss[0] = mean over the counted rows of lse(row) - row[target]. A target is in [0, cols), or
  * `ignore`: such a row does not count. Without a counted row, loss[0] is NaN, as in PyTorch. With
  * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
- * (1 - smoothing) row[target] - smoothing mean(row). */
+ * (1 - smoothing) row[target] - smoothing mean(row). With weights, the logarithm of each column's
+ * probability is multiplied by the column's weight, and the mean is the sum over the counted rows
+ * divided by the sum of their targets' weights. */
 typedef struct mixp_cross_entropy_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -325,10 +327,21 @@ typedef struct mixp_cross_entropy_args {
     float         *counted;     /* number of counted rows, for the backward pass           */
     int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
                                    and count, and this call continues both. 0: first call  */
+    const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
+    int            logs;        /* 1: logits are log-probabilities: lse is 0               */
+    int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
+    float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
+                                   instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
 
+/* Does a call ask for more than the mean of unweighted rows? */
+MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
+{ return k->before || k->weights || k->logs || k->sum || k->each; }
+
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
- * a row that does not count contributes zeros. dlogits may be logits. */
+ * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +
+ * smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
+ * is 0. dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -337,12 +350,15 @@ typedef struct mixp_cross_entropy_backward_args {
     mixp_in        dloss, logits;
     const float   *top_rsum, *counted;
     mixp_out       dlogits;
+    const float   *weights;     /* as in the forward pass                                  */
+    int            logs;        /* as in the forward pass                                  */
+    int            each;        /* 1: dloss has a value for each row, and counted is not read */
 } mixp_cross_entropy_backward_args;
 
 /* cross_entropy and cross_entropy_backward in one pass: writes the outputs of `loss`, and dlogits
  * = what cross_entropy_backward writes for dloss = scale[0] * share. */
 typedef struct mixp_cross_entropy_both_args {
-    mixp_cross_entropy_args loss;   /* its `before` must be 0                              */
+    mixp_cross_entropy_args loss;   /* its `before` and all fields after `before` must be 0 */
     const float *scale;
     float        share;
     mixp_out     dlogits;       /* cannot accumulate; may be loss.logits                   */
@@ -355,6 +371,7 @@ typedef struct mixp_loss_args {
     float     delta;            /* for HUBER and SMOOTH_L1: above 0                        */
     mixp_in   a, target;
     float    *y;
+    float    *each;             /* n values: the elements' losses, instead of y; or NULL   */
 } mixp_loss_args;
 
 /* da (+)= dloss[0] / over * d loss / d a. */

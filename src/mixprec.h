@@ -162,6 +162,7 @@ MIXPI_SELDOM_BEGIN
 #include "operators/scans.c"
 #include "operators/picking.c"
 #include "operators/composed.c"
+#include "operators/loss_options.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
 #include "operators/tangents.c"

@@ -52,10 +52,11 @@
  *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
  *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
  *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
- *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
- *     bce                         BANNED   x, target            x             f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            both          f32 scalar
+ *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
  *     triplet_margin              F32      three tensors        all           f32 scalar
+ *     loss_apply and ..._apply    the loss's own                              options of the losses
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
@@ -241,7 +242,8 @@ MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
-/* F32. Over the last dimension; gamma and beta have its size, or are NULL. eps > 0. */
+/* F32. Over the last dimension, or over those last dimensions whose shape gamma and beta have;
+ * gamma and beta may be NULL. eps > 0. */
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps);
@@ -264,8 +266,12 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x and the
- * same other dimensions. Example: a target's log-probability with ids[rows, 1]. Errors as in
+/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below 0
+ * it counts from the end. */
+MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
+                                               mixp_tensor *ids, int64_t padding);
+/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
+ * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's log-probability with ids[rows, 1]. Errors as in
  * mixp_embedding. Gradients of equal ids are added in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
@@ -291,21 +297,22 @@ MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor 
 MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
                                       mixp_dtype dtype);
 /* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
- * (i32) has the shape of src; its other dimensions are those of x. index_add: the same with ids[m],
+ * (i32) has the shape of src, or of src's first elements; its other dimensions are those of x, or
+ * smaller. index_add: the same with ids[m],
  * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
  * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
- * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
- * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
- * the positions. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
+/* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
+ * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
+ * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
+ * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
  * 1024, take 16 bytes of scratch memory an element. */
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
-                                   mixp_tensor **indices);
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
+                                   int largest, mixp_tensor **indices);
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
@@ -318,7 +325,7 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1). training 0: returns x. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
@@ -352,12 +359,13 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float smoothing);
 /* LOW. mixp_cross_entropy of the logits x[..., in] w[vocab, in]', without storing all logits. The
- * logits are computed `chunk` rows at a time, and again for the gradients. These products then cost
- * a third more work. Their memory is chunk * vocab values instead of twice rows * vocab. chunk 0 =
- * an eighth of the rows, or the rows of 2^22 values if that is more. The gradients are those of
- * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order. A
- * guard judges the operator by its logits: if they leave the range of f16, they are f32, until they
- * stay in range.
+ * logits are f32: `chunk` rows are computed at a time, and again for the gradients. These products
+ * then cost a third more work. Their memory is 4 * chunk * vocab bytes, in the backward pass of low
+ * inputs 6 * chunk * vocab. chunk 0 = an eighth of the rows, or the rows of 2^22 values if that is
+ * more. The loss and its gradients are closer to those of f32 than mixp_linear and
+ * mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs the
+ * loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype once,
+ * and w's gradient sums the rows in another order than mixp_linear.
  * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
  * mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
@@ -380,8 +388,8 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* -x[..., targets[...]] of log-probabilities x[..., classes] (mixp_log_softmax): the mean over the
- * targets (i32) that are not `ignore`, as in mixp_cross_entropy. At most 2^24 classes. Several
- * operators run, in f32. A bad target: as in mixp_embedding. */
+ * targets (i32) that are not `ignore`, as in mixp_cross_entropy. A bad target: as in
+ * mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
                                   int32_t ignore);
 /* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
@@ -392,51 +400,6 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
                                              float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
-
-/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
- * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
- * end. */
-MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
-MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape);
-MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
-                                        int dim1);
-/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
- * size 1), and with a new one at dim, -rank-1..rank. */
-MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
-MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
-/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
- * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
- * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
- * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
-MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims);
-MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
-MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
-                                     const int64_t *shape);
-/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0.
- * MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
-MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
-                                  int64_t after, float value);
-/* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
- * detach. */
-MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
-/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
-MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
-                                     int dim);
-/* PROMOTE. Joins n tensors of one shape along a new dimension, at dim of the result. */
-MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
-/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
- * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
-                                    int64_t first, int64_t count);
-/* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts);
-/* The same with sizes[n], whose sum must be the size of the dimension. */
-MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                         const int64_t *sizes, mixp_tensor **parts);
 
 /* Ids of the built-in operators' rows, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -459,8 +422,118 @@ typedef enum mixp_op_id {
     MIXP_OP_EQ, MIXP_OP_NE, MIXP_OP_GT, MIXP_OP_GE, MIXP_OP_LT, MIXP_OP_LE,
     MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_INDEX_ADD,
+    MIXP_OP_NLL,
     MIXP_OP_COUNT
 } mixp_op_id;
+
+/* How the losses of rows (of elements) become a result, as PyTorch's `reduction`. */
+typedef enum mixp_reduction {
+    MIXP_REDUCE_MEAN,           /* an f32 scalar. With class weights, the sum is divided by the
+                                   weights of the targets that count                       */
+    MIXP_REDUCE_SUM,            /* an f32 scalar                                           */
+    MIXP_REDUCE_NONE,           /* f32, one value for each row (element): multiply it by a mask of
+                                   tokens or by weights of rows, and reduce it with mixp_sum or
+                                   mixp_mean. A row that does not count has 0              */
+    MIXP_REDUCE_BATCHMEAN,      /* kl_div: the sum, divided by the first dimension         */
+    MIXP_REDUCE_COUNT
+} mixp_reduction;
+
+/* Options of losses. All zero: PyTorch's defaults. Tensors get no gradient unless their line says
+ * so. An option that a loss does not have must be 0. */
+typedef struct mixp_loss_desc {
+    mixp_reduction reduction;   /* of all losses                                           */
+    mixp_tensor *weight;        /* cross_entropy, nll, linear_cross_entropy: [classes], the classes'
+                                   weights. bce, bce_with_logits: repeats to x's shape, the
+                                   elements' weights, with a gradient. NULL = 1            */
+    mixp_tensor *pos_weight;    /* bce_with_logits: weight of the part of positive targets; repeats
+                                   to x's shape, with a gradient. NULL = 1                 */
+    float        smoothing;     /* cross_entropy, linear_cross_entropy: label smoothing    */
+    int          ignores;       /* cross_entropy, nll, linear_cross_entropy: 1: targets equal to
+                                   `ignore` do not count; 0: those equal to MIXP_IGNORE    */
+    int32_t      ignore;
+    float        bound;         /* huber: delta. smooth_l1: beta. 0 = 1                    */
+    int          log_target;    /* kl_div: 1: target holds log-probabilities               */
+    float        margin;        /* triplet_margin. 0 = 1                                   */
+    int          swap;          /* triplet_margin: 1: the negative's distance is that to the anchor
+                                   or to the positive, whichever is smaller                */
+    mixp_tensor *bias;          /* linear_cross_entropy: [vocab], added to the logits, with a
+                                   gradient. NULL = none                                   */
+    int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
+} mixp_loss_desc;
+
+/* A loss of two tensors, with options; desc NULL = PyTorch's defaults. loss: MIXP_OP_CROSS_ENTROPY,
+ * NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class, gradients and errors are
+ * those of the function with that name, and so are the bits where its options are these. kl_div's
+ * mean is PyTorch's: over all elements.
+ *
+ *     mixp_loss_desc d;
+ *     memset(&d, 0, sizeof d);
+ *     d.weight = weights;
+ *     loss = mixp_loss_apply(ctx, MIXP_OP_CROSS_ENTROPY, logits, labels, &d);
+ *
+ * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
+ * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean is
+ * over the rows. Several operators run, in f32, and take memory for three arrays of x's shape. Also
+ * made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and gradients of
+ * the targets of kl_div, bce and bce_with_logits.
+ *
+ * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
+ * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
+MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
+                                         mixp_tensor *target, const mixp_loss_desc *desc);
+/* The same for losses of three tensors. Targets of linear_cross_entropy are i32. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
+                                                         mixp_tensor *w, mixp_tensor *targets,
+                                                         const mixp_loss_desc *desc);
+MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
+                                                   mixp_tensor *positive, mixp_tensor *negative,
+                                                   const mixp_loss_desc *desc);
+
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
+ * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
+ * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension counts
+ * from the end. */
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape);
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1);
+/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
+ * size 1), and with a new one at dim, -rank-1..rank. */
+MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
+/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
+ * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
+ * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
+ * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
+MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int *dims);
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
+                                     const int64_t *shape);
+/* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
+ * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
+MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
+                                  int64_t after, float value);
+/* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
+ * detach. */
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
+/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim);
+/* PROMOTE. Joins n tensors of one shape along a new dimension, at dim of the result. */
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
+/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
+ * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count);
+/* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts);
+/* The same with sizes[n], whose sum must be the size of the dimension. */
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts);
+
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
 

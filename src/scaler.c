@@ -442,9 +442,9 @@ typedef struct mixpi_scaled_entropy {
 } mixpi_scaled_entropy;
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
-    mixp_result r = mixpi_cross_entropy_infer(c);
+    mixp_result r = mixpi_entropy_check(c);
     mixpi_call_reads_all(c, 0); /* the gradient exists already */
-    return r;
+    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_F32, 0, NULL) : r;
 }
 
 /* Multiplies the plain loss by its share, and makes the scaled loss from it. */
@@ -486,7 +486,7 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
     r = MIXPI_RUN(c, cross_entropy_both, &a->k);
-    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, "target", k->cols, k->ignore);
+    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, 1, "target", k->cols, k->ignore);
     c->out->own.scaled = 1;
     c->in[0]->own.spent = 1;
     *a->plain = c->saved[2];

@@ -432,7 +432,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
                                    int rank, const int64_t *shape, void *data);
 
 /* Makes an activation from a copy of host data of this dtype, valid until the next step: the way to
- * feed a batch. Every dimension >= 1. NULL on error. */
+ * feed a batch. Every dimension >= 0. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 

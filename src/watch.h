@@ -53,8 +53,6 @@
  * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
  * as large as their variation loses 0.05 to 0.12; without a guard it ends 40 % above f32.
  *
- * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
- *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
@@ -215,8 +213,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application; of linear_cross_entropy:
-                                   that of its logits */
+    mixp_dtype  dtype;          /* dtype stored at the last application */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */

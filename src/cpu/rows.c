@@ -339,13 +339,24 @@ MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding
 
 /* --- losses --- */
 
-/* The mean of a row. */
-MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
-    float buf[MIXPI_BLOCK];
+/* The mean of a row, or of the row times weights. */
+MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, const float *weights, int64_t cols) {
+    float buf[MIXPI_BLOCK], times[MIXPI_BLOCK];
     double sum = 0.0;
-    MIXPI_BLOCKS(i, n, cols)
-        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(a, at + i, n, buf), n);
+    MIXPI_BLOCKS(i, n, cols) {
+        const float *x = MIXPI_P(read)(a, at + i, n, buf);
+        for (int64_t j = 0; weights && j < n; j++) times[j] = x[j] * weights[i + j];
+        sum += (double)MIXPI_P(floats_sum)(weights ? times : x, n);
+    }
     return sum / (double)cols;
+}
+
+/* The smoothed part of a row's loss: the mean over the columns. */
+MIXPI_K double MIXPI_P(entropy_smooth)(const mixp_cross_entropy_args *k, int64_t at, double max,
+                                       double log_sum) {
+    const double mean = MIXPI_P(row_mean)(k->logits, at, k->weights, k->cols);
+    if (!k->weights) return max - mean + log_sum;
+    return (double)k->weights[k->cols] * (max + log_sum) - mean;
 }
 
 /* The row's loss, with its parts added in double. */
@@ -354,47 +365,60 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
-    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
+    float e[MIXPI_BLOCK], max = 0.0f, log_sum = 0.0f;
     double smooth = (double)k->smoothing;
-    float log_sum = logf((float)sum);
-    k->top_rsum[2 * row] = max;
-    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+    if (!k->logs) {
+        max = MIXPI_P(row_max)(k->logits, at, k->cols);
+        const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
+        log_sum = logf((float)sum);
+        k->top_rsum[2 * row] = max;
+        k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+    }
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
+    if (k->weights) job->losses[row] *= (double)k->weights[target];
     if (!(smooth > 0.0)) return;
     job->losses[row] *= 1.0 - smooth;
-    job->losses[row] += smooth * ((double)max - MIXPI_P(row_mean)(k->logits, at, k->cols) +
-                                  (double)log_sum);
+    job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, (double)max, (double)log_sum);
 }
 
 MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
-/* factor (softmax - onehot) of a row. */
+/* d = factor (all softmax - hot onehot + others) of the columns i to i + n of a row. */
+MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
+                                        mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
+    const int64_t target = k->targets[row];
+    float buf[MIXPI_BLOCK];
+    if (k->logs) {
+        memset(d, 0, MIXPI_BLOCK * sizeof *d);
+    } else {
+        const float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
+        const float *a = MIXPI_P(read)(k->logits, row * k->cols + i, n, buf);
+        MIXPI_P(floats_exp)(d, a, -top, n);
+        MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
+    }
+    if (target >= i && target < i + n) d[target - i] -= s.hot;
+    if (k->weights && k->smoothing > 0.0f) {
+        MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);
+        MIXPI_P(floats_add)(d, d, buf, n);
+        s.others = 0.0f;
+    }
+    MIXPI_P(floats_affine)(d, d, s.others, s.factor, n);
+}
+
 MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     const mixpi_entropy_back_job *job = (const mixpi_entropy_back_job *)args;
     const mixp_cross_entropy_backward_args *k = job->k;
-    int64_t at = row * k->cols, target = k->targets[row];
-    int ignored = target == k->ignore;
-    float hot = 1.0f - k->smoothing, others = 0.0f;
-    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
-    float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    const int ignored = k->targets[row] == k->ignore;
+    const mixpi_entropy_slopes s = mixpi_entropy_slopes_of(job, row);
+    float d[MIXPI_BLOCK];
 
-    if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
-
+    if (ignored) memset(d, 0, sizeof d);
     MIXPI_BLOCKS(i, n, k->cols) {
-        if (ignored) {
-            memset(d, 0, sizeof d);
-        } else {
-            const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -top, n);
-            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);
-            if (target >= i && target < i + n) d[target - i] -= hot;
-            MIXPI_P(floats_affine)(d, d, others, job->factor, n);
-        }
-        MIXPI_P(write)(k->dlogits, at + i, n, d);
+        if (!ignored) MIXPI_P(entropy_back_part)(k, row, s, i, n, d);
+        MIXPI_P(write)(k->dlogits, row * k->cols + i, n, d);
     }
 }
 

@@ -722,22 +722,47 @@ static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
 
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
-    double sum = 0.0;
-    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
-    if (count > 0) sum = (double)*k->loss * (double)count;
-    for (i = 0; i < k->rows; i++) {
+    double sum = 0.0, count = k->before > 0 ? (double)*k->counted : 0.0;
+    if (count > 0.0) sum = (double)*k->loss * count;
+    for (int64_t i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
-        count++;
+        count += k->weights ? (double)k->weights[k->targets[i]] : 1.0;
     }
+    if (k->sum) count = 1.0;
     *k->counted = (float)count;
-    *k->loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+    *k->loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+}
+
+/* The rows' losses without a mean. */
+static void mixpi_entropy_each(const mixpi_entropy_job *job) {
+    const mixp_cross_entropy_args *k = job->k;
+    for (int64_t i = 0; i < k->rows; i++)
+        k->each[i] = k->targets[i] == k->ignore ? 0.0f : (float)job->losses[i];
 }
 
 typedef struct mixpi_entropy_back_job {
     const mixp_cross_entropy_backward_args *k;
     float factor;
 } mixpi_entropy_back_job;
+
+/* A row's gradient: factor (all softmax - hot onehot + others). */
+typedef struct mixpi_entropy_slopes {
+    float factor, all, hot, others;
+} mixpi_entropy_slopes;
+
+static mixpi_entropy_slopes mixpi_entropy_slopes_of(const mixpi_entropy_back_job *job,
+                                                    int64_t row) {
+    const mixp_cross_entropy_backward_args *k = job->k;
+    mixpi_entropy_slopes s = { job->factor, 1.0f, 1.0f - k->smoothing, 0.0f };
+    if (k->smoothing > 0.0f) s.others = -k->smoothing / (float)k->cols;
+    if (k->each) s.factor = mixp_get(k->dloss, row);
+    if (!k->weights || k->targets[row] == k->ignore) return s;
+    s.hot *= k->weights[k->targets[row]];
+    /* Products in double are exact, so contracting them changes nothing. */
+    s.all = (float)((double)s.hot + (double)k->smoothing * (double)k->weights[k->cols]);
+    return s;
+}
 
 typedef struct mixpi_entropy_both_job {
     mixpi_entropy_job      loss;

@@ -290,7 +290,8 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
     job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixpi_each_unit(x, k->rows, k->cols, row, &job);
-    mixpi_entropy_mean(&job);
+    if (k->each) mixpi_entropy_each(&job);
+    else mixpi_entropy_mean(&job);
     return MIXP_OK;
 }
 
@@ -301,7 +302,7 @@ static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
     if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
-    job.factor = mixp_get(k->dloss, 0) / k->counted[0];
+    if (!k->each) job.factor = mixp_get(k->dloss, 0) / k->counted[0];
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
@@ -311,7 +312,7 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
-    if (back.dlogits.accumulate || k->loss.before ||
+    if (back.dlogits.accumulate || mixpi_entropy_has_options(&k->loss) ||
         mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
         return MIXP_ERR_ARGUMENT;
     job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
@@ -322,6 +323,13 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
     return MIXP_OK;
 }
 
+/* The losses of the elements, without their sum. */
+static mixp_result mixpi_cpu_loss_each(const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m,
+                                       const mixpi_map_units *units) {
+    m->y.data = k->each;
+    return mixpi_map_run(x, m, units->map);
+}
+
 static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
                                   const mixpi_map_units *units) {
     mixpi_sum s;
@@ -329,8 +337,9 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
     mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
     mixpi_map_source(&s.map, k->a, NULL);
     mixpi_map_source(&s.map, k->target, NULL);
-    s.map.axes.s[0][0] = 0;
     s.map.q = k->delta;
+    if (k->each) return mixpi_cpu_loss_each(x, k, &s.map, units);
+    s.map.axes.s[0][0] = 0;
     s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
     return mixpi_sum_run(x, &s, units);
 }

@@ -899,7 +899,7 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
     bool      wide;
 };
 
-/* The mean distance of a row's elements below the row's largest. */
+/* The mean distance of a row's elements below the row's largest, times their columns' weights. */
 template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row, float top) {
     int rank = (int)threadIdx.x % T;
     float sum = 0.0f, v[8];
@@ -907,7 +907,10 @@ template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t 
     MIXPI_PARTS(p, s.cols, T, rank) {
         get_part(s.logits, row * s.cols, p, s.wide, top, v);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) sum += k < p.n ? top - v[k] : 0.0f;
+        for (int k = 0; k < 8; k++) {
+            float by = s.weights && k < p.n ? s.weights[p.col + k * p.step] : 1.0f;
+            sum += k < p.n ? (top - v[k]) * by : 0.0f;
+        }
     }
     return team_sum<T>(sum) / (float)s.cols;
 }
@@ -917,31 +920,44 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     int32_t target = s.targets[r];
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
-/* Stores the row's loss; its parts are added in double. */
+/* The loss of a row whose target is valid. Its parts are added in double. */
+__device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const Exponents &e,
+                                     float below, float at_target) {
+    float top = e.top - at_target, log_sum = logf(e.sum);
+    double loss = (double)top + (double)log_sum;
+    if (s.weights) {
+        double smooth = (double)s.smoothing, mean = (double)s.weights[s.cols];
+        loss *= (1.0 - smooth) * (double)s.weights[target];
+        if (s.smoothing > 0.0f) loss += smooth * ((double)below + mean * (double)log_sum);
+    } else if (s.smoothing > 0.0f) {
+        loss += s.smoothing * ((double)below - (double)top);
+    }
+    return loss;
+}
+/* Stores the row's loss. */
 __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
                                 float at_target) {
     int32_t target = s.targets[r];
-    float top = e.top, log_sum = logf(e.sum);
-    s.top_rsum[2 * r] = top;
-    s.top_rsum[2 * r + 1] = 1.0f / e.sum;
-    s.losses[r] = 0.0;
-    if (target == s.ignore) return;
-    if (is_id(target, s.cols)) {
-        top -= at_target;
-        s.losses[r] = (double)top + (double)log_sum;
-        if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)top);
-    } else {
+    double loss = 0.0;
+    if (target != s.ignore && !is_id(target, s.cols)) {
         note_fault(s.fault, FAULT_TARGET, s.before + r, target);
-        s.losses[r] = (double)not_a_number();
+        loss = (double)not_a_number();
+    } else if (target != s.ignore) {
+        loss = loss_of_row(s, target, e, below, at_target);
     }
+    if (!s.logs) s.top_rsum[2 * r] = e.top;
+    if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
+    s.losses[r] = loss;
+    if (s.each) s.each[r] = (float)loss;
 }
 template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
+        Exponents e = { 0.0f, 1.0f };
         float below = 0.0f;
+        if (!s.logs) e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
     }
@@ -981,17 +997,44 @@ __device__ inline double summed_losses(const EntropyJob &s) {
     return sum;
 }
 
-/* The mean over the counted rows. */
+/* The weights of the targets of a thread's rows. */
+__device__ inline double counted_weights(const EntropyJob &s) {
+    double sum = 0.0;
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
+        int32_t target = s.targets[i];
+        if (target != s.ignore && is_id(target, s.cols)) sum += (double)s.weights[target];
+    }
+    return sum;
+}
+
+/* The mean over the counted rows, or the sum. */
 __global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ EntropyJob s) {
     double sum = block_sum(summed_losses(s));
-    int64_t count = block_sum(counted_rows(s));
+    double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
     if (threadIdx.x) return;
     if (s.before > 0 && *s.counted > 0.0f) { /* the mean of earlier rows goes on */
         sum += (double)*s.loss * (double)*s.counted;
-        count += (int64_t)*s.counted;
+        count += (double)*s.counted;
     }
+    if (s.sum) count = 1.0;
     *s.counted = (float)count;
-    *s.loss = count ? (float)(sum / (double)count) : not_a_number();
+    *s.loss = count > 0.0 ? (float)(sum / count) : not_a_number();
+}
+
+/* The gradient of a row: by (all softmax - hot onehot - others). */
+struct Slopes {
+    float by, all, hot, others;
+};
+__device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float factor, bool counts) {
+    Slopes d = { factor, 1.0f, 1.0f - s.smoothing, 0.0f };
+    if (s.smoothing > 0.0f) d.others = s.smoothing / (float)s.cols;
+    if (s.each) d.by = get1(s.dloss, r);
+    if (s.weights && counts) {
+        d.hot *= s.weights[s.targets[r]];
+        d.all = d.hot + s.smoothing * s.weights[s.cols];
+    }
+    if (s.logs) d.all = 0.0f;
+    return d;
 }
 
 /* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
@@ -999,24 +1042,26 @@ template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
-    float factor = get1(s.dloss, 0) / *s.counted, v[8];
-    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
+    float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted, v[8];
     Part p;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
         bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
-        float top = s.top_rsum[2 * r], rsum = s.top_rsum[2 * r + 1], by = factor;
+        Slopes d = slopes_of(s, r, factor, !ignored && !bad);
+        float top = s.logs ? 0.0f : s.top_rsum[2 * r];
+        float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
         if (ignored && s.dlogits.accumulate) continue;
-        if (bad) by = not_a_number();
+        if (bad) d.by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
         MIXPI_PARTS(p, s.cols, T, rank) {
             int hot_at = (int)(target - p.col);
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-                float share = exp_of(v[k] - top) * rsum;
-                v[k] = ignored ? 0.0f : (share - hot - others) * by;
+                float hot = k * p.step == hot_at ? d.hot : 0.0f, others = d.others;
+                float share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
+                if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
+                v[k] = ignored ? 0.0f : (share - hot - others) * d.by;
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }

@@ -217,7 +217,7 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK || k->each) return r;
     return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
@@ -270,7 +270,7 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
     mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
-    if (k->dlogits.accumulate || job.before) return MIXP_ERR_ARGUMENT;
+    if (k->dlogits.accumulate || mixpi_entropy_has_options(&k->loss)) return MIXP_ERR_ARGUMENT;
     job.fault = fault_flag(on.state);
     job.dlogits = k->dlogits;
     job.scale = k->scale;

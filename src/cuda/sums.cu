@@ -224,14 +224,14 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_WHERE, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_KEPT, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_MASKED, MIXPI_MAP, MIXPI_SUM)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_L1, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_HUBER, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_SMOOTH_L1, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL, MIXPI_NONE, MIXPI_ROWS)
-    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL_LOG, MIXPI_NONE, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_L1, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_HUBER, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_SMOOTH_L1, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL, MIXPI_MAP, MIXPI_ROWS)
+    MIXPI_CASE(FN_LOSS + MIXP_LOSS_KL_LOG, MIXPI_MAP, MIXPI_ROWS)
 #undef MIXPI_MAP
 #undef MIXPI_ROWS
 #undef MIXPI_SUM
@@ -506,13 +506,14 @@ static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_red
 
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
     int64_t zero = 0, over = k->over ? k->over : k->n;
-    Strided m = strided_of(mixpi_out_to(k->y, MIXP_F32, 0), (float)(1.0 / (double)over));
+    Strided m = strided_of(mixpi_out_to(k->each ? k->each : k->y, MIXP_F32, 0),
+                           k->each ? 1.0f : (float)(1.0 / (double)over));
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &k->n);
     m.a[1] = k->a;
     m.a[2] = k->target;
     m.q = k->delta;
-    set_strides(&axes, 0, &zero);
-    return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
+    if (!k->each) set_strides(&axes, 0, &zero);
+    return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, !k->each);
 }

@@ -2,9 +2,11 @@
 #include "elementwise.c"
 /* --- embedding ------------------------------------------------------------------------- */
 
-/* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit, int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0]; /* the last input */
+/* Names the invalid index in input `which` that made a kernel fail. Possible only if indices are in
+ * host memory. */
+static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, int64_t limit,
+                                   int64_t ignore) {
+    const mixp_tensor *t = c->in[which];
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
     int64_t i = c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -19,12 +21,22 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                                  : "");
 }
 
+typedef struct mixpi_embedded {
+    mixp_embedding_args k;
+    int     padded;             /* 1: the row `padding` of the table gets no gradient      */
+    int64_t padding;
+} mixpi_embedded;
+
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
+    mixpi_embedded *p = (mixpi_embedded *)c->attrs;
     mixp_tensor *table = c->in[0], *ids = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (table->rank != 2 || ids->rank >= MIXP_MAX_RANK)
         return mixpi_bad_shapes(c, "table[vocab, c] and ids of rank at most 7");
+    if (p->padding < 0) p->padding += table->shape[0];
+    if (p->padded && (p->padding < 0 || p->padding >= table->shape[0]))
+        return mixpi_bad_shapes(c, "padding must be a row of the table");
     memcpy(shape, ids->shape, sizeof shape);
     shape[ids->rank] = table->shape[1];
     mixpi_call_reads_all(c, 1u << 1);
@@ -32,7 +44,7 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 }
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
-    mixp_embedding_args *k = (mixp_embedding_args *)c->attrs;
+    mixp_embedding_args *k = &((mixpi_embedded *)c->attrs)->k;
     mixp_result r;
     k->rows = c->in[1]->count;
     k->cols = c->in[0]->shape[1];
@@ -41,26 +53,49 @@ static mixp_result mixpi_embedding_forward(mixp_call *c) {
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, embedding, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->vocab, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX) : r;
+}
+
+/* The result's gradient, with zeros where the ids are `padding`. Operators of a walk make it. */
+static mixp_tensor *mixpi_embedding_unpadded(mixp_call *c, int64_t padding) {
+    mixp_tensor *at = mixp_full(c->ctx, MIXP_I32, 0, NULL, (double)padding);
+    if (mixpi_push_f32(c->ctx) != MIXP_OK) return NULL;
+    at = mixp_unsqueeze(c->ctx, mixp_eq(c->ctx, c->in[1], at), -1);
+    at = mixp_masked_fill(c->ctx, c->out->grad, at, 0.0f);
+    mixp_autocast_pop(c->ctx);
+    return at;
 }
 
 static mixp_result mixpi_embedding_backward(mixp_call *c) {
-    const mixp_embedding_args *forward = (const mixp_embedding_args *)c->attrs;
+    const mixpi_embedded *p = (const mixpi_embedded *)c->attrs;
+    const mixp_embedding_args *forward = &p->k;
+    const mixp_tensor *dy = c->out->grad;
     mixp_embedding_backward_args k;
+    if (p->padded) dy = mixpi_embedding_unpadded(c, p->padding);
+    if (!dy) return mixpi_failed(c->ctx);
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.vocab = forward->vocab;
     k.ids = forward->ids;
-    k.dy = mixpi_call_dy(c);
+    k.dy = mixpi_tensor_in(dy);
     k.dtable = mixpi_call_dx(c, 0);
     return k.dtable.data ? MIXPI_RUN(c, embedding_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids) {
-    mixp_embedding_args k;
-    memset(&k, 0, sizeof k);
-    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &k);
+    mixpi_embedded p;
+    memset(&p, 0, sizeof p);
+    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
+                                               mixp_tensor *ids, int64_t padding) {
+    mixpi_embedded p;
+    memset(&p, 0, sizeof p);
+    p.padded = 1;
+    p.padding = padding;
+    return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
 /* --- gather, where, masked_fill, rope -------------------------------------------------- */
@@ -82,7 +117,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != ids->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions except dim must be equal");
+            return mixpi_bad_shapes(
+                c, "outside of dim, the dimensions of ids must not be larger than x's");
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
@@ -99,7 +135,7 @@ static mixp_result mixpi_gather_forward(mixp_call *c) {
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
     r = MIXPI_RUN(c, gather, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k->n, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->n, MIXPI_NO_INDEX) : r;
 }
 
 /* Fills with zeros, then adds at the positions that the ids name. */
@@ -130,8 +166,19 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     return r;
 }
 
+/* The first elements of x, as many as `like` has, along each dimension but `axis` (-1: none), where
+ * x is larger; x itself where none is. */
+static mixp_tensor *mixpi_first_part(mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like,
+                                     int axis) {
+    if (!mixpi_is_live(x) || !mixpi_is_live(like) || x->rank != like->rank) return x;
+    for (int i = 0; x && i < x->rank; i++)
+        if (i != axis && like->shape[i] < x->shape[i]) x = mixp_slice(ctx, x, i, 0, like->shape[i]);
+    return x;
+}
+
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids) {
     mixpi_gathering p;
+    if (ctx && mixpi_is_live(x)) x = mixpi_first_part(ctx, x, ids, mixpi_axis(dim, x->rank));
     memset(&p, 0, sizeof p);
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_GATHER, 2, x, ids, NULL, &p);
@@ -294,9 +341,9 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
 
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
-    if (mixp_bits_of_f32(k->p) >= 0x3F800000u) /* bits: NaN, negative, 1 or more */
+    if (mixp_bits_of_f32(k->p) > 0x3F800000u) /* bits: NaN, negative, above 1 */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "dropout: p is %g; it must be in [0, 1)", (double)k->p);
+                                 "dropout: p is %g; it must be in [0, 1]", (double)k->p);
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }
@@ -306,7 +353,9 @@ static mixp_result mixpi_dropout_both(mixp_call *c) {
     k->n = c->out->count;
     k->a = mixpi_call_from(c);
     k->y = mixpi_call_to(c);
-    return k->y.data ? MIXPI_RUN(c, dropout, k) : MIXP_OK;
+    if (!k->y.data) return MIXP_OK;
+    if (k->p < 1.0f) return MIXPI_RUN(c, dropout, k);
+    return k->y.accumulate ? MIXP_OK : mixpi_fill_with(c->ctx, k->y, k->n, 0.0);
 }
 
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p, int training) {

@@ -3,7 +3,7 @@
 #include "picking.c"
 #include "losses.c"
 #include "random.c"
-/* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
+/* --- min, argmin, logsumexp, var, std, vector_norm: made of others ------------------------- */
 
 /* Can `name` reduce x along dim? */
 static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
@@ -27,17 +27,10 @@ typedef struct mixpi_form {
                                    the function has checked x                              */
     int dim, keep, correction;  /* correction: of var                                      */
     int wide;                   /* 1: under autocast the result is f32                     */
-    int32_t ignore;             /* of nll                                                  */
-    float margin;               /* of triplet_margin                                       */
+    const mixp_loss_desc *desc; /* of losses                                               */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
-
-/* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
- * nothing inside a form is low. */
-static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
-    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
-}
 
 /* They round the results of forms, under names that a guard reports. */
 enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
@@ -62,15 +55,12 @@ static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, c
 
 /* Computes the form of x in f32, whatever region is open, and rounds once. */
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_autocast off, now;
+    mixp_autocast now;
     mixp_dtype dtype;
     mixp_tensor *wide, *y;
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
-    memset(&off, 0, sizeof off);
-    off.dtype = MIXP_F32;
-    off.level = 1;
-    if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
+    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     wide = mixpi_as_f32(ctx, x);
     y = wide ? p->of(ctx, wide, p) : NULL;
     mixp_autocast_pop(ctx);
@@ -84,6 +74,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
+    if (!x->count) return mixp_log(ctx, mixp_sum(ctx, x, p->dim, p->keep));
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
     y = mixp_exp(ctx, mixp_sub(ctx, x, top));
@@ -183,7 +174,7 @@ static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixp
     double left;
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
-    left = (double)(x->count / y->count) - p->correction;
+    left = (double)(y->count ? x->count / y->count : 1) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 
@@ -243,105 +234,4 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     p.op = &mixpi_roundings[MIXPI_OF_NORM];
     p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
-}
-
-/* --- losses --- */
-
-/* Rounds to i32: the numbers of x are integers. */
-static mixp_result mixpi_integers_infer(mixp_call *c) {
-    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
-}
-
-static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = {
-        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
-    };
-    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
-}
-
-/* Rows that do not count read column 0, and their value is replaced by 0. */
-static mixp_tensor *mixpi_form_nll(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *targets = p->more[0], *ignore, *counts, *ids, *y;
-    int64_t shape[MIXP_MAX_RANK];
-    ignore = mixp_full(ctx, MIXP_I32, 0, NULL, (double)p->ignore);
-    counts = mixp_cast(ctx, mixp_ne(ctx, targets, ignore), MIXP_F32);
-    ids = mixpi_integers(ctx, mixp_mul(ctx, mixp_cast(ctx, targets, MIXP_F32), counts));
-    memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = 1;
-    y = mixp_gather(ctx, x, -1, mixp_reshape(ctx, ids, x->rank, shape));
-    y = mixp_reshape(ctx, y, targets->rank, targets->shape);
-    y = mixp_masked_fill(ctx, y, mixp_eq(ctx, targets, ignore), 0.0f);
-    y = mixp_div(ctx, mixp_sum(ctx, y, MIXP_ALL, 0), mixp_sum(ctx, counts, MIXP_ALL, 0));
-    return mixp_neg(ctx, y);
-}
-
-MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
-                                  int32_t ignore) {
-    mixpi_outer o;
-    mixpi_form p;
-    int64_t cols;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "nll", x, targets, NULL);
-    if (!c || mixpi_need_indices(c) != MIXP_OK) return NULL;
-    cols = mixpi_last_dim(x);
-    if (x->rank < 1 || targets->rank != x->rank - 1 || targets->count != mixpi_rows_of(x) ||
-        memcmp(targets->shape, x->shape, (size_t)targets->rank * sizeof *x->shape) != 0 ||
-        cols > 1 << 24) {
-        mixpi_bad_shapes(c, "x[..., classes] and targets[...], at most 2^24 classes");
-        return NULL;
-    }
-    if (!ctx->device->download &&
-        mixpi_bad_id((const int32_t *)targets->data, targets->count, cols, ignore) >= 0) {
-        mixpi_bad_index(c, "target", cols, ignore);
-        return NULL;
-    }
-    mixpi_warn_of_maker(c);
-    if (!ctx->device->download &&
-        !mixpi_any_counts((const int32_t *)targets->data, targets->count, ignore))
-        mixpi_warn_of_nothing(ctx, "nll");
-    memset(&p, 0, sizeof p);
-    p.ignore = ignore;
-    p.more[0] = targets;
-    p.of = mixpi_form_nll;
-    return mixpi_apply_form(ctx, x, &p);
-}
-
-/* |x - y + 1e-6| over the last dimension. */
-static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
-    mixp_tensor *d = mixp_sub(ctx, x, mixpi_as_f32(ctx, y));
-    d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
-    return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
-}
-
-static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *d =
-        mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]), mixpi_apart(ctx, x, p->more[1]));
-    return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
-}
-
-static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b) {
-    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
-}
-
-MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-                                             mixp_tensor *positive, mixp_tensor *negative,
-                                             float margin) {
-    mixpi_outer o;
-    mixpi_form p;
-    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
-    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
-    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) || !mixpi_alike(anchor, negative)) {
-        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
-        return NULL;
-    }
-    if (!(margin > 0.0f) || mixpi_is_nan(margin)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; pass a margin above 0", (double)margin);
-        return NULL;
-    }
-    memset(&p, 0, sizeof p);
-    p.margin = margin;
-    p.more[0] = positive;
-    p.more[1] = negative;
-    p.of = mixpi_form_triplet;
-    return mixpi_apply_form(ctx, anchor, &p);
 }

@@ -25,7 +25,7 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, 
         int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
-        shape[i] = na > nb ? na : nb;
+        shape[i] = na == 1 ? nb : na;
     }
     return MIXP_OK;
 }

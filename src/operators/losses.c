@@ -3,20 +3,39 @@
 #include "choosing.c"
 /* --- losses ---------------------------------------------------------------------------- */
 
-static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
-    mixp_tensor *logits = c->in[0], *targets = c->in[1];
-    const mixp_cross_entropy_args *k = (const mixp_cross_entropy_args *)c->attrs;
+/* Attributes of cross_entropy and nll, whose inputs are x, the targets and the class weights, which
+ * may be missing. */
+typedef struct mixpi_entropy {
+    mixp_cross_entropy_args k;  /* with `ignore`, `smoothing`, `logs` and `sum`            */
+    int none;                   /* 1: the losses of the rows are not reduced               */
+} mixpi_entropy;
+
+static mixp_result mixpi_entropy_check(mixp_call *c) {
+    const mixp_tensor *logits = c->in[0], *targets = c->in[1];
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (mixp_bits_of_f32(k->smoothing) > 0x3F800000u) /* bits: NaN, below 0 or above 1 */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "cross_entropy: smoothing is %g; it must be in [0, 1]",
-                                 (double)k->smoothing);
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
-        return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
+        return mixpi_bad_shapes(c, "x[..., classes] and targets[...]");
     mixpi_warn_of_maker(c);
-    mixpi_call_reads_all(c, 3u);
-    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_smoothing_check(mixp_call *c, float smoothing) {
+    if (mixp_bits_of_f32(smoothing) <= 0x3F800000u)
+        return MIXP_OK; /* NaN, below 0 and above 1 fail */
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: smoothing is %g; it must be in [0, 1]",
+                             c->op->name, (double)smoothing);
+}
+
+static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
+    const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
+    const mixp_tensor *targets = c->in[1];
+    mixp_result r = mixpi_smoothing_check(c, p->k.smoothing);
+    if (r == MIXP_OK) r = mixpi_entropy_check(c);
+    if (r != MIXP_OK) return r;
+    mixpi_call_reads_all(c, 7u);
+    if (!p->none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
 /* Allocates the data for backward: two numbers of each row, and the number of rows that count. */
@@ -47,25 +66,39 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
     return i < n;
 }
 
-static void mixpi_warn_of_nothing(mixp_context *ctx, const char *loss) {
-    mixpi_warn(ctx,
+/* Warns of a mean over nothing, on the CPU; a GPU would have to be waited for: see
+ * mixp_scaler_verdict. */
+static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
+    if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
+    if (!n || mixpi_any_counts(k->targets, n, k->ignore)) return;
+    mixpi_warn(c->ctx,
                "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
                "and its gradients are 0; leave such batches out",
-               loss);
+               c->op->name);
 }
 
-/* Warns on the CPU; a GPU would have to be waited for: see mixp_scaler_verdict. */
-static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
-    if (c->ctx->device->download || *c->ctx->errors.warning) return;
-    if (!mixpi_any_counts(k->targets, n, k->ignore)) mixpi_warn_of_nothing(c->ctx, c->op->name);
+/* The loss of no elements: the sum is 0, and the mean NaN. */
+static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
+    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
+                           sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
+}
+
+/* The class weights of a call and their mean: see mixpi_class_weights. */
+static const float *mixpi_call_weights(const mixp_call *c, int i) {
+    return c->in[i] ? (const float *)c->in[i]->data : NULL;
 }
 
 static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs; /* with `ignore` */
+    mixpi_entropy *p = (mixpi_entropy *)c->attrs;
+    mixp_cross_entropy_args *k = &p->k;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK) mixpi_warn_unless_counts(c, k, k->rows);
-    if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
+    if (r != MIXP_OK) return r;
+    k->weights = c->n_in > 2 ? mixpi_call_weights(c, 2) : NULL;
+    if (p->none) k->each = k->loss;
+    if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
+    mixpi_warn_unless_counts(c, k, k->rows);
+    r = MIXPI_RUN(c, cross_entropy, k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "target", k->cols, k->ignore) : r;
 }
 
 /* Lets the gradient of input i overwrite its values if nothing reads them again. */
@@ -88,24 +121,34 @@ static mixp_result mixpi_entropy_there(mixp_call *c) {
                              "mixp_tensor_set_disposable");
 }
 
-static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
-    const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
+/* The arguments that backward takes over from forward. */
+static mixp_cross_entropy_backward_args
+mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;
-    mixp_result r = mixpi_entropy_there(c);
-    if (r != MIXP_OK) return r;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
     k.ignore = forward->ignore;
     k.smoothing = forward->smoothing;
     k.targets = forward->targets;
-    k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
     k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
+    k.weights = forward->weights;
+    k.logs = forward->logs;
+    k.each = forward->each != NULL;
+    return k;
+}
+
+static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
+    const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
+    mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
+    mixp_result r = mixpi_entropy_there(c);
+    if (r != MIXP_OK) return r;
+    k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
-    return k.dlogits.data ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
+    return k.dlogits.data && k.rows ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
@@ -116,36 +159,51 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logi
 MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float smoothing) {
-    mixp_cross_entropy_args k;
-    memset(&k, 0, sizeof k);
-    k.ignore = ignore;
-    k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
-    return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &k);
+    mixpi_entropy p;
+    memset(&p, 0, sizeof p);
+    p.k.ignore = ignore;
+    p.k.smoothing = smoothing + 0.0f; /* -0 becomes 0 */
+    return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore) {
+    mixpi_entropy p;
+    memset(&p, 0, sizeof p);
+    p.k.ignore = ignore;
+    p.k.logs = 1;
+    return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, x, targets, NULL, &p);
 }
 
 /* --- a product and its cross entropy, some rows at a time --- */
 
+/* Inputs: x, w, the targets, the bias and the class weights; the last two may be missing. */
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of all rows; logits and top_rsum of the current chunk   */
+    mixpi_entropy loss;         /* of all rows; logits and top_rsum of the current chunk   */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
-    mixp_dtype dtype;           /* of the logits                                           */
-    mixp_in x, w;
+    mixp_dtype dtype;           /* of the gradient of the logits, which are f32            */
+    mixp_in x, w, bias;
 } mixpi_chunked;
 
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
-    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2];
-    if (mixpi_need_indices_after(c, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    const mixp_tensor *x = c->in[0], *w = c->in[1], *targets = c->in[2], *bias = c->in[3];
+    mixp_result r = mixpi_need_indices_after(c, 2);
+    if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
+    if (r != MIXP_OK) return r;
     if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
-    mixpi_call_reads_all(c, 7u);
+    if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
+        return mixpi_bad_shapes(c, "the bias must be f32, f16 or bf16 [vocab]");
+    mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
                                  "or 0 for the default",
                                  (double)h->chunk);
-    return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
+    return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
 /* Rows of a chunk: an eighth of all rows, but at least 2^22 logits, for the products' speed. */
@@ -153,6 +211,11 @@ static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
     int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
     if (asked) return mixpi_min(asked, rows);
     return mixpi_min(eighth > good ? eighth : good, rows);
+}
+
+/* Rows of the chunk that begins at row `first`. */
+static int64_t mixpi_chunked_rows(const mixpi_chunked *h, int64_t first) {
+    return mixpi_min(h->chunk, h->loss.k.rows - first);
 }
 
 /* Rows [first, ...) of a matrix with `width` columns. */
@@ -164,139 +227,220 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
                                         mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g = mixpi_gemm_of(mixpi_min(h->chunk, h->k.rows - first), h->k.cols, h->width,
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
                                      mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+    g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Allocates the logits of one chunk. */
-static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
-    int64_t count = h->chunk * h->k.cols;
-    return mixp_activation(c->ctx, h->dtype, 1, &count);
+/* Memory for one number of each logit of a chunk. */
+static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h, mixp_dtype dtype) {
+    int64_t count = h->chunk * h->loss.k.cols;
+    return mixp_activation(c->ctx, dtype, 1, &count);
+}
+
+static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
+    if (t) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
                                       mixp_tensor *logits) {
-    mixp_cross_entropy_args k = h->k;
-    k.rows = mixpi_min(h->chunk, h->k.rows - first);
+    mixp_cross_entropy_args k = h->loss.k;
+    k.rows = mixpi_chunked_rows(h, first);
     k.targets += first;
     k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
+    if (k.each) k.each += first;
     return MIXPI_RUN(c, cross_entropy, &k);
+}
+
+/* Sets what the call's inputs say. */
+static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
+    mixp_cross_entropy_args *k = &h->loss.k;
+    const mixp_tensor *w = c->in[1];
+    k->rows = mixpi_rows_of(c->in[0]);
+    k->cols = w->shape[0];
+    k->targets = (const int32_t *)c->in[2]->data;
+    k->weights = mixpi_call_weights(c, 4);
+    k->loss = (float *)c->out->data;
+    k->each = h->loss.none ? k->loss : NULL;
+    h->width = w->shape[1];
+    h->chunk = mixpi_chunked_chunk(h->chunk, k->rows, k->cols);
+    h->dtype = c->in[0]->dtype;
+    h->x = mixpi_call_x(c, 0);
+    h->w = mixpi_call_x(c, 1);
+    h->bias = mixpi_call_x(c, 3);
 }
 
 static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
+    mixp_cross_entropy_args *k = &h->loss.k;
     mixp_tensor *logits;
     mixp_result r = MIXP_OK;
-    h->k.rows = mixpi_rows_of(c->in[0]);
-    h->k.cols = c->in[1]->shape[0];
-    h->width = c->in[1]->shape[1];
-    h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
-    h->x = mixpi_call_x(c, 0);
-    h->w = mixpi_call_x(c, 1);
-    h->k.targets = (const int32_t *)c->in[2]->data;
-    /* The dtype of a product's result, or f32 if the guard's site fell back. */
-    h->dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
-    logits = mixpi_chunked_room(c, h);
-    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
-    h->k.loss = (float *)c->out->data;
-    h->k.top_rsum = mixpi_saved(c, 0);
-    h->k.counted = mixpi_saved(c, 1);
-    mixpi_warn_unless_counts(c, &h->k, h->k.rows);
-    for (int64_t first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
+    mixpi_chunked_fill(c, h);
+    if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
+    logits = mixpi_chunked_room(c, h, MIXP_F32);
+    if (!logits || mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
+    k->top_rsum = mixpi_saved(c, 0);
+    k->counted = mixpi_saved(c, 1);
+    mixpi_warn_unless_counts(c, k, k->rows);
+    for (int64_t first = 0; first < k->rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", h->k.cols, h->k.ignore) : r;
+    mixpi_chunked_give(c, logits);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "target", k->cols, k->ignore) : r;
 }
 
-/* Computes the gradient of a chunk's logits in place of the logits. */
-static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                         mixp_tensor *logits) {
-    mixp_cross_entropy_backward_args k;
-    memset(&k, 0, sizeof k);
-    k.rows = mixpi_min(h->chunk, h->k.rows - first);
-    k.cols = h->k.cols;
-    k.ignore = h->k.ignore;
-    k.targets = h->k.targets + first;
-    k.dloss = mixpi_call_dy(c);
-    k.logits = mixpi_tensor_in(logits);
-    k.top_rsum = h->k.top_rsum + 2 * first;
-    k.counted = h->k.counted;
-    k.dlogits = mixpi_tensor_out(logits, 0);
+/* What a walk over the chunks works with. dlogits has the dtype of x, which the products read; it
+ * is logits where that is f32. */
+typedef struct mixpi_chunked_walk {
+    const mixpi_chunked *h;
+    mixp_tensor *logits, *dlogits;
+    mixp_out dx, dw, db;
+} mixpi_chunked_walk;
+
+/* Computes the gradient of a chunk's logits, rounded once. */
+static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&s->h->loss.k);
+    k.rows = mixpi_chunked_rows(s->h, first);
+    k.targets += first;
+    k.top_rsum += 2 * first;
+    k.dloss = k.each ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_dy(c);
+    k.logits = mixpi_tensor_in(s->logits);
+    k.dlogits = mixpi_tensor_out(s->dlogits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
 }
 
-/* Computes dx of the chunk's rows, and adds the chunk's part of dw. */
-static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                          mixp_in dlogits, mixp_out dx, mixp_out dw) {
-    int64_t rows = mixpi_min(h->chunk, h->k.rows - first);
-    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+/* Computes dx of the chunk's rows. */
+static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    const mixpi_chunked *h = s->h;
     mixp_gemm_args g =
-        mixpi_gemm_of(rows, h->width, h->k.cols, mixpi_stored(dlogits, 0), mixpi_stored(h->w, 0));
-    mixp_result r = MIXP_OK;
-    g.c = dx;
-    if (dx.data) {
-        g.c.data = (char *)dx.data + (size_t)(first * h->width) * mixp_dtype_size(dx.dtype);
-        r = MIXPI_RUN(c, gemm, &g);
-    }
-    if (!dw.data || r != MIXP_OK) return r;
-    g = mixpi_gemm_of(h->k.cols, h->width, rows, mixpi_turned(dlogits, 0), mixpi_stored(x, 0));
-    g.c = dw;
+        mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
+                      mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
+    if (!s->dx.data) return MIXP_OK;
+    g.c = mixpi_out_at(s->dx, first * h->width);
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Sums over the chunks in f32; a low dw is rounded once, at the end. */
-static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
-                                      mixp_out dx, mixp_out dw) {
+/* Adds the chunk's part of dw. */
+static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    const mixpi_chunked *h = s->h;
+    mixp_in x = mixpi_rows_at(h->x, first, h->width);
+    mixp_gemm_args g =
+        mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
+                      mixpi_turned(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+    if (!s->dw.data) return MIXP_OK;
+    g.c = s->dw;
+    return MIXPI_RUN(c, gemm, &g);
+}
+
+/* Adds the chunk's part of the bias gradient. */
+static mixp_result mixpi_chunked_db(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
+    mixp_reduce_args k;
+    if (!s->db.data) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = mixpi_chunked_rows(s->h, first);
+    k.inner = s->h->loss.k.cols;
+    k.factor = 1.0f;
+    k.a = mixpi_tensor_in(s->dlogits);
+    k.y = s->db;
+    return MIXPI_RUN(c, reduce, &k);
+}
+
+static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
     mixp_result r = MIXP_OK;
-    int64_t first;
-    for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
-        r = mixpi_chunked_logits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, h, first, logits);
-        if (r == MIXP_OK) r = mixpi_chunked_products(c, h, first, mixpi_tensor_in(logits), dx, dw);
-        dw.accumulate = 1;
+    for (int64_t first = 0; first < s.h->loss.k.rows && r == MIXP_OK; first += s.h->chunk) {
+        r = mixpi_chunked_logits(c, s.h, first, s.logits);
+        if (r == MIXP_OK) r = mixpi_chunked_dlogits(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_dx(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_dw(c, &s, first);
+        if (r == MIXP_OK) r = mixpi_chunked_db(c, &s, first);
+        s.dw.accumulate = s.db.accumulate = 1;
     }
     return r;
+}
+
+/* Can the chunks' parts be added to `to` itself? A low `to` would be rounded with each chunk. */
+static int mixpi_chunked_at_once(const mixpi_chunked *h, mixp_out to) {
+    return !to.data || to.dtype == MIXP_F32 || h->chunk == h->loss.k.rows;
+}
+
+/* Replaces `to` by an f32 sum where the chunks' parts need one. The sum is NULL otherwise. */
+static mixp_result mixpi_chunked_sum(mixp_call *c, int apart, int64_t count, mixp_out *to,
+                                     mixp_tensor **sum) {
+    *sum = NULL;
+    if (!apart) return MIXP_OK;
+    *sum = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!*sum) return MIXP_ERR_MEMORY;
+    *to = mixpi_tensor_out(*sum, 0);
+    return MIXP_OK;
+}
+
+/* Rounds the sum into `to`, once. */
+static mixp_result mixpi_chunked_round(mixp_call *c, mixp_tensor *sum, mixp_out to) {
+    mixp_result r = MIXP_OK;
+    if (sum) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sum), sum->count);
+    mixpi_chunked_give(c, sum);
+    return r;
+}
+
+/* The gradients of no rows: zeros, unless they accumulate. */
+static mixp_result mixpi_chunked_nothing(mixp_call *c, mixp_out to, int64_t count) {
+    if (!to.data || to.accumulate) return MIXP_OK;
+    return mixpi_fill_with(c->ctx, to, count, 0.0);
 }
 
 /* Computes the logits again from x and w. */
 static mixp_result mixpi_chunked_backward(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
-    mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
-    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
-    int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
-    int64_t count = h->k.cols * h->width;
-    mixp_result r;
-    if (dx.data == dw.data) at_once = 0; /* x is w: dx must be complete before dw is added */
-    if (!logits) return MIXP_ERR_MEMORY;
-    if (!dw.data || at_once) {
-        r = mixpi_chunked_walk(c, h, logits, dx, dw);
-    } else {
-        sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
-        if (!sums) return MIXP_ERR_MEMORY;
-        r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
-        if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
-        mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    const int64_t cols = h->loss.k.cols, count = cols * h->width;
+    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1), db = mixpi_call_dx(c, 3);
+    mixp_tensor *w_sum, *b_sum;
+    mixpi_chunked_walk s = { h, NULL, NULL, dx, dw, db };
+    if (!h->loss.k.rows) {
+        mixp_result r = mixpi_chunked_nothing(c, dw, count);
+        return r == MIXP_OK ? mixpi_chunked_nothing(c, db, cols) : r;
     }
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, logits->data, mixpi_bytes(logits));
-    return r;
+
+    /* If x is w, dx must be complete before dw is added. */
+    const int twice = dx.data && dx.data == dw.data;
+    mixp_result r =
+        mixpi_chunked_sum(c, twice || !mixpi_chunked_at_once(h, dw), count, &s.dw, &w_sum);
+    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunked_at_once(h, db), cols, &s.db, &b_sum);
+    if (r != MIXP_OK) return r;
+    s.logits = mixpi_chunked_room(c, h, MIXP_F32);
+    s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);
+    if (!s.logits || !s.dlogits) return MIXP_ERR_MEMORY;
+    r = mixpi_chunked_walk_rows(c, s);
+
+    if (s.dlogits != s.logits) mixpi_chunked_give(c, s.dlogits);
+    mixpi_chunked_give(c, s.logits);
+    if (r == MIXP_OK) r = mixpi_chunked_round(c, b_sum, db);
+    return r == MIXP_OK ? mixpi_chunked_round(c, w_sum, dw) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk) {
+    mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixpi_chunked h;
     memset(&h, 0, sizeof h);
-    h.k.ignore = ignore;
+    h.loss.k.ignore = ignore;
     h.chunk = chunk;
-    return mixpi_apply_op(ctx, MIXP_OP_LINEAR_CROSS_ENTROPY, 3, x, w, targets, &h);
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY), 5, in, 3, &h);
 }
+
+/* --- losses of elements --- */
+
+/* Attributes of mse, l1 and the like. */
+typedef struct mixpi_compared {
+    mixp_loss_args k;
+    mixp_reduction reduction;   /* MIXP_REDUCE_BATCHMEAN: the mean over rows               */
+} mixpi_compared;
 
 /* Does the loss depend only on the difference of its inputs? Exchanging the inputs then changes
  * neither the loss nor the formula of the gradient, so the target may have a gradient. */
@@ -318,42 +462,110 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
-    const mixp_loss_args *k = (const mixp_loss_args *)c->attrs;
+    const mixpi_compared *p = (const mixpi_compared *)c->attrs;
+    const mixp_loss_args *k = &p->k;
     const mixp_tensor *x = c->in[0], *t = c->in[1];
     int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
-        return mixpi_bad_shapes(c, "the shapes must be equal");
+    if (!mixpi_shapes_equal(x, t)) return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     mixpi_warn_of_target(c, k->kind);
-    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the target cannot have a gradient; only "
-                                 "mse, l1, smooth_l1 and huber give one",
-                                 c->op->name);
     if (bounded && !mixpi_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);
+    if (p->reduction == MIXP_REDUCE_NONE)
+        return mixpi_call_output_fixed(c, MIXP_F32, x->rank, x->shape);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
 static mixp_result mixpi_loss_forward(mixp_call *c) {
-    mixp_loss_args *k = (mixp_loss_args *)c->attrs; /* kind and delta are set already */
-    int by_rows = k->kind == MIXP_LOSS_KL || k->kind == MIXP_LOSS_KL_LOG;
+    mixpi_compared *p = (mixpi_compared *)c->attrs; /* kind and delta are set already */
+    mixp_loss_args *k = &p->k;
     k->n = c->in[0]->count;
-    k->over = by_rows ? mixpi_rows_of(c->in[0]) : k->n;
+    k->over = 1;
+    if (p->reduction == MIXP_REDUCE_MEAN) k->over = k->n;
+    if (p->reduction == MIXP_REDUCE_BATCHMEAN) k->over = mixpi_rows_of(c->in[0]);
     k->a = mixpi_call_x(c, 0);
     k->target = mixpi_call_x(c, 1);
     k->y = (float *)c->out->data;
+    if (p->reduction == MIXP_REDUCE_NONE) k->each = k->y;
+    if (!k->n) return mixpi_loss_of_nothing(c, p->reduction == MIXP_REDUCE_SUM);
     return MIXPI_RUN(c, loss, k);
 }
 
+/* da (+)= the slopes times the gradients of the elements' losses. */
+static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k) {
+    const mixp_out da = k.da;
+    mixp_tensor *one = mixp_activation(c->ctx, MIXP_F32, 0, NULL);
+    mixp_tensor *slopes = mixp_activation(c->ctx, MIXP_F32, 1, &k.n);
+    if (!one || !slopes) return MIXP_ERR_MEMORY;
+    k.dloss = mixpi_tensor_in(one);
+    k.da = mixpi_tensor_out(slopes, 0);
+    mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(one, 0), 1, 1.0);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
+
+    mixp_binary_args times;
+    memset(&times, 0, sizeof times);
+    times.op = MIXP_BINARY_MUL;
+    times.rank = 1;
+    times.shape[0] = k.n;
+    times.a_strides[0] = times.b_strides[0] = 1;
+    times.a = times.b = mixpi_tensor_in(slopes);
+    times.dy = mixpi_call_dy(c);
+    times.dx = da;
+    if (r == MIXP_OK) r = MIXPI_RUN(c, binary_backward, &times);
+    mixpi_chunked_give(c, slopes);
+    mixpi_chunked_give(c, one);
+    return r;
+}
+
+/* The slope by the target, in f32, of a loss that treats x and its target differently. */
+static mixp_tensor *mixpi_target_slope(mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x,
+                                       mixp_tensor *t) {
+    const float most = mixp_f32_of_bits(0x7F800000u);
+    switch ((int)kind) {
+    case MIXP_LOSS_BCE_LOGITS: return mixp_neg(ctx, x);
+    case MIXP_LOSS_BCE:
+        t = mixp_clamp(ctx, mixp_log1p(ctx, mixp_neg(ctx, x)), MIXPI_BCE_LOG_LEAST, most);
+        return mixp_sub(ctx, t, mixp_clamp(ctx, mixp_log(ctx, x), MIXPI_BCE_LOG_LEAST, most));
+    case MIXP_LOSS_KL: return mixp_sub(ctx, mixp_add_scalar(ctx, mixp_log(ctx, t), 1.0f), x);
+    default:
+        x = mixp_add_scalar(ctx, mixp_sub(ctx, t, x), 1.0f);
+        return mixp_mul(ctx, mixp_exp(ctx, t), x);
+    }
+}
+
+/* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
+ * nothing inside a form is low. */
+static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x) {
+    return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x;
+}
+
+/* The gradient of the target, by operators: few programs ask for it. */
+static mixp_result mixpi_loss_back_target(mixp_call *c) {
+    const mixp_loss_args *k = &((const mixpi_compared *)c->attrs)->k;
+    const float share = (float)(1.0 / (double)k->over);
+    mixp_context *ctx = c->ctx;
+    mixp_out dt = mixpi_call_dx(c, 1);
+    mixp_tensor *slope;
+    mixp_result r = dt.data && k->n ? mixpi_push_f32(ctx) : MIXP_OK;
+    if (r != MIXP_OK || !dt.data || !k->n) return r;
+    slope =
+        mixpi_target_slope(ctx, k->kind, mixpi_as_f32(ctx, c->in[0]), mixpi_as_f32(ctx, c->in[1]));
+    slope = mixp_mul(ctx, slope, c->out->grad);
+    if (k->over != 1) slope = mixp_scale(ctx, slope, share);
+    mixp_autocast_pop(ctx);
+    return slope ? mixpi_add_into(ctx, dt, mixpi_tensor_in(slope), k->n) : mixpi_failed(ctx);
+}
+
 static mixp_result mixpi_loss_backward(mixp_call *c) {
-    const mixp_loss_args *forward = (const mixp_loss_args *)c->attrs;
+    const mixpi_compared *p = (const mixpi_compared *)c->attrs;
+    const mixp_loss_args *forward = &p->k;
+    const int even = mixpi_loss_is_even(forward->kind);
     mixp_result r = MIXP_OK;
-    for (int i = 0; i < 2 && r == MIXP_OK; i++) {
+    for (int i = 0; i <= even && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
         k.kind = forward->kind;
@@ -364,23 +576,24 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         k.a = mixpi_call_x(c, i);
         k.target = mixpi_call_x(c, 1 - i);
         k.da = mixpi_call_dx(c, i);
-        if (k.da.data) r = MIXPI_RUN(c, loss_backward, &k);
+        if (!k.da.data || !k.n) continue;
+        r = forward->each ? mixpi_loss_back_each(c, k) : MIXPI_RUN(c, loss_backward, &k);
     }
-    return r;
+    return even || r != MIXP_OK ? r : mixpi_loss_back_target(c);
 }
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
-                                     float delta, mixp_tensor *x, mixp_tensor *t) {
-    mixp_loss_args k;
-    memset(&k, 0, sizeof k);
-    k.kind = kind;
-    k.delta = delta;
-    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &k);
+                                     float delta, mixp_tensor *x, mixp_tensor *t,
+                                     mixp_reduction reduction) {
+    mixpi_compared p;
+    memset(&p, 0, sizeof p);
+    p.k.kind = kind;
+    p.k.delta = delta;
+    p.reduction = reduction;
+    return mixpi_apply_op(ctx, id, 2, x, t, NULL, &p);
 }
 
-#define MIXPI_LOSS(name, id, which)                                                       \
-    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) \
-    { return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t); }
+#define MIXPI_LOSS(name, id, which)                                                                    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) {              return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,                                                  MIXP_REDUCE_MEAN);                                                     }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
@@ -389,18 +602,19 @@ MIXPI_LOSS(l1, L1, L1)
 
 MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                     float delta) {
-    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target);
+    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target,
+                            MIXP_REDUCE_MEAN);
 }
 
 MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                         float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
     return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
-                            beta, x, target);
+                            beta, x, target, MIXP_REDUCE_MEAN);
 }
 
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target) {
     return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
-                            x, target);
+                            x, target, MIXP_REDUCE_BATCHMEAN);
 }

@@ -3,11 +3,6 @@
 #include "elementwise.c"
 /* --- softmax, norms -------------------------------------------------------------------- */
 
-static mixp_result mixpi_softmax_infer(mixp_call *c) {
-    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
-    return mixpi_same_infer(c);
-}
-
 static mixp_result mixpi_softmax_forward(mixp_call *c) {
     mixp_softmax_args *k = (mixp_softmax_args *)c->attrs; /* log_of is set already */
     k->rows = mixpi_rows_of(c->out);
@@ -46,16 +41,32 @@ MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x) {
     return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1);
 }
 
+/* Has t the shape of the last dimensions of x? */
+static int mixpi_is_tail(const mixp_tensor *x, const mixp_tensor *t) {
+    if (t->rank < 1 || t->rank > x->rank) return 0;
+    return memcmp(t->shape, x->shape + (x->rank - t->rank), (size_t)t->rank * sizeof *t->shape) ==
+           0;
+}
+
 static mixp_result mixpi_norm_infer(mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
                                  c->op->name, (double)k->eps);
+    if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     for (int i = 1; i < 3; i++)
-        if (c->in[i] && (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
-            return mixpi_bad_shapes(c, "gamma and beta must have the size of the last dimension");
-    return mixpi_softmax_infer(c);
+        if (c->in[i] && !mixpi_is_tail(c->in[0], c->in[i]))
+            return mixpi_bad_shapes(c, "gamma and beta must have the shape of x's last dimensions");
+    if (c->in[1] && c->in[2] && c->in[1]->rank != c->in[2]->rank)
+        return mixpi_bad_shapes(c, "gamma and beta must have the same shape");
+    return mixpi_same_infer(c);
+}
+
+/* The elements of a row: those of gamma or beta, otherwise of the last dimension. */
+static int64_t mixpi_norm_cols(const mixp_call *c) {
+    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
+    return like ? like->count : mixpi_last_dim(c->in[0]);
 }
 
 /* A norm that computes a sum and runs again (mixp_recompute) finds the arrays in new memory. */
@@ -69,8 +80,8 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
-    k->rows = mixpi_rows_of(c->out);
-    k->cols = mixpi_last_dim(c->out);
+    k->cols = mixpi_norm_cols(c);
+    k->rows = c->out->count / k->cols;
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
         return MIXP_ERR_MEMORY;

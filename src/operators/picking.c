@@ -87,7 +87,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
     mixpi_arena_give(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", p->classes, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 0, "id", p->classes, MIXPI_NO_INDEX) : r;
 }
 
 /* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
@@ -125,7 +125,8 @@ static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args 
     for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");
+            return mixpi_bad_shapes(c, "outside of dim, x's dimensions must not be smaller than "
+                                       "src's");
         if (i < axis) k->outer *= x->shape[i];
         else k->inner *= x->shape[i];
     }
@@ -146,16 +147,26 @@ static mixp_result mixpi_scatter_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(2, c->in), x->rank, x->shape);
 }
 
+/* t with zeros behind it, up to x's shape outside of `axis`. */
+static mixp_tensor *mixpi_padded_to(mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x,
+                                    int axis) {
+    for (int i = 0; t && i < x->rank; i++)
+        if (i != axis && t->shape[i] < x->shape[i])
+            t = mixp_pad(ctx, t, i, 0, x->shape[i] - t->shape[i], 0.0f);
+    return t;
+}
+
 /* Copies x, then adds src in order. */
 static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
     mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
     mixp_result r = mixpi_convert_to(c->ctx, to, mixpi_call_x(c, 0), c->out->count);
+    if (r != MIXP_OK || !c->in[1]->count) return r;
     k.ids = (const int32_t *)c->in[2]->data;
     k.a = mixpi_call_x(c, 1);
     k.y = to;
     k.y.accumulate = 1;
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
-    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX) : r;
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "id", k.n, MIXPI_NO_INDEX) : r;
 }
 
 /* A low result is summed in f32 and rounded once. */
@@ -198,12 +209,34 @@ static mixp_result mixpi_scatter_backward(mixp_call *c) {
     if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
     if (r != MIXP_OK) return r;
     dsrc = mixpi_call_dx(c, 1);
-    return dsrc.data ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+    return dsrc.data && c->in[1]->count ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+}
+
+/* Are ids and src of one shape, which is smaller than x's somewhere outside of dim? Zeros are then
+ * added at id 0 to the rest of x. */
+static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src,
+                              int dim) {
+    int smaller = 0, axis;
+    if (!mixpi_is_live(x) || !mixpi_is_live(ids) || !mixpi_is_live(src)) return 0;
+    axis = mixpi_axis(dim, x->rank);
+    if (axis < 0 || ids->dtype != MIXP_I32 || ids->rank != x->rank || !mixpi_shapes_equal(ids, src))
+        return 0;
+    for (int i = 0; i < x->rank; i++) {
+        if (i == axis) continue;
+        if (ids->shape[i] > x->shape[i]) return 0;
+        smaller |= ids->shape[i] < x->shape[i];
+    }
+    return smaller && x->shape[axis] > 0;
 }
 
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src) {
     mixpi_gathering p;
+    if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
+    if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
+        src = mixpi_padded_to(ctx, src, x, mixpi_axis(dim, x->rank));
+        ids = mixpi_padded_to(ctx, ids, x, mixpi_axis(dim, x->rank));
+    }
     memset(&p, 0, sizeof p);
     p.dim = dim;
     return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
@@ -222,7 +255,7 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
     if (c->ctx->device->download ||
         mixpi_bad_id((const int32_t *)ids->data, ids->count, k.n, MIXPI_NO_INDEX) < 0)
         return MIXP_OK;
-    return mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX);
+    return mixpi_bad_index(c, 2, "id", k.n, MIXPI_NO_INDEX);
 }
 
 /* scatter_add under another name, of ids that are repeated to the shape of src. */
@@ -243,7 +276,7 @@ MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int d
 
 /* --- topk, sort: the indices; gather then takes the values --- */
 
-/* k 0: all. */
+/* Over the last dimension. k 0: all. */
 static mixp_result mixpi_topk_infer(mixp_call *c) {
     mixp_topk_args *k = (mixp_topk_args *)c->attrs;
     const mixp_tensor *x = c->in[0];
@@ -252,11 +285,11 @@ static mixp_result mixpi_topk_infer(mixp_call *c) {
     k->cols = mixpi_last_dim(x);
     k->rows = mixpi_rows_of(x);
     if (!k->k) k->k = k->cols;
-    if (x->rank < 1 || k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF)
-        return mixpi_bad_shapes(c, "x needs a last dimension, of at least k and at most 2^31 - 1 "
-                                   "elements; k is at least 1");
+    if (k->k < 0 || k->k > k->cols || k->cols > 0x7FFFFFFF)
+        return mixpi_bad_shapes(c, "dim needs at least k and at most 2^31 - 1 elements; k is at "
+                                   "least 1");
     memcpy(shape, x->shape, sizeof shape);
-    shape[x->rank - 1] = k->k;
+    if (x->rank) shape[x->rank - 1] = k->k;
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, MIXP_I32, x->rank, shape);
 }
@@ -268,27 +301,46 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
     return MIXPI_RUN(c, topk, k);
 }
 
-static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+/* The indices of x along dim. Along another dimension than the last, a copy is transposed, and so
+ * are its indices. */
+static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                       mixp_topk_args *k) {
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
+    int axis;
+    if (!c) return NULL;
+    axis = mixpi_axis(dim, x->rank);
+    if (axis < 0) {
+        mixpi_bad_shapes(c, "dim must be a dimension of x");
+        return NULL;
+    }
+    if (axis + 1 >= x->rank) return mixpi_apply_one(ctx, id, x, k);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
+    x = mixp_transpose(ctx, mixp_detach(ctx, x), axis, -1);
+    return mixp_transpose(ctx, mixpi_apply_one(ctx, id, x, k), axis, -1);
+}
+
+static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
                                      mixp_topk_args *k, mixp_tensor **indices) {
-    mixp_tensor *ids = mixpi_apply_one(ctx, id, x, k);
-    mixp_tensor *y = ids ? mixp_gather(ctx, x, -1, ids) : NULL;
+    mixp_tensor *ids = mixpi_topk_indices(ctx, id, x, dim, k);
+    mixp_tensor *y = ids ? mixp_gather(ctx, x, dim, ids) : NULL;
     if (indices) *indices = y ? ids : NULL;
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
-                                   mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
+                                   int largest, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.k = k ? k : -1;
     a.smallest = !largest;
-    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, &a, indices);
+    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
 }
 
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
                                    mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.smallest = !descending;
-    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
+    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, dim, &a, indices);
 }

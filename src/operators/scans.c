@@ -18,6 +18,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
     mixp_copy_args k;
     int64_t *columns;
+    if (!c->in[0]->count) return MIXP_OK;
     memset(&k, 0, sizeof k);
     k.rank = 3;
     k.shape[0] = p->x.outer;

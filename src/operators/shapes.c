@@ -7,26 +7,39 @@ MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype
 }
 
 /* Attributes of reshape. shape: the caller's array, not copied. */
-typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;
+typedef struct mixpi_reshape {
+    int rank;
+    const int64_t *shape;
+} mixpi_reshape;
+
+/* The product of the dimensions that are not -1; -1 if one is below -1, if two are -1, or if the
+ * product is above most. *open: the dimension that is -1, or -1. */
+static int64_t mixpi_reshape_known(int rank, const int64_t *shape, int64_t most, int *open) {
+    int64_t known = 1;
+    *open = -1;
+    for (int i = 0; i < rank; i++) {
+        if (shape[i] == -1 && *open < 0) *open = i;
+        else if (shape[i] < 0 || (shape[i] && known > most / shape[i])) return -1;
+        else known *= shape[i];
+    }
+    return known;
+}
 
 static mixp_result mixpi_reshape_infer(mixp_call *c) {
     const mixpi_reshape *p = (const mixpi_reshape *)c->attrs;
-    int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
-    int i, open = -1;
+    int64_t shape[MIXP_MAX_RANK], known, count = c->in[0]->count;
+    int open;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "reshape: rank %d with shape %s; the rank must be "
                                  "0 to %d",
                                  p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
-    for (i = 0; i < p->rank; i++) {
-        shape[i] = p->shape[i];
-        if (shape[i] == -1 && open < 0) open = i;
-        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
-        else
-            return mixpi_bad_shapes(c, "new dimensions must be at least 1 and keep the number of "
-                                       "elements; one may be -1");
-    }
-    if (open >= 0 && count % known == 0) shape[open] = count / known;
+    known = mixpi_reshape_known(p->rank, p->shape, count ? count : INT64_MAX, &open);
+    if (known < 0)
+        return mixpi_bad_shapes(c, "new dimensions must be at least 0 and keep the number of "
+                                   "elements; one may be -1");
+    for (int i = 0; i < p->rank; i++) shape[i] = p->shape[i];
+    if (open >= 0 && known && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
     mixpi_call_reads_all(c, 0);
     return mixp_call_alias(c, p->rank, shape);
@@ -82,7 +95,6 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], swap;
     int a = mixpi_axis(p->dims[0], x->rank), b = mixpi_axis(p->dims[1], x->rank);
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a < 0 || b < 0) return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
     memcpy(shape, x->shape, sizeof shape);
     mixpi_dense_strides(x->rank, x->shape, p->strides);
@@ -207,7 +219,7 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     for (int i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
-        if (to < 1 || (n != 1 && to != n))
+        if (to < 0 || (n != 1 && to != n))
             return mixpi_bad_shapes(
                 c, "aligned at the right, x's dimensions must be 1, or equal to the new ones");
         p->k.shape[i] = to;
@@ -254,10 +266,12 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], most;
     int axis = mixpi_axis(p->dim, x->rank);
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    if (axis < 0) return mixpi_bad_shapes(c, "dim must be a dimension of x");
+    if (x->dtype != MIXP_U8 && x->dtype != MIXP_I32 && mixpi_need_real(c, 1, 1) != MIXP_OK)
+        return MIXP_ERR_DTYPE;
+    if (axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be a dimension of x");
     memcpy(shape, x->shape, sizeof shape);
-    most = INT64_MAX / x->count * shape[axis] - shape[axis];
+    most = INT64_MAX / (x->count ? x->count : 1) * shape[axis] - shape[axis];
+    if (!x->count) most = INT64_MAX / 4;
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
             c, "before and after must be at least 0, and the result must fit in memory");
@@ -285,7 +299,7 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     if (back) k.src = mixpi_in_at(k.src, p->before * whole[p->dim]);
     else r = mixpi_fill_with(c->ctx, k.dst, c->out->count, (double)p->value);
     if (!back) k.dst = mixpi_out_at(k.dst, p->before * whole[p->dim]);
-    return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
+    return r == MIXP_OK && c->in[0]->count ? MIXPI_RUN(c, copy, &k) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
@@ -315,7 +329,7 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank);
-    if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+    if (*axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
@@ -340,7 +354,7 @@ static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
     mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
     k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
     k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
-    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+    return k.dst.data && c->in[i]->count ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
 }
 
 /* Copies the inputs into the joined array, or the parts of its gradient back to the inputs. */
@@ -415,7 +429,7 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
                                  p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                              "slice: count %.0f from index %.0f along dim %d of %s is out of "
-                             "range; count must be at least 1, and the slice must end within %.0f",
+                             "range; count must be at least 0, and the slice must end within %.0f",
                              (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
@@ -424,10 +438,10 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0];
     int64_t shape[MIXP_MAX_RANK], size, first = p->first;
     int axis = mixpi_axis(p->dim, x->rank);
-    if (axis < 0) return mixpi_bad_slice(c, -1);
+    if (axis < 0 || !x->rank) return mixpi_bad_slice(c, -1);
     size = x->shape[axis];
     if (first < 0) first += size;
-    if (first < 0 || p->count < 1 || first > size - p->count) return mixpi_bad_slice(c, size);
+    if (first < 0 || p->count < 0 || first > size - p->count) return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
     memcpy(shape, x->shape, sizeof shape);
@@ -518,10 +532,10 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                              axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
-/* Do the sizes fill a dimension of this size, each at least 1? */
+/* Do the sizes fill a dimension of this size, each at least 0? */
 static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
     for (int i = 0; i < n; i++) {
-        if (sizes[i] < 1 || sizes[i] > size) return 0;
+        if (sizes[i] < 0 || sizes[i] > size) return 0;
         size -= sizes[i];
     }
     return size == 0;
@@ -538,6 +552,6 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
                              "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
-                             "NULL, each must be at least 1, and their sum the size of a dimension",
+                             "NULL, each must be at least 0, and their sum the size of a dimension",
                              text, n, dim);
 }

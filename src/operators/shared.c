@@ -13,7 +13,11 @@
     mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
-static int64_t mixpi_rows_of(const mixp_tensor *t) { return t->count / mixpi_last_dim(t); }
+static int64_t mixpi_rows_of(const mixp_tensor *t) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < t->rank; i++) rows *= t->shape[i];
+    return rows;
+}
 
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
@@ -245,8 +249,14 @@ static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides
     }
 }
 
-/* Converts dim to an index from the front; -1 if it is out of range. */
+static int mixpi_shapes_equal(const mixp_tensor *a, const mixp_tensor *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
+}
+
+/* Converts dim to an index from the front; -1 if it is out of range. A scalar counts as a vector of
+ * one element, as in PyTorch; shape[0] of a scalar is 1. */
 static int mixpi_axis(int dim, int rank) {
+    if (!rank) rank = 1;
     if (dim < 0) dim += rank;
     return dim >= 0 && dim < rank ? dim : -1;
 }
@@ -254,6 +264,15 @@ static int mixpi_axis(int dim, int rank) {
 static mixp_result mixpi_same_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* Opens a region of f32, in which operators compute and store f32 whatever region is open. */
+static mixp_result mixpi_push_f32(mixp_context *ctx) {
+    mixp_autocast off;
+    memset(&off, 0, sizeof off);
+    off.dtype = MIXP_F32;
+    off.level = 1;
+    return mixp_autocast_push(ctx, &off);
 }
 
 /* --- functions made of other operators ---

@@ -44,11 +44,20 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
 }
 
+/* The sum of no elements is 0, and their mean NaN. */
+static mixp_result mixpi_reduce_nothing(mixp_call *c) {
+    const int mean = ((const mixpi_reduction *)c->attrs)->mean;
+    if (c->out->grad) return MIXP_OK;
+    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
+                           mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
+}
+
 static mixp_result mixpi_reduce_both(mixp_call *c) {
     mixp_reduce_args *k = &((mixpi_reduction *)c->attrs)->k;
     k->a = mixpi_call_from(c);
     k->y = mixpi_call_to(c);
     if (!k->y.data) return MIXP_OK;
+    if (!c->in[0]->count) return mixpi_reduce_nothing(c);
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
@@ -85,6 +94,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     p->k.n = to.n;
     p->k.inner = to.inner;
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
+    if (!to.n) return mixpi_bad_shapes(c, "there is no largest of 0 elements");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",

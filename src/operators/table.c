@@ -19,7 +19,7 @@
 #define MIXPI_COMPARISON(name)                                                            \
     { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
       mixpi_compare_forward, NULL, NULL }
-#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
+#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixpi_compared), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
 /* clang-format off */
@@ -35,16 +35,15 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
         MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
         MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), softmax, softmax),
+        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
+        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
         MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
         MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
-        MIXPI_OP(embedding, KEEP, sizeof(mixp_embedding_args), embedding, embedding),
+        MIXPI_OP(embedding, KEEP, sizeof(mixpi_embedded), embedding, embedding),
         MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
-        MIXPI_OP(cross_entropy, F32, sizeof(mixp_cross_entropy_args), cross_entropy,
-                 cross_entropy),
+        MIXPI_OP(cross_entropy, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
         MIXPI_LOSS(mse), MIXPI_LOSS(bce_with_logits),
-        { "bce", MIXP_CLASS_BANNED, sizeof(mixp_loss_args), mixpi_loss_infer, mixpi_loss_forward,
+        { "bce", MIXP_CLASS_BANNED, sizeof(mixpi_compared), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* the tape's own cast */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
@@ -90,7 +89,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
           NULL, NULL },
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
-        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter)
+        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
+        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

@@ -20,23 +20,11 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
-/* Must the operator store f32 inside its call? Only a guard says so. */
-static int mixpi_call_is_wide(const mixp_call *c) { return mixpi_watcher_is_wide(c); }
-
-/* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
- * site by t and by its result. */
-static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
-    const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
-    const mixp_autocast region = mixp_autocast_current(c->ctx);
-    const int casts = region.level && mixpi_class_of(c->ctx, c->op) == MIXP_CLASS_LOW;
-    if (!watcher || mixpi_entry(c)->again) return MIXP_OK;
-    return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
-}
-
 /* Shows the guard the result of e, which has a site. given: the inputs before autocast. */
 static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
-    return e->site && mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
+    if (!e->site || !e->call.out->count) return MIXP_OK;
+    return mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
 
 /* Has the user pinned the operator's site? */
@@ -137,7 +125,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);
 
-    if (r == MIXP_OK) r = c->op->forward(c);
+    /* A result without elements needs no forward; the walk passes zeros back from it. */
+    if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     if (!mixpi_real(c->out->dtype)) return r;
     mixpi_count_call(ctx, c->op, c->out->dtype);

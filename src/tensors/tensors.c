@@ -20,9 +20,9 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
     return text;
 }
 
-/* Checks that every dimension is at least 1 and that the size in bytes fits ptrdiff_t. */
+/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                                     const int64_t *shape) {
+                                     const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
@@ -34,17 +34,17 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     for (i = 0; i < rank; i++) {
-        if (shape[i] < 1)
+        if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                      "%s: dimension %d is %.0f; every dimension must "
-                                     "be at least 1",
-                                     who, i, (double)shape[i]);
+                                     "be at least %d",
+                                     who, i, (double)shape[i], least);
         if (shape[i] > PTRDIFF_MAX / size / n)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                      "%s: dimension %d (%.0f) makes the tensor larger "
                                      "than memory can be",
                                      who, i, (double)shape[i]);
-        n *= shape[i];
+        if (shape[i]) n *= shape[i];
     }
     return MIXP_OK;
 }
@@ -56,7 +56,7 @@ static void mixpi_set_shape(mixp_tensor *t, int rank, const int64_t *shape) {
         t->shape[i] = i < rank ? shape[i] : 1;
         t->count *= t->shape[i];
     }
-    MIXPI_ASSERT(t->count >= 1);
+    MIXPI_ASSERT(t->count >= 0);
 }
 
 /* Allocates a zeroed record for a tensor, permanent or for this step. */
@@ -96,7 +96,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_d
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
-    if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
+    if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape, permanent != 0) != MIXP_OK)
+        return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
 

@@ -58,8 +58,6 @@ struct mixpi_watcher {
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
     int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
-    mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
@@ -121,9 +119,6 @@ static int mixpi_watcher_enter(mixp_context *ctx, const mixp_op *op, int n_in, m
 }
 static void mixpi_watcher_choose(mixp_call *c, mixp_op_class cls) {
     if (mixpi_watcher_of(c->ctx)) c->ctx->watcher->choose(c, cls);
-}
-static int mixpi_watcher_is_wide(const mixp_call *c) {
-    return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_wide(c);
 }
 static int mixpi_watcher_is_pinned(const mixp_call *c) {
     return mixpi_watcher_of(c->ctx) && c->ctx->watcher->is_pinned(c);

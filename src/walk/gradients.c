@@ -80,7 +80,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     /* In host memory a probe shows afterwards whether backward has written it. */
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_ASKED;
-    if (!*accumulate && !laid && !c->ctx->device->download) {
+    if (!*accumulate && !laid && g->count && !c->ctx->device->download) {
         mixpi_probe_set(g);
         mixpi_entry(c)->inputs[i] |= MIXPI_INPUT_PROBED;
     }

@@ -2,6 +2,18 @@
 #include "checks.c"
 #include "unscaled.c"
 /* --- walking back one operator ---------------------------------------------------------- */
+
+/* A result without elements passes zeros back. */
+static mixp_result mixpi_walk_nothing(mixp_call *c) {
+    mixp_result r = MIXP_OK;
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        const mixp_out dx = mixp_call_dx(c, i);
+        if (dx.data && !dx.accumulate)
+            r = mixpi_fill_with(c->ctx, dx, mixpi_grad_owner(c, i)->count, 0.0);
+    }
+    return r;
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
@@ -13,11 +25,11 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g;
     out->own.pending = 0;
-    if (r == MIXP_OK) r = mixpi_watcher_gradient(ctx, site, g);
-    if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
+    if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
+    if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
     /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
-    if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
+    if (r == MIXP_OK) r = mixpi_run_inside(c, out->count ? c->op->backward : mixpi_walk_nothing);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);

@@ -150,8 +150,8 @@ static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
 static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
-    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
-    mixpi_look_inside, mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
+    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose,
+    mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
     mixpi_look_forward,
     /* walk */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,

@@ -139,8 +139,7 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
 }
 
 /* Returns a site that `number`, whose result is not finite, reads and whose result is not finite; 0
- * if `number` reads no such site. The last candidate is a site whose result is not looked at,
- * because it is judged by what it stores inside its call. */
+ * if `number` reads no such site. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;
@@ -149,8 +148,6 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
         if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_site_at(ctx, site->from[i])->inside) bad = site->from[i];
     return bad;
 }
 
@@ -252,12 +249,11 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     return best;
 }
 
-/* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if what it stored
- * inside its call overflowed, or if the result is low and the operator is not one, like a division
- * or a logarithm, whose f32 result would not be finite either. */
+/* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if the result is
+ * low and the operator is not one, like a division or a logarithm, whose f32 result would not be
+ * finite either. */
 static int mixpi_site_left_range(const mixpi_watch *w, int number) {
     const mixpi_site *site = mixpi_site_number(w, number);
-    if (site->inside) return mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite != 0;
     return mixpi_is_low(site->dtype) && !mixpi_site_is(site, MIXPI_SHRINKS | MIXPI_MAY_MEAN);
 }
 

@@ -69,14 +69,12 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
     site->scalar = t->count == 1;
-    if (!site->inside) site->dtype = t->dtype;
-    if (!site->inside) site->low = low;
+    site->dtype = t->dtype;
+    site->low = low;
     site->around = mixp_autocast_current(ctx).dtype;
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
-    /* Such a result may be NaN although the numbers stored inside are finite: a mean of nothing. */
-    if (site->inside) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
@@ -163,24 +161,6 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, t, 0);
     return 1;
-}
-
-/* Must the operator store f32 inside its call? */
-static int mixpi_site_is_wide(const mixp_call *c) {
-    const mixpi_site *site = mixpi_guarded_site(c);
-    return site && mixpi_site_holds_f32(c->ctx, site);
-}
-
-/* The operator stored t inside its call; t would be `low` without a fallback. In a sampled step
- * looks at t. The result of such an operator is f32 in any case, and says nothing of its range. */
-static mixp_result mixpi_look_inside(mixp_call *c, const mixp_tensor *t, mixp_dtype low) {
-    const int number = mixpi_entry(c)->site;
-    mixpi_site *site = mixpi_site_at(c->ctx, number);
-    site->inside = 1;
-    site->dtype = t->dtype;
-    site->low = low;
-    if (!mixpi_context_sampled(c->ctx)) return MIXP_OK;
-    return mixpi_look(c->ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
 /* Looks at the gradients of parameters and views that c wrote, after its backward. */

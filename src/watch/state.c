@@ -63,7 +63,6 @@ typedef struct mixpi_site {
     float        written;       /* magnitude of a constant that the operator wrote to its result, or
                                    mixp_full to an input: Inf counts as no overflow; 0 = none */
     int          casts;         /* 1: autocast casts its inputs */
-    int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
     int          changed;       /* samples begun when its state changed; older ones do not count */
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low

@@ -43,12 +43,12 @@ static int mixpi_traits_at(mixp_op_id id) {
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
     case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD:
         return MIXPI_MAY_MEAN;
-    case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT:
+    case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
         return MIXPI_SHRINKS;
     case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
     case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
     case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
-    case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_LINEAR_CROSS_ENTROPY:
+    case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
     case MIXP_OP_COS: case MIXP_OP_ROPE:
         return 0;

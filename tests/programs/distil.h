@@ -28,7 +28,7 @@ static void distil_batch(session *s) {
 /* Logits of which the classes behind the likeliest 95 % are hidden. */
 static mixp_tensor *distil_nucleus(session *s, mixp_tensor *x) {
     mixp_context *c = s->ctx;
-    mixp_tensor  *order, *p = mixp_sort(c, mixp_softmax(c, x), 1, &order), *before, *hidden;
+    mixp_tensor  *order, *p = mixp_sort(c, mixp_softmax(c, x), -1, 1, &order), *before, *hidden;
     before = mixp_sub(c, mixp_cumsum(c, p, -1), p);
     hidden = mixp_cast(c, mixp_ge(c, before, mixp_full(c, MIXP_F32, 0, NULL, 0.95)), MIXP_F32);
     hidden = mixp_scatter_add(c, mixp_scale(c, hidden, 0.0f), -1, order, hidden);

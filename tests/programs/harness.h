@@ -293,17 +293,15 @@ static int event_is_true(const mixp_event *e, const truths *t, const session *s)
     const double max = low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
     const truth  at = truth_of(t, e->site);
     const double largest = e->of_gradient ? at.grad : at.value;
-    const int chunks =
-        strstr(e->site, "linear_cross_entropy") != NULL; /* its logits are not stored */
     switch (e->kind) {
-    case MIXP_EVENT_OVERFLOW: return largest > (e->of_gradient ? 0.5 : 0.9) * max || chunks;
-    case MIXP_EVENT_HIGH:     return largest > 0.9 * 0.25 * max || chunks;
+    case MIXP_EVENT_OVERFLOW: return largest > (e->of_gradient ? 0.5 : 0.9) * max;
+    case MIXP_EVENT_HIGH:     return largest > 0.9 * 0.25 * max;
     case MIXP_EVENT_FLUSHED:
         return worse(at.flushed, at.grad_flushed) > 0.9 * 0.02 || tiny(at.value) || tiny(at.grad);
     case MIXP_EVENT_BACK:     return at.value < 0.25 * max && at.grad < max;
     case MIXP_EVENT_IMPRECISE: return s->program->offset;
     case MIXP_EVENT_SKIP:
-        if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max || chunks;
+        if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max;
         if (e->origin == MIXP_ORIGIN_BACKWARD) return t->grad > 0.5 * max;
         if (e->origin == MIXP_ORIGIN_UNSCALE) return t->scale < 1;
         if (e->origin == MIXP_ORIGIN_INPUT || e->origin == MIXP_ORIGIN_WEIGHT) return t->loss_bad;

@@ -33,7 +33,7 @@ static mixp_tensor *moe_loss(session *s, int turn, int training) {
     mixp_tensor  *x = floats(s, m->x, MOE_ROWS, MOE_IN, 0), *y = NULL, *load;
     mixp_tensor  *gate = mixp_linear(c, x, m->gate, NULL), *share, *best, *chosen;
     (void)turn, (void)training;
-    best = mixp_topk(c, gate, 2, 1, &chosen);
+    best = mixp_topk(c, gate, 2, -1, 1, &chosen);
     share = mixp_masked_fill(c, gate, mixp_lt(c, gate, mixp_slice(c, best, 1, 1, 1)), -INFINITY);
     share = mixp_softmax(c, share);
     for (int e = 0; e < MOE_EXPERTS; e++) {

@@ -59,7 +59,7 @@ static mixp_tensor *ranking_loss(session *s, int turn, int training) {
     (void)turn, (void)training;
     score = mixp_tanh(c, mixp_linear(c, x, m->in, m->bias));
     score = mixp_squeeze(c, mixp_linear(c, score, m->out, NULL), -1);
-    mixp_sort(c, grade, 1, &order);
+    mixp_sort(c, grade, -1, 1, &order);
     weight = mixp_eq(c, mixp_argmax(c, score, 1, 0), mixp_argmax(c, grade, 1, 0));
     weight = mixp_rsub(c, mixp_scale(c, mixp_cast(c, weight, MIXP_F32), 0.5f), 1);
     score = mixp_add(c, ranking_list(s, score, order), ranking_pairs(s, score, grade));

@@ -323,8 +323,8 @@ typedef struct ab_case {
     X(ne, AB_ROW, mixp_ne(c, x, y)) X(ge, AB_ROW, mixp_ge(c, x, y))                                  \
     X(lt, AB_ROW, mixp_lt(c, x, y)) X(le, AB_ROW, mixp_le(c, x, y))                                  \
     X(one_hot, AB_ROW, mixp_one_hot(c, ab_named(n), AB_VOCAB, MIXP_F32))                             \
-    X(scatter_add, AB_ROW, ab_scatter(n)) X(topk, AB_ROW, mixp_topk(c, x, 5, 1, NULL))               \
-    X(sort, AB_ROW, mixp_sort(c, x, 0, NULL)) X(rope, AB_ROW, ab_rope(n, 0))                         \
+    X(scatter_add, AB_ROW, ab_scatter(n)) X(topk, AB_ROW, mixp_topk(c, x, 5, -1, 1, NULL))               \
+    X(sort, AB_ROW, mixp_sort(c, x, -1, 0, NULL)) X(rope, AB_ROW, ab_rope(n, 0))                         \
     X(rope_interleaved, AB_ROW, ab_rope(n, 1)) X(cast, AB_ROW, mixp_cast(c, x, MIXP_BF16))           \
     X(flip, AB_ROW, mixp_flip(c, x, -1)) X(pad, AB_ROW, mixp_pad(c, x, -1, 1, 2, 0.5f))              \
     X(slice, AB_ROW, mixp_slice(c, x, -1, 3, 9)) X(concat, AB_ROW, ab_joined(n, 0))                  \

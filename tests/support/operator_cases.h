@@ -370,7 +370,7 @@ static void test_stack(void) {
 
 static void test_shapes_refused(void) {
     const int64_t two[2] = { 2, 3 }, three[2] = { 3, 2 }, eight[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
-    const int64_t bad[2] = { 4, 3 }, zero[3] = { 0, 2, 3 }, minus[3] = { -1, 2, 3 };
+    const int64_t bad[2] = { 4, 3 }, minus[3] = { -1, 2, 3 };
     const int same[2] = { 1, 1 }, out[2] = { 0, 2 };
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
     mixp_tensor *t, *pair[2];
@@ -386,7 +386,6 @@ static void test_shapes_refused(void) {
     case_refused(mixp_flip(case_c, t, 2), MIXP_ERR_SHAPE, "flip");
     case_refused(mixp_expand(case_c, t, 2, bad), MIXP_ERR_SHAPE, "expand");
     case_refused(mixp_expand(case_c, t, 1, two), MIXP_ERR_SHAPE, "expand");
-    case_refused(mixp_expand(case_c, t, 3, zero), MIXP_ERR_SHAPE, "expand");
     case_refused(mixp_expand(case_c, t, 3, minus), MIXP_ERR_SHAPE, "expand");
     case_refused(mixp_expand(case_c, t, 9, eight), MIXP_ERR_SHAPE, "expand");
     case_refused(mixp_pad(case_c, t, 2, 1, 1, 0.0f), MIXP_ERR_SHAPE, "pad");
@@ -617,6 +616,8 @@ static void test_reductions_in_regions(void) {
 }
 
 #include "picking_cases.h"
+#include "loss_cases.h"
+#include "variant_cases.h"
 
 static void operator_run_cases(void) {
     RUN(test_elementwise);
@@ -633,4 +634,6 @@ static void operator_run_cases(void) {
     RUN(test_reductions_to_0);
     RUN(test_reductions_in_regions);
     picking_run_cases();
+    loss_run_cases();
+    variant_run_cases();
 }

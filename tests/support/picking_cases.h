@@ -123,7 +123,7 @@ static void test_random_parameters(void) {
 }
 
 static void test_random_refused(void) {
-    const int64_t four[1] = { 4 }, none[1] = { 0 };
+    const int64_t four[1] = { 4 }, below[1] = { -1 };
     case_c = case_context();
     mixp_step_begin(case_c);
     case_refused(mixp_uniform(case_c, MIXP_F32, 1, four, 2.0f, 1.0f), MIXP_ERR_ARGUMENT, "mixp_uniform: low is 2");
@@ -133,7 +133,7 @@ static void test_random_refused(void) {
     case_refused(mixp_normal(case_c, MIXP_I32, 1, four, 0.0f, 1.0f), MIXP_ERR_DTYPE, "mixp_normal: the dtype is i32");
     case_refused(mixp_bernoulli(case_c, MIXP_F32, 1, four, 1.5f), MIXP_ERR_ARGUMENT, "p is 1.5");
     case_refused(mixp_bernoulli(case_c, MIXP_F32, 1, four, case_nan()), MIXP_ERR_ARGUMENT, "mixp_bernoulli");
-    case_refused(mixp_bernoulli(case_c, MIXP_F32, 1, none, 0.5f), MIXP_ERR_SHAPE, "mixp_bernoulli");
+    case_refused(mixp_bernoulli(case_c, MIXP_F32, 1, below, 0.5f), MIXP_ERR_SHAPE, "mixp_bernoulli");
     case_refused(mixp_full(case_c, MIXP_F32, 1, NULL, 0.5), MIXP_ERR_SHAPE, "mixp_full");
     mixp_context_free(case_c);
 }
@@ -536,7 +536,7 @@ static void topk_one(mixp_dtype dtype, int rows, int cols, int k, int smallest, 
         }
     t = case_param(dtype, 2, shape, x);
     mixp_step_begin(case_c);
-    y = sorts ? mixp_sort(case_c, t, !smallest, &ids) : mixp_topk(case_c, t, k, !smallest, &ids);
+    y = sorts ? mixp_sort(case_c, t, -1, !smallest, &ids) : mixp_topk(case_c, t, k, -1, !smallest, &ids);
     case_has(y, dtype, rows * k);
     case_has(ids, MIXP_I32, rows * k);
     case_walk(y);
@@ -566,21 +566,21 @@ static void test_topk(void) {
 }
 
 static void test_topk_refused(void) {
-    const int64_t two[2] = { 2, 3 }, none[1] = { 0 };
+    const int64_t two[2] = { 2, 3 };
     const float x[6] = { 1, 2, 3, 4, 5, 6 };
     mixp_tensor *t, *ids = NULL;
     case_c = case_context();
     t = case_param(MIXP_F32, 2, two, x);
     mixp_step_begin(case_c);
-    CHECK(mixp_topk(case_c, t, 2, 1, NULL) != NULL);
+    CHECK(mixp_topk(case_c, t, 2, -1, 1, NULL) != NULL);
     ids = t;
-    case_refused(mixp_topk(case_c, t, 4, 1, &ids), MIXP_ERR_SHAPE, "topk: x [2, 3]");
+    case_refused(mixp_topk(case_c, t, 4, -1, 1, &ids), MIXP_ERR_SHAPE, "topk: x [2, 3]");
     CHECK(ids == NULL);
-    case_refused(mixp_topk(case_c, t, 0, 1, &ids), MIXP_ERR_SHAPE, "topk: x [2, 3]");
-    case_refused(mixp_topk(case_c, t, -1, 1, &ids), MIXP_ERR_SHAPE, "topk");
-    case_refused(mixp_sort(case_c, case_param(MIXP_F32, 0, none, x), 0, &ids), MIXP_ERR_SHAPE, "sort: x []");
-    case_refused(mixp_sort(case_c, NULL, 0, &ids), MIXP_ERR_ARGUMENT, "sort: input 0 is NULL");
-    case_refused(mixp_topk(case_c, mixp_full(case_c, MIXP_I32, 2, two, 1.0), 1, 1, &ids), MIXP_ERR_DTYPE, "topk: input 0");
+    case_refused(mixp_topk(case_c, t, 0, -1, 1, &ids), MIXP_ERR_SHAPE, "topk: x [2, 3]");
+    case_refused(mixp_topk(case_c, t, -1, -1, 1, &ids), MIXP_ERR_SHAPE, "topk");
+    case_refused(mixp_sort(case_c, t, 2, 0, &ids), MIXP_ERR_SHAPE, "sort: x [2, 3]");
+    case_refused(mixp_sort(case_c, NULL, -1, 0, &ids), MIXP_ERR_ARGUMENT, "sort: input 0 is NULL");
+    case_refused(mixp_topk(case_c, mixp_full(case_c, MIXP_I32, 2, two, 1.0), 1, -1, 1, &ids), MIXP_ERR_DTYPE, "topk: input 0");
     mixp_context_free(case_c);
 }
 
@@ -647,7 +647,7 @@ static void test_nll(void) {
     y = mixp_nll(case_c, t, case_ids(1, two, bad), MIXP_IGNORE);
     if (y) (void)mixp_item(y);                      /* a GPU reports at the next wait */
     CHECK_INT(mixp_context_error(case_c, &why), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(why, y ? "id 3 at row 1" : "nll: target 3 at row 1");
+    CHECK_TEXT(why, y ? "target 3 at row 1" : "nll: target 3 at row 1");
     mixp_context_free(case_c);
 }
 
@@ -717,7 +717,7 @@ static void test_triplet(void) {
 /* --- parts, casts of integers, names in errors ---------------------------------------------------------- */
 
 static void test_split_sizes(void) {
-    const int64_t shape[2] = { 3, 7 }, sizes[3] = { 1, 4, 2 }, short_[3] = { 1, 4, 1 }, zero[3] = { 0, 5, 2 };
+    const int64_t shape[2] = { 3, 7 }, sizes[3] = { 1, 4, 2 }, short_[3] = { 1, 4, 1 }, below[3] = { -1, 6, 2 };
     float x[21];
     const double *got;
     mixp_tensor *t, *parts[3];
@@ -739,7 +739,7 @@ static void test_split_sizes(void) {
     for (i = 0; i < 21; i++) CHECK_NEAR(got[i], i % 7 < 1 || i % 7 > 4 ? 0.0 : case_dy(i / 7 * 4 + i % 7 - 1), 0.0);
     CHECK_INT(mixp_split_sizes(case_c, t, 1, 3, short_, parts), MIXP_ERR_SHAPE);
     case_refused(parts[0], MIXP_ERR_SHAPE, "mixp_split_sizes: x [3, 7] and 3 sizes for dim 1");
-    CHECK_INT(mixp_split_sizes(case_c, t, 1, 3, zero, parts), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_split_sizes(case_c, t, 1, 3, below, parts), MIXP_ERR_SHAPE);
     mixp_context_clear_error(case_c);
     CHECK_INT(mixp_split_sizes(case_c, t, 2, 3, sizes, parts), MIXP_ERR_SHAPE);
     mixp_context_clear_error(case_c);

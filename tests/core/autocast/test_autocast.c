@@ -98,6 +98,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_SMOOTH_L1:       return mixp_smooth_l1(ctx, x, y, 1.0f);
     case MIXP_OP_HUBER:           return mixp_huber(ctx, x, y, 1.0f);
     case MIXP_OP_KL_DIV:          return mixp_kl_div(ctx, x, y, 0);
+    case MIXP_OP_NLL:             return mixp_nll(ctx, x, n, MIXP_IGNORE);
     case MIXP_OP_LINEAR_CROSS_ENTROPY:
         return mixp_linear_cross_entropy(ctx, x, fitting(w, w_low), n, MIXP_IGNORE, 0);
     case MIXP_OP_MAX:             return mixp_max(ctx, x, 0, 0);
@@ -132,8 +133,8 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_CUMSUM:          return mixp_cumsum(ctx, x, 0);
     case MIXP_OP_ONE_HOT:         return mixp_one_hot(ctx, n, 8, MIXP_I32);
     case MIXP_OP_SCATTER_ADD:     return mixp_scatter_add(ctx, x, 0, mask, mixp_slice(ctx, y, 0, 0, 1));
-    case MIXP_OP_TOPK:            return mixp_topk(ctx, x, 1, 1, NULL);
-    case MIXP_OP_SORT:            return mixp_sort(ctx, x, 1, NULL);
+    case MIXP_OP_TOPK:            return mixp_topk(ctx, x, 1, -1, 1, NULL);
+    case MIXP_OP_SORT:            return mixp_sort(ctx, x, -1, 1, NULL);
     case MIXP_OP_INDEX_ADD:       return mixp_index_add(ctx, x, 0, mixp_slice(ctx, n, 0, 0, 1), mixp_slice(ctx, y, 0, 0, 1));
     case MIXP_OP_COUNT: break;
     }
@@ -162,7 +163,7 @@ static const expected table[] = {
     { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }, { MIXP_OP_MAX, 'K', 'L' },
     { MIXP_OP_ARGMAX, 'I', 'I' }, { MIXP_OP_GATHER, 'K', 'L' }, { MIXP_OP_WHERE, 'K', 'L' },
     { MIXP_OP_MASKED_FILL, 'K', 'L' }, { MIXP_OP_ROPE, 'K', 'L' }, { MIXP_OP_DETACH, 'K', 'K' },
-    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' },
+    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' }, { MIXP_OP_NLL, 'F', 'F' },
     { MIXP_OP_SQUARE, 'F', 'L' }, { MIXP_OP_RECIPROCAL, 'F', 'L' }, { MIXP_OP_LOG1P, 'F', 'L' },
     { MIXP_OP_EXPM1, 'F', 'L' }, { MIXP_OP_ERF, 'K', 'L' }, { MIXP_OP_SOFTPLUS, 'F', 'L' },
     { MIXP_OP_LEAKY_RELU, 'K', 'L' }, { MIXP_OP_ELU, 'K', 'L' }, { MIXP_OP_ADD_SCALAR, 'K', 'L' },

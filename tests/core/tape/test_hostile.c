@@ -410,7 +410,7 @@ static void forget_error(mixp_result code, const char *message, void *user) {
 }
 
 static mixp_result no_rows(mixp_call *c) {
-    const int64_t shape[2] = { 0, 3 };
+    const int64_t shape[2] = { -1, 3 };
     CHECK_INT(mixp_call_alias(c, 2, shape), MIXP_ERR_SHAPE);  /* on_error waits */
     return mixp_call_output(c, MIXP_F32, 2, shape);
 }

@@ -94,7 +94,7 @@ static void id_out_of_range(model *m) {
 }
 static void float_ids(model *m) { mixp_embedding(m->ctx, m->w, input(m)); }
 static void softmax_of_integers(model *m) { mixp_softmax(m->ctx, targets(m)); }
-static void dropout_of_all(model *m) { mixp_dropout(m->ctx, input(m), 1.0f, 1); }
+static void dropout_in_percent(model *m) { mixp_dropout(m->ctx, input(m), 10.0f, 1); }
 static void norm_without_eps(model *m) { mixp_layer_norm(m->ctx, input(m), NULL, NULL, -1.0f); }
 static void bce_in_fp16(model *m) {
     MIXP_AUTOCAST(m->ctx, MIXP_F16) { mixp_bce(m->ctx, input(m), input(m)); }
@@ -604,7 +604,7 @@ static const mistake mistakes[] = {
     MISTAKE(id_out_of_range, ARGUMENT, "9"),
     MISTAKE(float_ids, DTYPE, "i32"),
     MISTAKE(softmax_of_integers, DTYPE, "i32"),
-    MISTAKE(dropout_of_all, ARGUMENT, "dropout"),
+    MISTAKE(dropout_in_percent, ARGUMENT, "dropout"),
     MISTAKE(norm_without_eps, ARGUMENT, "eps"),
     MISTAKE(bce_in_fp16, BANNED, "use mixp_bce_with_logits"),
     MISTAKE(null_batch, ARGUMENT, "host_data is NULL"),

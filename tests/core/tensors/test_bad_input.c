@@ -292,8 +292,9 @@ static void slice_of_any_number(void) {
     int i, k;
     for (i = 0; i < 4; i++)
         for (k = 0; k < 4; k++) {
-            CHECK(mixp_slice(ctx, x, 0, ends[i], ends[k]) == NULL);
-            CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_SHAPE);
+            const int from_0 = ends[i] == 0 && ends[k] == 0;    /* no elements */
+            CHECK_INT(mixp_slice(ctx, x, 0, ends[i], ends[k]) != NULL, from_0);
+            CHECK_INT(mixp_context_error(ctx, NULL), from_0 ? MIXP_OK : MIXP_ERR_SHAPE);
             mixp_context_clear_error(ctx);
         }
     context_close(ctx);

@@ -1019,23 +1019,18 @@ static void test_origins(void) {
     mixp_context_free(m.ctx);
 }
 
-/* Losses that are not finite because f16 is too small: the logits inside mixp_linear_cross_entropy, about
- * 120,000, or a loss of f16, 1,000,000. Neither is a finite activation's division or logarithm. */
-static void loss_overflows(int chunked, const char *site) {
-    static const int64_t shape[2] = { 2, 4 }, rows[1] = { 2 };
-    static const int32_t ids[2] = { 0, 1 };
-    small m = small_open(1024.0f, chunked ? 30000.0f : 1.0f);
+/* A loss of f16, 1,000,000, is not finite because f16 is too small: it is no finite activation's division
+ * or logarithm. */
+static void test_origin_of_a_loss(void) {
+    static const int64_t shape[2] = { 2, 4 };
+    small m = small_open(1024.0f, 1.0f);
     mixp_tensor *loss = NULL, *x;
     mixp_verdict v;
     mixp_event e;
     mixp_step_begin(m.ctx);
     MIXP_AUTOCAST(m.ctx, MIXP_F16) {
         x = mixp_input(m.ctx, MIXP_F32, 2, shape, m.x);
-        if (chunked)
-            loss = mixp_linear_cross_entropy(m.ctx, x, m.w, mixp_input(m.ctx, MIXP_I32, 1, rows, ids),
-                                             MIXP_IGNORE, 1);
-        else
-            loss = mixp_scale(m.ctx, mixp_mean(m.ctx, mixp_linear(m.ctx, x, m.w, NULL), MIXP_ALL, 0), 250000);
+        loss = mixp_scale(m.ctx, mixp_mean(m.ctx, mixp_linear(m.ctx, x, m.w, NULL), MIXP_ALL, 0), 250000);
     }
     mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
     mixp_scaler_step(m.scaler, m.opt);
@@ -1043,16 +1038,11 @@ static void loss_overflows(int chunked, const char *site) {
     v = mixp_scaler_verdict(m.scaler);
     CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
     CHECK_INT(v.origin, MIXP_ORIGIN_FORWARD);
-    CHECK_TEXT(v.site, site);
+    CHECK_TEXT(v.site, "w: scale");
     CHECK_INT(events_of(m.ctx, MIXP_EVENT_SKIP, &e), 1);
     CHECK_INT(e.origin, MIXP_ORIGIN_FORWARD);
     CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
     mixp_context_free(m.ctx);
-}
-
-static void test_origin_of_a_loss(void) {
-    loss_overflows(1, "w: linear_cross_entropy");
-    loss_overflows(0, "w: scale");
 }
 
 /* Adds 3e38, times the scale, to w's gradient. */

@@ -19,7 +19,7 @@ typedef struct row {
 enum {
     LINEAR, CAST_INPUT, MATMUL, ATTENTION, ADD, SUB, MUL, DIV, SCALE, ADD_SCALAR, SQUARE, RELU, RELU_SQUARED,
     GELU, SWIGLU, ROPE, CUMSUM, PROD, MAX, CONCAT, TRANSPOSE, CAST, VAR, NORM, LOGS, SUM, EXP, LAYER_NORM,
-    RMS_NORM, EMBEDDING, HEAD, HEAD_OUTSIDE, OWN_LOW, OWN_KEEP, OWN_LOSS, FLUSHED, GRADIENT, GRADIENTS, OFFSET, ROWS_OF_TABLE
+    RMS_NORM, EMBEDDING, OWN_LOW, OWN_KEEP, OWN_LOSS, FLUSHED, GRADIENT, GRADIENTS, OFFSET, ROWS_OF_TABLE
 };
 
 static const row table[ROWS_OF_TABLE] = {
@@ -53,8 +53,6 @@ static const row table[ROWS_OF_TABLE] = {
     [LAYER_NORM] =     { "layer_norm",                  "layer_norm", 4, 1, 30000 },
     [RMS_NORM] =       { "rms_norm",                    "rms_norm", 4, 1, 30000 },
     [EMBEDDING] =      { "embedding",                   "embedding", 4, 1, 1e5f },
-    [HEAD] =           { "linear_cross_entropy",        "linear_cross_entropy", 6, 1, 30000 },
-    [HEAD_OUTSIDE] =   { "linear_cross_entropy outside","linear_cross_entropy", 6, 1, 30000 },
     [OWN_LOW] =        { "an own operator, LOW",        "own", 6, 1000, 1 },
     [OWN_KEEP] =       { "an own operator, KEEP",       "own", 6, 1000, 1 },
     [OWN_LOSS] =       { "an own loss, LOW",            "own", 4, 1000, 1 },
@@ -204,7 +202,6 @@ static mixp_tensor *applied(const model *m, mixp_tensor *x, mixp_tensor *h) {
     case LAYER_NORM: return mixp_layer_norm(c, h, m->w, NULL, 1e-5f);
     case RMS_NORM: return mixp_rms_norm(c, h, m->w, 1e-5f);
     case EMBEDDING: return mixp_embedding(c, m->w, indices(m));
-    case HEAD: return mixp_linear_cross_entropy(c, h, m->w, indices(m), MIXP_IGNORE, 3);
     case OWN_LOW: return mixp_apply(c, &own_low, 1, &h, 1, NULL);
     case OWN_LOSS: return mixp_apply(c, &own_loss, 1, &h, 1, NULL);
     case OWN_KEEP: return mixp_apply(c, &own_keep, 1, &h, 1, NULL);
@@ -242,7 +239,6 @@ static void step(model *m, int large) {
         h = casts ? x : mixp_linear(m->ctx, x, m->pass, NULL);
         y = applied(m, x, h);
     }
-    if (m->which == HEAD_OUTSIDE) y = mixp_linear_cross_entropy(m->ctx, y, m->w, indices(m), MIXP_IGNORE, 3);
     y = mixp_mean(m->ctx, mixp_scale(m->ctx, mixp_cast(m->ctx, y, MIXP_F32), slope), MIXP_ALL, 0);
     CHECK_INT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, y)), MIXP_OK);
     CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);

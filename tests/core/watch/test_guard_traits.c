@@ -83,8 +83,8 @@ static mixp_tensor *simple(mixp_op_id id, mixp_tensor *x) {
     case MIXP_OP_TRANSPOSE: return mixp_transpose(c, x, 0, 1);
     case MIXP_OP_FLIP: return mixp_flip(c, x, 0);
     case MIXP_OP_SLICE: return mixp_slice(c, x, 0, 4, 12);
-    case MIXP_OP_TOPK: return mixp_topk(c, x, 3, 1, NULL);
-    case MIXP_OP_SORT: return mixp_sort(c, x, 0, NULL);
+    case MIXP_OP_TOPK: return mixp_topk(c, x, 3, -1, 1, NULL);
+    case MIXP_OP_SORT: return mixp_sort(c, x, -1, 0, NULL);
     case MIXP_OP_GATHER: return mixp_gather(c, x, 0, ids());
     case MIXP_OP_PAD: return mixp_pad(c, x, 0, 1, 1, -(float)INFINITY);
     case MIXP_OP_MASKED_FILL: return mixp_masked_fill(c, x, ones(), -(float)INFINITY);
@@ -139,7 +139,7 @@ static int is_other(mixp_op_id id) {
     case MIXP_OP_ARGMAX: case MIXP_OP_ONE_HOT: case MIXP_OP_EQ: case MIXP_OP_NE: case MIXP_OP_GT:
     case MIXP_OP_GE: case MIXP_OP_LT: case MIXP_OP_LE:
     case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE: case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE:
-    case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1: case MIXP_OP_HUBER: case MIXP_OP_KL_DIV:
+    case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1: case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_LINEAR_CROSS_ENTROPY: case MIXP_OP_ATTENTION:
         return 1;
     default: return 0;
