@@ -849,7 +849,7 @@ typedef struct mixp_schedule {
     int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
     int64_t            total;       /* steps, warm-up included: LINEAR, COSINE, ONE_CYCLE, WSD,
                                        POLYNOMIAL, WAVE                                    */
-    double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
+    double             min_factor;  /* share of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6 */
     double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
                                        MULTI_STEP: above 0                                 */
     int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
@@ -1168,7 +1168,7 @@ typedef struct mixp_spike_state {
     int64_t entered[2];         /* norms and losses entered; each window is a ring      */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
     int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
-    double  z, mean, sd;        /* of the value with the highest z; 0 until one is judged */
+    double  z, mean, sd;        /* those of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
 /* How many steps the host may be ahead of a device that applies a function's factors. */
@@ -1190,12 +1190,12 @@ typedef struct mixp_step_plan {
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
     int32_t       small;        /* 1: some states of the table take fewer bytes than f32   */
-    uint64_t      seed;         /* of the random numbers that round states                 */
+    uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
-    uint64_t      graded;       /* of which parameters have gradients                      */
-    uint64_t      settings;     /* of all settings, where there are several ranks          */
-    uint64_t      weights;      /* of a part of the weights; 0: not compared               */
-    uint64_t      guard;        /* of the guard's settings and whether it looks; 0: no guard */
+    uint64_t      graded;       /* hash of which parameters have gradients                 */
+    uint64_t      settings;     /* hash of all settings, where there are several ranks     */
+    uint64_t      weights;      /* hash of a part of the weights; 0: not compared          */
+    uint64_t      guard;        /* hash of the guard's settings and looks; 0: no guard       */
     mixp_spike_rule spike;      /* with every default resolved                             */
     double       *spike_window; /* device memory: `window` norms, then `window` losses     */
     const float  *loss;         /* device memory; NULL: ignored                            */
@@ -1211,7 +1211,7 @@ typedef struct mixp_step_plan {
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
     int32_t    nesterov, cautious;
-    float factor;               /* of the gradient: 1/scale times the clip coefficient     */
+    float factor;               /* what gradients are multiplied by: 1/scale, and the clip */
     float l2;                   /* weight decay added to the gradient                      */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
     float beta1, rest1, beta2, rest2, momentum, eps;
@@ -1237,7 +1237,7 @@ typedef struct mixp_agreement {
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
-    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
+    mixp_grad_stats stats;      /* newest look; after a step: the verdict                  */
     mixp_grad_stats at_unscale; /* the result of mixp_scaler_unscale                       */
     float   clipped;            /* factor applied to the gradients since the newest look   */
     float   clip;               /* the newest step's total clip coefficient                */
@@ -1247,7 +1247,7 @@ typedef struct mixp_step_state {
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* lr of group 0; the update's factor of gradients         */
     int64_t steps, applied, skipped;
-    mixp_agreement agreed;      /* of all ranks, where there are several                   */
+    mixp_agreement agreed;      /* what all ranks found, where there are several           */
     mixp_spike_state spike;
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
@@ -2872,7 +2872,7 @@ typedef struct mixp_quantise_args {
     mixp_bf16       *y;
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
-    mixp_e8m0_rounding e8m0;    /* of the scales of E8M0; otherwise ignored                */
+    mixp_e8m0_rounding e8m0;    /* rounding of the scales of E8M0; otherwise ignored       */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -2930,7 +2930,7 @@ typedef struct mixp_recode_args {
 typedef struct mixp_narrow {
     mixp_dtype       element;
     mixp_block_scale scale;
-    int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
+    int64_t          block_rows, block_cols;    /* block of the operand as it is stored    */
     const uint8_t   *scales;    /* written by `quantise`; NULL for TENSOR                  */
 } mixp_narrow;
 
@@ -3781,14 +3781,14 @@ struct mixp_tensor {
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         struct mixpi_weight_copy *quantised[2]; /* values for a recipe's products over the
                                    columns, the rows; blocks that suit both: over the columns */
-        mixp_tensor *master;    /* of a cached copy: the tensor that the copy was cast from */
-        mixp_tensor *origin;    /* of a reshape: the tensor whose memory this tensor shares */
+        mixp_tensor *master;    /* tensor that a cached copy was cast from                  */
+        mixp_tensor *origin;    /* tensor whose memory a reshape shares                     */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
         mixp_tensor *next;      /* in the context's list of permanent tensors              */
-        mixp_tensor *kept;      /* of an activation: the gradient that the user asked to keep */
+        mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
-        mixpi_mark   mark;      /* of a gradient: the scale that it was multiplied by       */
+        mixpi_mark   mark;      /* scale that a gradient was multiplied by                  */
         uint64_t     low_version[2]; /* version of this tensor in each copy                 */
         uint64_t     generation;/* arena generation; 0 = permanent                         */
         int          walked;    /* 1: this loss was walked back                            */
@@ -3801,7 +3801,7 @@ struct mixp_tensor {
                                    here */
         int          is_param;  /* 1: made by mixp_param                                   */
         int          is_grad;   /* 1: a gradient that a backward walk made                 */
-        mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
+        mixp_tensor *lent;      /* another gradient that reads this gradient's memory      */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
         mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
@@ -3811,15 +3811,15 @@ struct mixp_tensor {
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* of a parameter: number of its optimizers                */
-        struct mixpi_backup *backup;    /* of a buffer: its record; otherwise NULL         */
-        uint64_t     read_in;   /* of a frozen parameter: generation of its newest reader  */
-        uint64_t     walks;     /* of a gradient: number of writes by backward walks */
+        struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
+        uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
+        uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
         struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
-            mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
-            int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            mixp_tensor *seen;  /* input of a cast, reshape or dropout                     */
+            int site;           /* site that made an activation, from 1; 0 = data            */
             float written;      /* magnitude of a constant that an operator wrote here: a mask's
                                    Inf; 0 = none */
             mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
@@ -3827,8 +3827,8 @@ struct mixp_tensor {
         } watch;
         struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
             int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
-            int     divided;    /* of a parameter: 1: its optimizer states are sharded     */
-            int     in_pieces;  /* of a gradient: 1: only this rank's piece is valid       */
+            int     divided;    /* 1: a parameter's optimizer states are sharded           */
+            int     in_pieces;  /* 1: only this rank's piece of a gradient is valid        */
         } ranks;
     } own;
 };
@@ -3838,7 +3838,7 @@ typedef struct mixp_context_desc {
     void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
-    uint64_t  seed;                                 /* of dropout, initialisation, rounding */
+    uint64_t  seed;                                 /* seed of dropout, initialisation, rounding */
     int       threads;                              /* 0 = OpenMP's number, or the number of cores
                                                        (MIXPREC_THREADS); without both, any number
                                                        means 1                             */
@@ -5911,7 +5911,7 @@ typedef struct mixp_verdict {
                                    larger of the two */
     double       spike_mean, spike_sd;  /* mean and sd of that value; 0 while spikes are not
                                            checked                                      */
-    mixp_origin  origin;        /* of a skip: where the bad value arose */
+    mixp_origin  origin;        /* where the bad value of a skip arose  */
     const char  *site;          /* name of the origin's site, "" = none; lives as long as the
                                    context                                              */
     int          loss_bad;      /* 1: a loss given to mixp_scaler_scale was Inf or NaN, even if the
@@ -5925,8 +5925,9 @@ typedef struct mixp_verdict {
 typedef struct mixp_underflow {
     const char *name;           /* name of the parameter; "" = all parameters           */
     int64_t     step;           /* step of the context in which it was counted; -1 = not yet */
-    mixp_dtype  low;            /* dtype of the gradient if low, otherwise of the parameter's newest
-                                   low copy, otherwise f16; for all parameters: of the first */
+    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else
+                                   the newest low copy's, else f16. For all parameters: the first
+                                   parameter's */
     double      flushed;        /* share that becomes 0 in `low`; an estimate (see mixp_look) if the
                                    gradient is stored low                               */
     double      subnormal;      /* share that is subnormal there and loses bits         */
@@ -6343,7 +6344,7 @@ typedef struct mixp_event {
     double          error;      /* mean relative error of the quantised operand */
     double          clipped;    /* share of its values that were clipped */
     int64_t         nonfinite;
-    mixp_origin     origin;     /* of a skip: where the bad value arose */
+    mixp_origin     origin;     /* where the bad value of a skip arose  */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
     int             also;       /* number of other sites of the same operator on the same parameters
                                    that fell back with it. Of a skip: 1 if a site fell back
@@ -6361,7 +6362,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application */
+    mixp_dtype  dtype;          /* dtype that the site stored last */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */
@@ -6954,11 +6955,11 @@ static void mixpi_units_task(void *arg, int64_t index, int worker) {
 static void mixpi_run_units(const mixp_exec *x, mixpi_units *u, int64_t work)
 { mixpi_parallel(x, mixpi_ceil_div(u->count, u->per_task), work, mixpi_units_task, u); }
 
-/* The number of units in a task. work: that of one unit. */
+/* The number of units in a task. work: array elements that one unit touches. */
 static int64_t mixpi_units_of_task(int64_t work)
 { return mixpi_ceil_div(MIXPI_GRAIN, work > 0 ? work : 1); }
 
-/* work: that of one unit. */
+/* Runs the units in threads. work: array elements that one unit touches. */
 static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t work,
                                    mixpi_unit unit, const void *job) {
     mixpi_units u = { unit, job, count, mixpi_units_of_task(work) };
@@ -7102,7 +7103,7 @@ typedef struct mixpi_copy_job {
     mixp_in    src;
     mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
     int        dense;           /* both sides are dense along the last axis                */
-    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    tile_rows, tile_cols;    /* size of a tile                                  */
     int64_t    down, across;    /* tiles along the last two axes                           */
     int64_t    tiles;           /* total                                                   */
 } mixpi_copy_job;
@@ -8476,9 +8477,9 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
 typedef struct mixpi_quantising {
     mixp_quantise_args k;
     mixpi_grid         grid;
-    uint64_t           key;     /* of its random numbers                                   */
+    uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
-    uint32_t          *amax;    /* of each row of the array: for the array's               */
+    uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
 /* The largest magnitude of the array. row: finds that of one row. */
@@ -8848,7 +8849,7 @@ typedef struct mixpi_gemm_block {
     const mixpi_gemm_job *job;
     int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
     int64_t m0, m1, n0, n1, p0, depth;
-    int64_t steps;              /* of a tile: depth, or its number of pairs                */
+    int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
     float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */
@@ -9249,7 +9250,7 @@ typedef struct mixpi_chunk_job {
     const mixp_step_plan  *plan;
     const mixp_step_state *step;
     mixpi_chunk *chunks;
-    int64_t      count;         /* of chunks                                               */
+    int64_t      count;         /* number of chunks                                        */
     float        factor;
     int          write;
     int          counting;      /* 1: counts lost updates                               */
@@ -9269,7 +9270,7 @@ typedef struct mixpi_stretch {
     const mixp_param_row *row;
     int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
     int      n;
-    uint64_t key;               /* of its random numbers                                   */
+    uint64_t key;               /* key of its random numbers                               */
     float   *p, *m, *v;
     int      roots;             /* 1: v holds its roots, which the update computed anyway  */
     uint32_t closed;            /* a bit per block: its codes are written already          */
@@ -15872,7 +15873,7 @@ enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record take
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
-    struct mixpi_block_part *next;  /* of a free chunk: the next free chunk, by address    */
+    struct mixpi_block_part *next;  /* next free chunk, by address                         */
 } mixpi_block_part;
 
 struct mixpi_block {
@@ -16958,7 +16959,7 @@ typedef struct mixpi_lossy {
     int32_t fallen;             /* 1: its products are bf16                                */
     int32_t falls, clean;
     int     seen;               /* 1: the sample being taken has measured it               */
-    double  bounds[2];          /* of error and clipped; 0 = never                         */
+    double  bounds[2];          /* bounds of error and clipped; 0 = never                  */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;
@@ -18279,10 +18280,10 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
-    mixp_recipe     block_recipe;       /* of the block form                               */
+    mixp_recipe     block_recipe;       /* recipe of the block form                        */
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
-    int             lowered;    /* of those: results in f16 or bf16, or raised by the guard */
+    int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
     const char     *kept;       /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
@@ -18291,9 +18292,9 @@ struct mixpi_casting {
     char            uncoded_name[64];   /* weight of the newest uncoded linear             */
     const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
-                                   without such a linear: of its newest region             */
-    mixp_recipe     opened;     /* of the newest region outside of evaluations             */
+    mixp_recipe     trained;    /* recipe of the newest linear that trains; without one, of the
+                                   step's newest region. Ranks compare it                  */
+    mixp_recipe     opened;     /* recipe of the newest region outside of evaluations      */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
@@ -19822,9 +19823,9 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
  * records nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
-    mixpi_tape_entry **entries; /* of the block, oldest first                              */
+    mixpi_tape_entry **entries; /* entries of the block, oldest first                      */
     int64_t            count;
-    unsigned char     *attrs;   /* of the calls as forward began, one after another        */
+    unsigned char     *attrs;   /* attributes of the calls as forward began, one after another */
     const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
     int                live;    /* 1: the results are in memory                            */
 };
@@ -20639,8 +20640,8 @@ MIXPI_SELDOM_BEGIN
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* of the newest linear that trains                        */
-    int          length;        /* of the history of each operand                          */
+    mixp_recipe  recipe;        /* recipe of the newest linear that trains                 */
+    int          length;        /* length of each operand's history                        */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
     float       *scales;        /* [MIXPI_ROLES]                                           */
@@ -20882,7 +20883,7 @@ static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
     double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
-    mixpi_loss *rows;           /* of each row                                             */
+    mixpi_loss *rows;           /* loss of each row                                        */
 } mixpi_losing;
 
 /* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
@@ -20993,11 +20994,11 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    step, call;
     int         decided;
-    mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
+    mixpi_lossy *lossy;         /* loss of the operands, under a guard; otherwise NULL     */
     int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
     int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
-    float       decode;         /* factor of those codes, where memory is the host's       */
+    float       decode;         /* factor of the codes; set only in host memory            */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
@@ -21196,7 +21197,7 @@ static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mi
 typedef struct mixpi_weight_copy {
     mixp_tensor       *y;
     mixp_quantise_args plan;    /* what y was made by                                      */
-    uint64_t           versions[2];     /* of the weight that was read; 0 = y holds nothing */
+    uint64_t           versions[2];     /* versions of the weight read; 0: y holds nothing */
     float              decode, amax;
 } mixpi_weight_copy;
 
@@ -21421,7 +21422,7 @@ MIXPI_SELDOM_END
  */
 enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a linear */
 
-/* Does the gradient of an input of e read t? Also of inputs that are frozen now. */
+/* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
     const mixp_call *c = &e->call;
     uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
@@ -24444,8 +24445,8 @@ MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int d
     return mixp_reshape(ctx, x, x->rank + 1, shape);
 }
 
-/* Attributes of expand. shape: the caller's array, not copied. k: of the gradient, which is that
- * of an operand which a sum broadcasts. */
+/* Attributes of expand. shape: the caller's array, not copied. k: arguments
+ * of binary_backward, because expand's gradient is that of a broadcast operand of a sum. */
 typedef struct mixpi_expansion {
     int rank;
     const int64_t *shape;
@@ -27105,7 +27106,7 @@ struct mixp_optimizer {
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
                                                        tables unless the states are sharded */
-    int              looks_own; /* 1: the other ranks look at the other rows               */
+    int              looks_own; /* 1: this rank looks at own rows only                     */
     int              rows_changed;
     int              clipped;   /* 1: the statistics come from the last clip: keep them    */
     uint64_t         clipped_versions;  /* sum of the gradients' versions at that clip     */
@@ -31173,9 +31174,9 @@ typedef struct mixpi_state_item {
     int         (*is_good)(const struct mixpi_state_item *item);    /* instead of must, or NULL */
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
-    const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
+    const mixp_optimizer *lent; /* optimizer of a state in borrowed memory; otherwise NULL      */
     int64_t       row;          /* and its parameter's number                              */
-    mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
+    mixpi_st_item *from;        /* tensor of the file that a weight is loaded from; NULL = none  */
     int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 
@@ -32906,7 +32907,7 @@ typedef struct mixpi_site {
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
     const char  *op;
-    int          traits;        /* of its operator: see watch/traits.c */
+    int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
 } mixpi_site;
 
@@ -34217,8 +34218,8 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     return r;
 }
 
-/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin, at: in,
- * where this rank found the start of a skip; out, where all ranks agree. */
+/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin,
+ * at: on entry this rank's finding of where a skip began; on return that of all ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
     uint64_t *list = NULL;
     mixpi_told h;
@@ -34377,7 +34378,7 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
 }
 
-/* What of the site an event is about; "" for its value. */
+/* The part of the site that the event is about; "" for its value. */
 static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
     snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
     if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
@@ -34838,8 +34839,8 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
 
-/* Did this rank see the gradient of a site? A cast that was left out has no gradient of its own: it
- * has that of its producer, or none at all. */
+/* Did this rank see the gradient of a site? For a cast that was left out, its producer's gradient
+ * counts. */
 static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
     if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
     if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;
@@ -34963,8 +34964,8 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
                     &site->value, 0);
 }
 
-/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
- * evaluation? */
+/* Did the site fall back because of its gradient, although this sample (an evaluation, say) saw
+ * none? */
 static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
     if (!(site->why & MIXPI_FELL_GRAD)) return 0;
     return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
@@ -36298,7 +36299,7 @@ typedef struct mixpi_bucket {
     int      holds;             /* 1: held contains a sum                                   */
     int      due;               /* 1: a walk has met one of its leaves                      */
     int64_t  awaited;           /* leaves that the walk has not yet completed               */
-    mixpi_buffer *buffer;       /* of a divided gradient: its buffer, or NULL before the first walk
+    mixpi_buffer *buffer;       /* buffer of a divided gradient, or NULL before the first walk
                                    that writes it */
     int      flying;            /* 1: in this walk, its sum was sent and has not arrived    */
     int      landed;            /* 1: in this walk, its sum has arrived                     */
@@ -37548,8 +37549,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     }
 }
 
-/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
- * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
+/* Copies one slice of a rank's weights, which form one row of bytes, from byte `base` on. out 1:
+ * from the weights into the slice. out 0: back. */
 static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
                                     int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;

@@ -50,7 +50,7 @@ typedef struct mixp_schedule {
     int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
     int64_t            total;       /* steps, warm-up included: LINEAR, COSINE, ONE_CYCLE, WSD,
                                        POLYNOMIAL, WAVE                                    */
-    double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
+    double             min_factor;  /* share of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6 */
     double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
                                        MULTI_STEP: above 0                                 */
     int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
@@ -369,7 +369,7 @@ typedef struct mixp_spike_state {
     int64_t entered[2];         /* norms and losses entered; each window is a ring      */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
     int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
-    double  z, mean, sd;        /* of the value with the highest z; 0 until one is judged */
+    double  z, mean, sd;        /* those of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
 /* How many steps the host may be ahead of a device that applies a function's factors. */
@@ -391,12 +391,12 @@ typedef struct mixp_step_plan {
     int32_t       n_groups;
     int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
     int32_t       small;        /* 1: some states of the table take fewer bytes than f32   */
-    uint64_t      seed;         /* of the random numbers that round states                 */
+    uint64_t      seed;         /* seed of the random numbers that round states            */
     /* 53-bit hashes that all ranks must agree on. */
-    uint64_t      graded;       /* of which parameters have gradients                      */
-    uint64_t      settings;     /* of all settings, where there are several ranks          */
-    uint64_t      weights;      /* of a part of the weights; 0: not compared               */
-    uint64_t      guard;        /* of the guard's settings and whether it looks; 0: no guard */
+    uint64_t      graded;       /* hash of which parameters have gradients                 */
+    uint64_t      settings;     /* hash of all settings, where there are several ranks     */
+    uint64_t      weights;      /* hash of a part of the weights; 0: not compared          */
+    uint64_t      guard;        /* hash of the guard's settings and looks; 0: no guard       */
     mixp_spike_rule spike;      /* with every default resolved                             */
     double       *spike_window; /* device memory: `window` norms, then `window` losses     */
     const float  *loss;         /* device memory; NULL: ignored                            */
@@ -412,7 +412,7 @@ typedef struct mixp_step_plan {
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
     int32_t    nesterov, cautious;
-    float factor;               /* of the gradient: 1/scale times the clip coefficient     */
+    float factor;               /* what gradients are multiplied by: 1/scale, and the clip */
     float l2;                   /* weight decay added to the gradient                      */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
     float beta1, rest1, beta2, rest2, momentum, eps;
@@ -438,7 +438,7 @@ typedef struct mixp_agreement {
 
 /* An optimizer's state of steps, in device memory. */
 typedef struct mixp_step_state {
-    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
+    mixp_grad_stats stats;      /* newest look; after a step: the verdict                  */
     mixp_grad_stats at_unscale; /* the result of mixp_scaler_unscale                       */
     float   clipped;            /* factor applied to the gradients since the newest look   */
     float   clip;               /* the newest step's total clip coefficient                */
@@ -448,7 +448,7 @@ typedef struct mixp_step_state {
     int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* lr of group 0; the update's factor of gradients         */
     int64_t steps, applied, skipped;
-    mixp_agreement agreed;      /* of all ranks, where there are several                   */
+    mixp_agreement agreed;      /* what all ranks found, where there are several           */
     mixp_spike_state spike;
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;

@@ -38,10 +38,10 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
-    mixp_recipe     block_recipe;       /* of the block form                               */
+    mixp_recipe     block_recipe;       /* recipe of the block form                        */
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
-    int             lowered;    /* of those: results in f16 or bf16, or raised by the guard */
+    int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
     const char     *kept;       /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
@@ -50,9 +50,9 @@ struct mixpi_casting {
     char            uncoded_name[64];   /* weight of the newest uncoded linear             */
     const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
-                                   without such a linear: of its newest region             */
-    mixp_recipe     opened;     /* of the newest region outside of evaluations             */
+    mixp_recipe     trained;    /* recipe of the newest linear that trains; without one, of the
+                                   step's newest region. Ranks compare it                  */
+    mixp_recipe     opened;     /* recipe of the newest region outside of evaluations      */
     uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see recipes/delayed.c    */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */

@@ -517,7 +517,7 @@ typedef struct mixp_quantise_args {
     mixp_bf16       *y;
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
-    mixp_e8m0_rounding e8m0;    /* of the scales of E8M0; otherwise ignored                */
+    mixp_e8m0_rounding e8m0;    /* rounding of the scales of E8M0; otherwise ignored       */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -575,7 +575,7 @@ typedef struct mixp_recode_args {
 typedef struct mixp_narrow {
     mixp_dtype       element;
     mixp_block_scale scale;
-    int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
+    int64_t          block_rows, block_cols;    /* block of the operand as it is stored    */
     const uint8_t   *scales;    /* written by `quantise`; NULL for TENSOR                  */
 } mixp_narrow;
 

@@ -140,7 +140,7 @@ typedef struct mixp_verdict {
                                    larger of the two */
     double       spike_mean, spike_sd;  /* mean and sd of that value; 0 while spikes are not
                                            checked                                      */
-    mixp_origin  origin;        /* of a skip: where the bad value arose */
+    mixp_origin  origin;        /* where the bad value of a skip arose  */
     const char  *site;          /* name of the origin's site, "" = none; lives as long as the
                                    context                                              */
     int          loss_bad;      /* 1: a loss given to mixp_scaler_scale was Inf or NaN, even if the
@@ -154,8 +154,9 @@ typedef struct mixp_verdict {
 typedef struct mixp_underflow {
     const char *name;           /* name of the parameter; "" = all parameters           */
     int64_t     step;           /* step of the context in which it was counted; -1 = not yet */
-    mixp_dtype  low;            /* dtype of the gradient if low, otherwise of the parameter's newest
-                                   low copy, otherwise f16; for all parameters: of the first */
+    mixp_dtype  low;            /* dtype that the counts refer to: the gradient's if low, else
+                                   the newest low copy's, else f16. For all parameters: the first
+                                   parameter's */
     double      flushed;        /* share that becomes 0 in `low`; an estimate (see mixp_look) if the
                                    gradient is stored low                               */
     double      subnormal;      /* share that is subnormal there and loses bits         */

@@ -40,14 +40,14 @@ struct mixp_tensor {
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         struct mixpi_weight_copy *quantised[2]; /* values for a recipe's products over the
                                    columns, the rows; blocks that suit both: over the columns */
-        mixp_tensor *master;    /* of a cached copy: the tensor that the copy was cast from */
-        mixp_tensor *origin;    /* of a reshape: the tensor whose memory this tensor shares */
+        mixp_tensor *master;    /* tensor that a cached copy was cast from                  */
+        mixp_tensor *origin;    /* tensor whose memory a reshape shares                     */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
         mixp_tensor *next;      /* in the context's list of permanent tensors              */
-        mixp_tensor *kept;      /* of an activation: the gradient that the user asked to keep */
+        mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
-        mixpi_mark   mark;      /* of a gradient: the scale that it was multiplied by       */
+        mixpi_mark   mark;      /* scale that a gradient was multiplied by                  */
         uint64_t     low_version[2]; /* version of this tensor in each copy                 */
         uint64_t     generation;/* arena generation; 0 = permanent                         */
         int          walked;    /* 1: this loss was walked back                            */
@@ -60,7 +60,7 @@ struct mixp_tensor {
                                    here */
         int          is_param;  /* 1: made by mixp_param                                   */
         int          is_grad;   /* 1: a gradient that a backward walk made                 */
-        mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
+        mixp_tensor *lent;      /* another gradient that reads this gradient's memory      */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
         mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
@@ -70,15 +70,15 @@ struct mixp_tensor {
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* of a parameter: number of its optimizers                */
-        struct mixpi_backup *backup;    /* of a buffer: its record; otherwise NULL         */
-        uint64_t     read_in;   /* of a frozen parameter: generation of its newest reader  */
-        uint64_t     walks;     /* of a gradient: number of writes by backward walks */
+        struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
+        uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
+        uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
         struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
-            mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
-            int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            mixp_tensor *seen;  /* input of a cast, reshape or dropout                     */
+            int site;           /* site that made an activation, from 1; 0 = data            */
             float written;      /* magnitude of a constant that an operator wrote here: a mask's
                                    Inf; 0 = none */
             mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
@@ -86,8 +86,8 @@ struct mixp_tensor {
         } watch;
         struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
             int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
-            int     divided;    /* of a parameter: 1: its optimizer states are sharded     */
-            int     in_pieces;  /* of a gradient: 1: only this rank's piece is valid       */
+            int     divided;    /* 1: a parameter's optimizer states are sharded           */
+            int     in_pieces;  /* 1: only this rank's piece of a gradient is valid        */
         } ranks;
     } own;
 };
@@ -97,7 +97,7 @@ typedef struct mixp_context_desc {
     void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
     void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
     void     *user;
-    uint64_t  seed;                                 /* of dropout, initialisation, rounding */
+    uint64_t  seed;                                 /* seed of dropout, initialisation, rounding */
     int       threads;                              /* 0 = OpenMP's number, or the number of cores
                                                        (MIXPREC_THREADS); without both, any number
                                                        means 1                             */

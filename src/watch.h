@@ -195,7 +195,7 @@ typedef struct mixp_event {
     double          error;      /* mean relative error of the quantised operand */
     double          clipped;    /* share of its values that were clipped */
     int64_t         nonfinite;
-    mixp_origin     origin;     /* of a skip: where the bad value arose */
+    mixp_origin     origin;     /* where the bad value of a skip arose  */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
     int             also;       /* number of other sites of the same operator on the same parameters
                                    that fell back with it. Of a skip: 1 if a site fell back
@@ -213,7 +213,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application */
+    mixp_dtype  dtype;          /* dtype that the site stored last */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */

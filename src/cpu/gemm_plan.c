@@ -317,7 +317,7 @@ typedef struct mixpi_gemm_block {
     const mixpi_gemm_job *job;
     int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
     int64_t m0, m1, n0, n1, p0, depth;
-    int64_t steps;              /* of a tile: depth, or its number of pairs                */
+    int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
     float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */

@@ -94,11 +94,11 @@ static void mixpi_units_task(void *arg, int64_t index, int worker) {
 static void mixpi_run_units(const mixp_exec *x, mixpi_units *u, int64_t work)
 { mixpi_parallel(x, mixpi_ceil_div(u->count, u->per_task), work, mixpi_units_task, u); }
 
-/* The number of units in a task. work: that of one unit. */
+/* The number of units in a task. work: array elements that one unit touches. */
 static int64_t mixpi_units_of_task(int64_t work)
 { return mixpi_ceil_div(MIXPI_GRAIN, work > 0 ? work : 1); }
 
-/* work: that of one unit. */
+/* Runs the units in threads. work: array elements that one unit touches. */
 static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t work,
                                    mixpi_unit unit, const void *job) {
     mixpi_units u = { unit, job, count, mixpi_units_of_task(work) };
@@ -242,7 +242,7 @@ typedef struct mixpi_copy_job {
     mixp_in    src;
     mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
     int        dense;           /* both sides are dense along the last axis                */
-    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    tile_rows, tile_cols;    /* size of a tile                                  */
     int64_t    down, across;    /* tiles along the last two axes                           */
     int64_t    tiles;           /* total                                                   */
 } mixpi_copy_job;

@@ -412,9 +412,9 @@ static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k
 typedef struct mixpi_quantising {
     mixp_quantise_args k;
     mixpi_grid         grid;
-    uint64_t           key;     /* of its random numbers                                   */
+    uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
-    uint32_t          *amax;    /* of each row of the array: for the array's               */
+    uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
 /* The largest magnitude of the array. row: finds that of one row. */

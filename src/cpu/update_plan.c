@@ -18,7 +18,7 @@ typedef struct mixpi_chunk_job {
     const mixp_step_plan  *plan;
     const mixp_step_state *step;
     mixpi_chunk *chunks;
-    int64_t      count;         /* of chunks                                               */
+    int64_t      count;         /* number of chunks                                        */
     float        factor;
     int          write;
     int          counting;      /* 1: counts lost updates                               */
@@ -38,7 +38,7 @@ typedef struct mixpi_stretch {
     const mixp_param_row *row;
     int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
     int      n;
-    uint64_t key;               /* of its random numbers                                   */
+    uint64_t key;               /* key of its random numbers                               */
     float   *p, *m, *v;
     int      roots;             /* 1: v holds its roots, which the update computed anyway  */
     uint32_t closed;            /* a bit per block: its codes are written already          */

@@ -121,9 +121,9 @@ typedef struct mixpi_state_item {
     int         (*is_good)(const struct mixpi_state_item *item);    /* instead of must, or NULL */
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
-    const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
+    const mixp_optimizer *lent; /* optimizer of a state in borrowed memory; otherwise NULL      */
     int64_t       row;          /* and its parameter's number                              */
-    mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
+    mixpi_st_item *from;        /* tensor of the file that a weight is loaded from; NULL = none  */
     int           elsewhere;    /* 1: of another rank's buffer: a load reads it, and leaves it */
 } mixpi_state_item;
 

@@ -201,8 +201,8 @@ MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int d
     return mixp_reshape(ctx, x, x->rank + 1, shape);
 }
 
-/* Attributes of expand. shape: the caller's array, not copied. k: of the gradient, which is that
- * of an operand which a sum broadcasts. */
+/* Attributes of expand. shape: the caller's array, not copied. k: arguments
+ * of binary_backward, because expand's gradient is that of a broadcast operand of a sum. */
 typedef struct mixpi_expansion {
     int rank;
     const int64_t *shape;

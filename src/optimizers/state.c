@@ -64,7 +64,7 @@ struct mixp_optimizer {
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
                                                        tables unless the states are sharded */
-    int              looks_own; /* 1: the other ranks look at the other rows               */
+    int              looks_own; /* 1: this rank looks at own rows only                     */
     int              rows_changed;
     int              clipped;   /* 1: the statistics come from the last clip: keep them    */
     uint64_t         clipped_versions;  /* sum of the gradients' versions at that clip     */

@@ -48,7 +48,7 @@ typedef struct mixpi_bucket {
     int      holds;             /* 1: held contains a sum                                   */
     int      due;               /* 1: a walk has met one of its leaves                      */
     int64_t  awaited;           /* leaves that the walk has not yet completed               */
-    mixpi_buffer *buffer;       /* of a divided gradient: its buffer, or NULL before the first walk
+    mixpi_buffer *buffer;       /* buffer of a divided gradient, or NULL before the first walk
                                    that writes it */
     int      flying;            /* 1: in this walk, its sum was sent and has not arrived    */
     int      landed;            /* 1: in this walk, its sum has arrived                     */

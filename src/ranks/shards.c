@@ -178,8 +178,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     }
 }
 
-/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
- * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
+/* Copies one slice of a rank's weights, which form one row of bytes, from byte `base` on. out 1:
+ * from the weights into the slice. out 0: back. */
 static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
                                     int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;

@@ -7,7 +7,7 @@
  */
 enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a linear */
 
-/* Does the gradient of an input of e read t? Also of inputs that are frozen now. */
+/* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
     const mixp_call *c = &e->call;
     uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;

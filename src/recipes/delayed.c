@@ -8,8 +8,8 @@
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* of the newest linear that trains                        */
-    int          length;        /* of the history of each operand                          */
+    mixp_recipe  recipe;        /* recipe of the newest linear that trains                 */
+    int          length;        /* length of each operand's history                        */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
     float       *scales;        /* [MIXPI_ROLES]                                           */

@@ -8,7 +8,7 @@
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
     double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
-    mixpi_loss *rows;           /* of each row                                             */
+    mixpi_loss *rows;           /* loss of each row                                        */
 } mixpi_losing;
 
 /* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound

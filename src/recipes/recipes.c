@@ -8,11 +8,11 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    step, call;
     int         decided;
-    mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
+    mixpi_lossy *lossy;         /* loss of the operands, under a guard; otherwise NULL     */
     int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
     int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
-    float       decode;         /* factor of those codes, where memory is the host's       */
+    float       decode;         /* factor of the codes; set only in host memory            */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
@@ -211,7 +211,7 @@ static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k, mi
 typedef struct mixpi_weight_copy {
     mixp_tensor       *y;
     mixp_quantise_args plan;    /* what y was made by                                      */
-    uint64_t           versions[2];     /* of the weight that was read; 0 = y holds nothing */
+    uint64_t           versions[2];     /* versions of the weight read; 0: y holds nothing */
     float              decode, amax;
 } mixpi_weight_copy;
 

@@ -10,7 +10,7 @@ enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record take
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
-    struct mixpi_block_part *next;  /* of a free chunk: the next free chunk, by address    */
+    struct mixpi_block_part *next;  /* next free chunk, by address                         */
 } mixpi_block_part;
 
 struct mixpi_block {

@@ -29,7 +29,7 @@ typedef struct mixpi_lossy {
     int32_t fallen;             /* 1: its products are bf16                                */
     int32_t falls, clean;
     int     seen;               /* 1: the sample being taken has measured it               */
-    double  bounds[2];          /* of error and clipped; 0 = never                         */
+    double  bounds[2];          /* bounds of error and clipped; 0 = never                  */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;

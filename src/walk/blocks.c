@@ -8,9 +8,9 @@
  * records nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
-    mixpi_tape_entry **entries; /* of the block, oldest first                              */
+    mixpi_tape_entry **entries; /* entries of the block, oldest first                      */
     int64_t            count;
-    unsigned char     *attrs;   /* of the calls as forward began, one after another        */
+    unsigned char     *attrs;   /* attributes of the calls as forward began, one after another */
     const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
     int                live;    /* 1: the results are in memory                            */
 };

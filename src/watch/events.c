@@ -146,7 +146,7 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
 }
 
-/* What of the site an event is about; "" for its value. */
+/* The part of the site that the event is about; "" for its value. */
 static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
     snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
     if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);

@@ -311,8 +311,8 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
 
-/* Did this rank see the gradient of a site? A cast that was left out has no gradient of its own: it
- * has that of its producer, or none at all. */
+/* Did this rank see the gradient of a site? For a cast that was left out, its producer's gradient
+ * counts. */
 static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
     if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
     if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;

@@ -100,8 +100,8 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
                     &site->value, 0);
 }
 
-/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
- * evaluation? */
+/* Did the site fall back because of its gradient, although this sample (an evaluation, say) saw
+ * none? */
 static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
     if (!(site->why & MIXPI_FELL_GRAD)) return 0;
     return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);

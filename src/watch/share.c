@@ -330,8 +330,8 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     return r;
 }
 
-/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin, at: in,
- * where this rank found the start of a skip; out, where all ranks agree. */
+/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin,
+ * at: on entry this rank's finding of where a skip began; on return that of all ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
     uint64_t *list = NULL;
     mixpi_told h;

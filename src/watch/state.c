@@ -82,7 +82,7 @@ typedef struct mixpi_site {
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
     const char  *op;
-    int          traits;        /* of its operator: see watch/traits.c */
+    int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
 } mixpi_site;
 
