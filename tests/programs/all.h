@@ -33,6 +33,8 @@
 #include "sound.h"
 #include "codebook.h"
 #include "convnet.h"
+#include "unet.h"
+#include "tagger.h"
 #include "neighbours.h"
 #include "pinn.h"
 
@@ -62,6 +64,7 @@ static void programs_of_sequences(void) {
     program *p;
     PROGRAM(lstm, 2e-2)->carry = lstm_carry;
     PROGRAM(rnn, 1e-2)->carry = rnn_carry;
+    PROGRAM(tagger, 5e-2);
     PROGRAM(vit, 5e-3)->near = 0.2;
     PROGRAM(bert, 5e-3)->dropout = 1;
     program_add_t5("t5_fill", t5_fill_open);
@@ -118,6 +121,7 @@ static void programs_make(void) {
     p->carry = codebook_carry;
     p->mixes = 1;
     PROGRAM(convnet, 1e-2);
+    PROGRAM(unet, 1e-2);
     PROGRAM(neighbours, 1e-2);
     PROGRAM(pinn, 1e-2);
 }
