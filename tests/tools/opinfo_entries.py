@@ -923,82 +923,145 @@ def margin_ranking(m, a, b, y, margin=0.0, reduction="mean"):
 
 # --- images: the add-on examples/conv.h ---
 
-def two(v):
-    return list(v) if isinstance(v, (tuple, list)) and len(v) == 2 else [v[0] if isinstance(v, (tuple, list)) else v] * 2
+def numbers_of(v, dims):
+    """One number for each dimension of an image."""
+    v = [v] if not isinstance(v, (tuple, list)) else list(v)
+    return v * dims if len(v) == 1 else v
 
 
-def same_padding(taps, dilation):
-    """padding='same': as much on both sides, or no counterpart."""
-    total = [(t - 1) * d for t, d in zip(taps, dilation)]
-    if any(t % 2 for t in total):
-        raise Missing("padding='same', uneven")
-    return [t // 2 for t in total]
+def batched(m, x, dims, f):
+    """f of x with a batch, which PyTorch allows to be left out. f gives one tensor or several."""
+    if x.rank == dims + 2:
+        return f(x)
+    y = f(m.unsqueeze(x, 0))
+    return [m.squeeze(t, 0) for t in y] if isinstance(y, list) else m.squeeze(y, 0)
 
 
-def convolved(m, function, x, w, bias, dims, stride, padding, dilation, groups, output_padding=0):
-    batch = x.rank == dims + 2
-    if not batch:
-        x = m.unsqueeze(x, 0)
-    if dims == 1:
-        stride, dilation = ([v[0] if isinstance(v, (tuple, list)) else v] for v in (stride, dilation))
-        padding = padding if isinstance(padding, str) else [padding[0] if isinstance(padding, (tuple, list)) else padding]
-        output_padding = [0]
+def convolved(m, function, x, w, bias, stride, padding, dilation, groups, output_padding=0):
+    dims = w.rank - 2
+    if isinstance(padding, str):
+        padding = -1 if padding == "same" else 0        # CONV_SAME
+    desc = m.new("conv_desc", groups=groups, stride=numbers_of(stride, dims), padding=numbers_of(padding, dims),
+                 dilation=numbers_of(dilation, dims), output_padding=numbers_of(output_padding, dims))
+    f = getattr(m, f"{function}{dims}d")
+    return batched(m, x, dims, lambda b: f(b, w, m.ffi.NULL if bias is None else bias, desc))
+
+
+@entry("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d")
+def conv(m, x, w, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    return convolved(m, "conv", x, w, bias, stride, padding, dilation, groups)
+
+
+@entry("nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d")
+def conv_transpose(m, x, w, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    return convolved(m, "conv_transpose", x, w, bias, stride, padding, dilation, groups, output_padding)
+
+
+def window(m, dims, size, stride, padding, **more):
+    stride = 0 if stride in (None, ()) else stride      # 0: the size
+    return m.new("pool_desc", size=numbers_of(size, dims), stride=numbers_of(stride, dims),
+                 padding=numbers_of(padding, dims), **more)
+
+
+def max_pool(dims):
+    def run(m, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        desc = window(m, dims, kernel_size, stride, padding, dilation=numbers_of(dilation, dims), ceil_mode=ceil_mode)
+        at = m.several(1) if return_indices else m.ffi.NULL
+        return batched(m, x, dims, lambda b: [m.max_pool(b, desc, at)] + ([at[0]] if return_indices else []))
+    return run
+
+
+def avg_pool(dims):
+    def run(m, x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        desc = window(m, dims, kernel_size, stride, padding, ceil_mode=ceil_mode, image_only=not count_include_pad,
+                      divisor=divisor_override or 0)
+        return batched(m, x, dims, lambda b: m.avg_pool(b, desc))
+    return run
+
+
+def sizes_of(x, size, dims):
+    """PyTorch's None keeps a size."""
+    size = list(size) if isinstance(size, (tuple, list)) else [size] * dims
+    return [x.shape[x.rank - dims + i] if n is None else n for i, n in enumerate(size)]
+
+
+def adaptive_max(dims):
+    def run(m, x, output_size, return_indices=False):
+        at = m.several(1) if return_indices else m.ffi.NULL
+        size = sizes_of(x, output_size, dims)
+        return batched(m, x, dims, lambda b: [m.adaptive_max_pool(b, size, at)] + ([at[0]] if return_indices else []))
+    return run
+
+
+def adaptive_avg(dims):
+    def run(m, x, output_size):
+        return batched(m, x, dims, lambda b: m.adaptive_avg_pool(b, sizes_of(x, output_size, dims)))
+    return run
+
+
+def max_unpool(dims):
+    def run(m, x, indices, kernel_size, stride=None, padding=0, output_size=None):
+        k, p = numbers_of(kernel_size, dims), numbers_of(padding, dims)
+        s = k if stride in (None, ()) else numbers_of(stride, dims)
+        size = [(n - 1) * s[i] - 2 * p[i] + k[i] for i, n in enumerate(shape(x)[-dims:])]
+        size = list(output_size)[-dims:] if output_size is not None else size
+        ids = m.unsqueeze(indices, 0) if indices.rank == dims + 1 else indices
+        return batched(m, x, dims, lambda b: m.max_unpool(b, ids, size))
+    return run
+
+
+for d in (1, 2, 3):
+    entry(f"nn.functional.max_unpool{d}d.grad")(max_unpool(d))
+    entry(f"nn.functional.max_pool{d}d")(max_pool(d))
+    entry(f"nn.functional.avg_pool{d}d")(avg_pool(d))
+    entry(f"nn.functional.adaptive_max_pool{d}d")(adaptive_max(d))
+    entry(f"nn.functional.adaptive_avg_pool{d}d")(adaptive_avg(d))
+
+
+def resized(m, x, mode, size, scale_factor, align_corners=None):
+    dims = x.rank - 2
+    desc = m.new("interpolate_desc", mode=mode, align_corners=bool(align_corners))
+    if size is not None:
+        desc.size = numbers_of(size, dims)
     else:
-        stride, dilation, output_padding = two(stride), two(dilation), two(output_padding)
-        padding = padding if isinstance(padding, str) else two(padding)
-    if padding == "valid":
-        padding = [0] * dims
-    elif padding == "same":
-        padding = same_padding(shape(w)[2:], dilation)
-    desc = m.new("conv_desc", groups=groups)
-    for i in range(dims):
-        to = i + 2 - dims       # conv1d uses the second numbers of the description
-        desc.stride[to], desc.padding[to], desc.dilation[to] = stride[i], padding[i], dilation[i]
-        desc.output_padding[to] = output_padding[i]
-    y = getattr(m, function)(x, w, m.ffi.NULL if bias is None else bias, desc)
-    return y if batch else m.squeeze(y, 0)
+        desc.scale = [float(v) for v in numbers_of(scale_factor, dims)]
+    return m.interpolate(x, desc)
 
 
-@entry("nn.functional.conv1d")
-def conv1d(m, x, w, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    return convolved(m, "conv1d", x, w, bias, 1, stride, padding, dilation, groups)
+def interpolate(mode):
+    def run(m, x, size=None, scale_factor=None, mode=mode, align_corners=None, recompute_scale_factor=None, antialias=False):
+        kind = {"nearest": 0, "nearest-exact": 1, "linear": 2, "bilinear": 2, "trilinear": 2, "area": 3}.get(mode)
+        if kind is None or antialias:
+            raise Missing(f"mode {mode}" if kind is None else "antialias")
+        if recompute_scale_factor and size is None:
+            dims = x.rank - 2
+            size = [math.floor(x.shape[2 + i] * v) for i, v in enumerate(numbers_of(scale_factor, dims))]
+        return resized(m, x, kind, size, scale_factor, align_corners)
+    return run
 
 
-@entry("nn.functional.conv2d")
-def conv2d(m, x, w, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    return convolved(m, "conv2d", x, w, bias, 2, stride, padding, dilation, groups)
+for kind in ("nearest", "nearest-exact", "linear", "bilinear", "trilinear", "area", "bicubic"):
+    entry("nn.functional.interpolate." + kind)(interpolate(kind))
+entry("nn.functional.upsample_nearest")(interpolate("nearest"))
 
 
-@entry("nn.functional.conv_transpose2d")
-def conv_transpose2d(m, x, w, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    return convolved(m, "conv_transpose2d", x, w, bias, 2, stride, padding, dilation, groups, output_padding)
+@entry("nn.functional.upsample_bilinear")
+def upsample_bilinear(m, x, size=None, scale_factor=None):
+    return resized(m, x, 2, size, scale_factor, True)
 
 
-def window(kernel_size, stride, padding):
-    stride = kernel_size if stride in (None, ()) else stride
-    k, s, p = two(kernel_size), two(stride), two(padding)
-    if k[0] != k[1] or s[0] != s[1] or p[0] != p[1]:
-        raise Missing("window is not square")
-    return k[0], s[0], p[0]
+def leading(m, x, f):
+    """f of x whose leading dimensions are one batch."""
+    lead = shape(x)[:-3]
+    y = f(reshaped(m, x, [-1] + shape(x)[-3:]))
+    return reshaped(m, y, lead + shape(y)[1:])
 
 
-def pooled(m, f, x, k, s, p):
-    return m.squeeze(f(m.unsqueeze(x, 0), k, s, p), 0) if x.rank == 3 else f(x, k, s, p)
+@entry("nn.functional.pixel_shuffle")
+def pixel_shuffle(m, x, upscale_factor):
+    return leading(m, x, lambda b: m.pixel_shuffle(b, upscale_factor))
 
 
-@entry("nn.functional.max_pool2d")
-def max_pool2d(m, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    for name, on in {"ceil_mode": ceil_mode, "return_indices": return_indices, "dilation": two(dilation) != [1, 1]}.items():
-        if on:
-            raise Missing(name)
-    return pooled(m, m.max_pool2d, x, *window(kernel_size, stride, padding))
-
-
-@entry("nn.functional.avg_pool2d")
-def avg_pool2d(m, x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-    k, s, p = window(kernel_size, stride, padding)
-    for name, on in {"ceil_mode": ceil_mode, "divisor_override": divisor_override,
-                     "count_include_pad": p and not count_include_pad}.items():
-        if on:
-            raise Missing(name)
-    return pooled(m, m.avg_pool2d, x, k, s, p)
+@entry("nn.functional.pixel_unshuffle")
+def pixel_unshuffle(m, x, downscale_factor):
+    return leading(m, x, lambda b: m.pixel_unshuffle(b, downscale_factor))
