@@ -305,6 +305,13 @@
 #  define MIXPREC_HD static inline
 #endif
 
+/* A function of MIXPREC_HD that runs once a step: the host optimises it for size. */
+#if MIXPI_GNU && !defined(__CUDACC__)
+#  define MIXPI_HD_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_HD_SELDOM
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1217,7 +1224,7 @@ typedef struct mixp_step_scalars {
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-    float scale_g;              /* NAdam: of the gradient in the numerator                 */
+    float scale_g;              /* NAdam: of the gradient in the numerator; others: 0      */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -1360,6 +1367,7 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
 /* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_real_power(double x, double p) {
     const double most = p < 1e9 ? p : 1e9;
     const int64_t whole = (int64_t)most;
@@ -1374,6 +1382,7 @@ MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, dou
 }
 
 /* OneCycleLR's two or three phases, as factors of lr. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
     const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
     const double rise = s->pct_start > 0.0 ? s->pct_start * (double)s->total : (double)s->warmup;
@@ -1387,6 +1396,7 @@ MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
 }
 
 /* The height, 0 to 1, of RESTARTS after t steps. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
     const int64_t growth = s->growth > 1 ? s->growth : 1;
     int64_t length = s->every;
@@ -1399,6 +1409,7 @@ MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
 }
 
 /* The height of CYCLIC and CYCLIC_EXP. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
     const int64_t fall = s->decay ? s->decay : s->every, length = s->every + fall;
     const int64_t at = t % length;
@@ -1408,6 +1419,7 @@ MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
 }
 
 /* The height of WAVE. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_wave(const mixp_schedule *s, int64_t t) {
     const int64_t half = s->total - s->warmup, at = t % half;
     const double height = mixpi_half_cosine((double)at / (double)half);
@@ -1442,6 +1454,7 @@ MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t appli
 }
 
 /* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;
     double done, height;
@@ -1455,6 +1468,7 @@ MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t
 
 /* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
  * host only. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t t = applied - s->warmup;
     switch (s->kind) {
@@ -1520,6 +1534,7 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
 
 /* The product of NAdam's momentums of the steps 1 to t. *last: momentum of step t; *next: of step
  * t + 1. A product below 2^-60 no longer counts beside 1. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, double *last,
                                       double *next) {
     const double each = MIXPI_LIBM(pow)(0.96, g->momentum_decay);
@@ -1533,6 +1548,7 @@ MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, doub
 }
 
 /* NAdam's scalars: the numerator is scale_g g + scale_m m, the denominator Adam's. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t t,
                                    mixp_step_scalars *u) {
     double last, next;
@@ -1545,6 +1561,7 @@ MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t
 
 /* RAdam's scalars, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate
  * and Beyond", 2020). While v has too few values, the denominator is 1. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr, int64_t t,
                                    mixp_step_scalars *u) {
     const double n = (double)(t > 1 ? t : 1), power = MIXPI_LIBM(pow)(g->beta2, n);
@@ -1598,6 +1615,7 @@ MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_
 }
 
 /* The scalars that one kind has. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group *g, double lr,
                                 int64_t t, mixp_step_scalars *u) {
     switch (kind) {
@@ -1616,6 +1634,7 @@ MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group
 }
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
@@ -1985,40 +2004,6 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     }
 }
 
-/* One element of Adam or AdamW with amsgrad, in PyTorch's order. third: the largest v so far. */
-MIXPREC_HD void mixp_amsgrad_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                     float *v, float *third) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    *third = *third > *v ? *third : *v;
-    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*third), u->scale_v, u->eps);
-    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
-    *p = mixpi_fmaf(-u->rate, ratio, *p);
-}
-
-/* One element of NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). */
-MIXPREC_HD void mixp_nadam_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                   float *v) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g) /
-            mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
-    *p = mixpi_fmaf(-u->decay, *p, *p);
-    *p = mixpi_fmaf(-u->rate, ratio, *p);
-}
-
-/* One element of Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient|. */
-MIXPREC_HD void mixp_adamax_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                    float *v) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
-    float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = held > now ? held : now;
-    *p = mixpi_fmaf(-u->rate, *m / *v, *p);
-}
-
 /* One element of SGD. m: NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
@@ -2049,18 +2034,54 @@ MIXPREC_HD float mixpi_variance(float a, float b) {
     return 0.0f > left ? 0.0f : left;
 }
 
-/* The same, centered. third: the mean gradient. */
-MIXPREC_HD void mixp_rmsprop_centered_element(const mixp_step_scalars *u, float grad, float *p,
-                                              float *m, float *v, float *third) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+/* The same, centered. g: the gradient with its decay. third: the mean gradient. m: not read without
+ * momentum. */
+MIXPREC_HD void mixpi_rmsprop_centered(const mixp_step_scalars *u, float g, float *p, float *m,
+                                       float *v, float *third) {
+    float step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     *third = mixpi_fmaf(u->rest2, g - *third, *third);
     step = g / (MIXPI_LIBM(sqrtf)(mixpi_variance(*v, *third)) + u->eps);
-    if (m) {
+    if (u->momentum > 0.0f) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
     }
     *p = mixpi_fmaf(-u->rate, step, *p);
+}
+
+/* Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient| + eps. */
+MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, float m, float *v) {
+    const float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
+    *v = held > now ? held : now;
+    *p = mixpi_fmaf(-u->rate, m / *v, *p);
+}
+
+/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum into
+ * Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see mixp_param_row;
+ * NAdam and Adamax do not read it. */
+MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
+                                   float *p, float *m, float *v, float *third) {
+    const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
+    float top, ratio;
+    if (kind == MIXP_OPTIMIZER_RMSPROP) {
+        mixpi_rmsprop_centered(u, g, p, m, v, third);
+        return;
+    }
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    if (kind == MIXP_OPTIMIZER_ADAMAX) {
+        mixpi_adamax(u, g, p, *m, v);
+        return;
+    }
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    top = *v;
+    if (kind != MIXP_OPTIMIZER_NADAM) {
+        top = *third > top ? *third : top;
+        *third = top;
+    }
+    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g);     /* amsgrad: scale_g is 0 */
+    ratio = ratio / mixpi_fmaf(MIXPI_LIBM(sqrtf)(top), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
 }
 
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
@@ -9344,44 +9365,6 @@ static int mixpi_stretch_block(const mixpi_stretch *s, int i) {
     return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i);
 }
 
-/* The addresses of 16 elements in a stretch; NULL: the row has no such state. */
-typedef struct mixpi_places {
-    float       *p, *m, *v, *third;
-    const float *g;
-} mixpi_places;
-
-static mixpi_places mixpi_places_at(const mixpi_stretch *s, const float *g, int i) {
-    mixpi_places at;
-    at.p = s->p + i;
-    at.m = s->m ? s->m + i : NULL;
-    at.v = s->v + i;
-    at.third = s->row->third ? s->row->third + s->first + i : NULL;
-    at.g = g + i;
-    return at;
-}
-/* Copies of n < 16 elements, padded with 1, so that no quotient is 0 / 0. */
-static float *mixpi_place_copied(const float *from, int n, float *copy) {
-    for (int k = 0; k < 16; k++) copy[k] = 1.0f;
-    if (from) memcpy(copy, from, (size_t)n * sizeof *copy);
-    return from ? copy : NULL;
-}
-static mixpi_places mixpi_places_copied(const mixpi_places *from, int n, float copy[5][16]) {
-    mixpi_places at;
-    at.p = mixpi_place_copied(from->p, n, copy[0]);
-    at.m = mixpi_place_copied(from->m, n, copy[1]);
-    at.v = mixpi_place_copied(from->v, n, copy[2]);
-    at.third = mixpi_place_copied(from->third, n, copy[3]);
-    at.g = mixpi_place_copied(from->g, n, copy[4]);
-    return at;
-}
-static void mixpi_places_put_back(const mixpi_places *to, int n, float copy[5][16]) {
-    const size_t bytes = (size_t)n * sizeof(float);
-    memcpy(to->p, copy[0], bytes);
-    if (to->m) memcpy(to->m, copy[1], bytes);
-    memcpy(to->v, copy[2], bytes);
-    if (to->third) memcpy(to->third, copy[3], bytes);
-}
-
 static int mixpi_row_is_split(const mixp_param_row *row) {
     return row->master && row->master_dtype != MIXP_F32;
 }
@@ -13935,84 +13918,14 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 
-/* 16 elements of mixp_nadam_element and of mixp_amsgrad_element, from the moments on. */
-MIXPI_F mixpi_v MIXPI_P(nadam)(const mixp_step_scalars *u, mixpi_v g, mixpi_v p, mixpi_v m,
-                               mixpi_v v) {
-    mixpi_v ratio = mixpi_vmul(mixpi_vset(u->scale_g), g);
-    ratio = mixpi_vfma(mixpi_vset(u->scale_m), m, ratio);
-    v = mixpi_vfma(mixpi_vsqrt(v), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
-    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
-    return mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(ratio, v), p);
-}
-MIXPI_F mixpi_v MIXPI_P(amsgrad)(const mixp_step_scalars *u, mixpi_v p, mixpi_v m, mixpi_v top) {
-    const mixpi_v root = mixpi_vfma(mixpi_vsqrt(top), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
-    const mixpi_v ratio = mixpi_vdiv(m, root);
-    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, ratio, p)), p, p);
-    return mixpi_vfma(mixpi_vset(-u->rate), ratio, p);
-}
-
-/* 16 elements of NAdam, of Adamax and of Adam with amsgrad. */
-MIXPI_RARE void MIXPI_P(later_16)(const mixpi_places *at, mixp_optimizer_kind kind,
-                                  const mixp_step_scalars *u) {
-    mixpi_v p = mixpi_vload(at->p), v = mixpi_vload(at->v), m, top;
-    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
-    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
-    m = mixpi_vmul(mixpi_vset(u->rest1), g);
-    m = mixpi_vfma(mixpi_vset(u->beta1), mixpi_vload(at->m), m);
-    mixpi_vstore(at->m, m);
-    if (kind == MIXP_OPTIMIZER_ADAMAX) {
-        v = mixpi_vmul(mixpi_vset(u->beta2), v);
-        top = mixpi_vadd(mixpi_vabs(g), mixpi_vset(u->eps));
-        v = mixpi_vselect_gt(v, top, v, top);
-        mixpi_vstore(at->v, v);
-        mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(m, v), p));
-        return;
-    }
-    top = mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g);
-    v = mixpi_vfma(mixpi_vset(u->beta2), v, top);
-    mixpi_vstore(at->v, v);
-    if (!at->third) {
-        mixpi_vstore(at->p, MIXPI_P(nadam)(u, g, p, m, v));
-        return;
-    }
-    top = mixpi_vload(at->third);
-    top = mixpi_vselect_gt(top, v, top, v);
-    mixpi_vstore(at->third, top);
-    mixpi_vstore(at->p, MIXPI_P(amsgrad)(u, p, m, top));
-}
-
-/* 16 elements of mixp_rmsprop_centered_element. */
-MIXPI_RARE void MIXPI_P(centered_16)(const mixpi_places *at, const mixp_step_scalars *u) {
-    const mixpi_v rest = mixpi_vset(u->rest2), zero = mixpi_vzero();
-    mixpi_v p = mixpi_vload(at->p), mean = mixpi_vload(at->third), v, left;
-    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
-    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
-    v = mixpi_vmul(mixpi_vmul(rest, g), g);
-    v = mixpi_vfma(mixpi_vset(u->beta2), mixpi_vload(at->v), v);
-    mean = mixpi_vfma(rest, mixpi_vsub(g, mean), mean);
-    left = mixpi_vfma(mixpi_vneg(mean), mean, v);
-    left = mixpi_vselect_gt(zero, left, zero, left);
-    g = mixpi_vdiv(g, mixpi_vadd(mixpi_vsqrt(left), mixpi_vset(u->eps)));
-    if (at->m) g = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(at->m), g);
-    if (at->m) mixpi_vstore(at->m, g);
-    mixpi_vstore(at->v, v);
-    mixpi_vstore(at->third, mean);
-    mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), g, p));
-}
-
-/* A stretch of NAdam, Adamax, amsgrad or centered RMSprop. The last elements, fewer than 16, are
- * updated in copies. */
-MIXPI_RARE void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+/* A stretch of NAdam, Adamax, amsgrad or centered RMSprop, an element at a time. States and weights
+ * that are absent are not read. */
+MIXPI_FLAT void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
-    float copy[5][16];
-    for (int i = 0; i < s->n; i += 16) {
-        const int n = s->n - i;
-        const mixpi_places places = mixpi_places_at(s, g, i);
-        const mixpi_places at = n < 16 ? mixpi_places_copied(&places, n, copy) : places;
-        if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(centered_16)(&at, u);
-        else MIXPI_P(later_16)(&at, kind, u);
-        if (n < 16) mixpi_places_put_back(&places, n, copy);
-    }
+    float *third = s->row->third ? s->row->third + s->first : s->p;
+    float *m = s->m ? s->m : s->p;
+    for (int i = 0; i < s->n; i++)
+        mixp_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
 }
 /* --- states of fewer bytes: blocks of codes to f32 and back, a register at a time ---------- *
  * `size`, the bytes of a code, is a constant where these functions are inlined in a hot loop. */
@@ -29252,11 +29165,11 @@ static void mixpi_step_done(mixp_optimizer *opt) {
 
 /* Asks the program's schedule for the factors of the steps that the device may be at: the step that
  * the host last saw, and those that it has issued since. */
+MIXPI_SELDOM
 static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_plan *plan = &opt->plan;
     mixp_step_state s;
     mixp_result r;
-    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: a captured step cannot call schedule.factor: use another "
@@ -29281,11 +29194,16 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     return MIXP_OK;
 }
 
+static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
+    if (opt->plan.schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
+    return mixpi_factors_ask(opt, who);
+}
+
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
     if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
-    if (r == MIXP_OK) r = mixpi_factors_ask(opt, who);
+    if (r == MIXP_OK) r = mixpi_need_factors(opt, who);
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
@@ -29487,7 +29405,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
     mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_factors_ask(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_need_factors(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
 

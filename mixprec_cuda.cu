@@ -6154,16 +6154,8 @@ __device__ inline void later_elements(const mixp_step_scalars &u, mixp_optimizer
     float third[8];
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) {
-        if (kind == MIXP_OPTIMIZER_NADAM) mixp_nadam_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
-        else if (kind == MIXP_OPTIMIZER_ADAMAX)
-            mixp_adamax_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
-        else if (kind != MIXP_OPTIMIZER_RMSPROP)
-            mixp_amsgrad_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
-        else if (row.m)
-            mixp_rmsprop_centered_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
-        else mixp_rmsprop_centered_element(&u, c.g[k], &c.p[k], NULL, &c.v[k], &third[k]);
-    }
+    for (int k = 0; k < 8; k++)
+        mixp_later_element(kind, &u, c.g[k], &c.p[k], &c.m[k], &c.v[k], &third[k]);
     if (row.third) put8_any(array_at(row.third, MIXP_F32), c.i, c.n, c.wide, third);
 }
 __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &row) {

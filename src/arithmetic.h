@@ -418,7 +418,7 @@ typedef struct mixp_step_scalars {
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-    float scale_g;              /* NAdam: of the gradient in the numerator                 */
+    float scale_g;              /* NAdam: of the gradient in the numerator; others: 0      */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -561,6 +561,7 @@ MIXPREC_HD double mixpi_power(double x, int64_t n) {
 MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
 
 /* x^p for x in [0, 1] and p >= 0. The bits of a whole power are the same on every device. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_real_power(double x, double p) {
     const double most = p < 1e9 ? p : 1e9;
     const int64_t whole = (int64_t)most;
@@ -575,6 +576,7 @@ MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, dou
 }
 
 /* OneCycleLR's two or three phases, as factors of lr. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
     const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
     const double rise = s->pct_start > 0.0 ? s->pct_start * (double)s->total : (double)s->warmup;
@@ -588,6 +590,7 @@ MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
 }
 
 /* The height, 0 to 1, of RESTARTS after t steps. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
     const int64_t growth = s->growth > 1 ? s->growth : 1;
     int64_t length = s->every;
@@ -600,6 +603,7 @@ MIXPREC_HD double mixpi_restarts(const mixp_schedule *s, int64_t t) {
 }
 
 /* The height of CYCLIC and CYCLIC_EXP. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
     const int64_t fall = s->decay ? s->decay : s->every, length = s->every + fall;
     const int64_t at = t % length;
@@ -609,6 +613,7 @@ MIXPREC_HD double mixpi_cyclic(const mixp_schedule *s, int64_t t) {
 }
 
 /* The height of WAVE. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_wave(const mixp_schedule *s, int64_t t) {
     const int64_t half = s->total - s->warmup, at = t % half;
     const double height = mixpi_half_cosine((double)at / (double)half);
@@ -643,6 +648,7 @@ MIXPREC_HD double mixpi_warm_up(const mixp_schedule *s, double lr, int64_t appli
 }
 
 /* The rate of LINEAR, COSINE, POLYNOMIAL and WSD behind the warm-up. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t begin = s->kind == MIXP_SCHEDULE_WSD ? s->total - s->decay : s->warmup;
     double done, height;
@@ -656,6 +662,7 @@ MIXPREC_HD double mixpi_schedule_fall(const mixp_schedule *s, double lr, int64_t
 
 /* The learning rate after `applied` steps. Calls the function of MIXP_SCHEDULE_FUNCTION, on the
  * host only. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
     const int64_t t = applied - s->warmup;
     switch (s->kind) {
@@ -721,6 +728,7 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
 
 /* The product of NAdam's momentums of the steps 1 to t. *last: momentum of step t; *next: of step
  * t + 1. A product below 2^-60 no longer counts beside 1. */
+MIXPI_HD_SELDOM
 MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, double *last,
                                       double *next) {
     const double each = MIXPI_LIBM(pow)(0.96, g->momentum_decay);
@@ -734,6 +742,7 @@ MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, doub
 }
 
 /* NAdam's scalars: the numerator is scale_g g + scale_m m, the denominator Adam's. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t t,
                                    mixp_step_scalars *u) {
     double last, next;
@@ -746,6 +755,7 @@ MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t
 
 /* RAdam's scalars, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate
  * and Beyond", 2020). While v has too few values, the denominator is 1. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr, int64_t t,
                                    mixp_step_scalars *u) {
     const double n = (double)(t > 1 ? t : 1), power = MIXPI_LIBM(pow)(g->beta2, n);
@@ -799,6 +809,7 @@ MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_
 }
 
 /* The scalars that one kind has. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group *g, double lr,
                                 int64_t t, mixp_step_scalars *u) {
     switch (kind) {
@@ -817,6 +828,7 @@ MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group
 }
 
 /* The scalars of the group's update, for a parameter in its t-th step. */
+MIXPI_HD_SELDOM
 MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
                                      const mixp_step_state *state, int group, int64_t t,
                                      mixp_step_scalars *u) {
@@ -1186,40 +1198,6 @@ MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float 
     }
 }
 
-/* One element of Adam or AdamW with amsgrad, in PyTorch's order. third: the largest v so far. */
-MIXPREC_HD void mixp_amsgrad_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                     float *v, float *third) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    *third = *third > *v ? *third : *v;
-    ratio = *m / mixpi_fmaf(MIXPI_LIBM(sqrtf)(*third), u->scale_v, u->eps);
-    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
-    *p = mixpi_fmaf(-u->rate, ratio, *p);
-}
-
-/* One element of NAdam (Dozat, "Incorporating Nesterov Momentum into Adam", 2016). */
-MIXPREC_HD void mixp_nadam_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                   float *v) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
-    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g) /
-            mixpi_fmaf(MIXPI_LIBM(sqrtf)(*v), u->scale_v, u->eps);
-    *p = mixpi_fmaf(-u->decay, *p, *p);
-    *p = mixpi_fmaf(-u->rate, ratio, *p);
-}
-
-/* One element of Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient|. */
-MIXPREC_HD void mixp_adamax_element(const mixp_step_scalars *u, float grad, float *p, float *m,
-                                    float *v) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
-    float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
-    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
-    *v = held > now ? held : now;
-    *p = mixpi_fmaf(-u->rate, *m / *v, *p);
-}
-
 /* One element of SGD. m: NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
@@ -1250,18 +1228,54 @@ MIXPREC_HD float mixpi_variance(float a, float b) {
     return 0.0f > left ? 0.0f : left;
 }
 
-/* The same, centered. third: the mean gradient. */
-MIXPREC_HD void mixp_rmsprop_centered_element(const mixp_step_scalars *u, float grad, float *p,
-                                              float *m, float *v, float *third) {
-    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+/* The same, centered. g: the gradient with its decay. third: the mean gradient. m: not read without
+ * momentum. */
+MIXPREC_HD void mixpi_rmsprop_centered(const mixp_step_scalars *u, float g, float *p, float *m,
+                                       float *v, float *third) {
+    float step;
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     *third = mixpi_fmaf(u->rest2, g - *third, *third);
     step = g / (MIXPI_LIBM(sqrtf)(mixpi_variance(*v, *third)) + u->eps);
-    if (m) {
+    if (u->momentum > 0.0f) {
         step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
     }
     *p = mixpi_fmaf(-u->rate, step, *p);
+}
+
+/* Adamax (Kingma and Ba, "Adam", 2015). v: a decaying maximum of |gradient| + eps. */
+MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, float m, float *v) {
+    const float held = u->beta2 * *v, now = MIXPI_LIBM(fabsf)(g) + u->eps;
+    *v = held > now ? held : now;
+    *p = mixpi_fmaf(-u->rate, m / *v, *p);
+}
+
+/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum into
+ * Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see mixp_param_row;
+ * NAdam and Adamax do not read it. */
+MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
+                                   float *p, float *m, float *v, float *third) {
+    const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
+    float top, ratio;
+    if (kind == MIXP_OPTIMIZER_RMSPROP) {
+        mixpi_rmsprop_centered(u, g, p, m, v, third);
+        return;
+    }
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    if (kind == MIXP_OPTIMIZER_ADAMAX) {
+        mixpi_adamax(u, g, p, *m, v);
+        return;
+    }
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    top = *v;
+    if (kind != MIXP_OPTIMIZER_NADAM) {
+        top = *third > top ? *third : top;
+        *third = top;
+    }
+    ratio = mixpi_fmaf(u->scale_m, *m, u->scale_g * g);     /* amsgrad: scale_g is 0 */
+    ratio = ratio / mixpi_fmaf(MIXPI_LIBM(sqrtf)(top), u->scale_v, u->eps);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, ratio, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, ratio, *p);
 }
 
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then

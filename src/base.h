@@ -53,3 +53,10 @@
 #  define MIXPREC_HD static inline
 #endif
 
+/* A function of MIXPREC_HD that runs once a step: the host optimises it for size. */
+#if MIXPI_GNU && !defined(__CUDACC__)
+#  define MIXPI_HD_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_HD_SELDOM
+#endif
+

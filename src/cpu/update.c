@@ -213,82 +213,12 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 
-/* 16 elements of mixp_nadam_element and of mixp_amsgrad_element, from the moments on. */
-MIXPI_F mixpi_v MIXPI_P(nadam)(const mixp_step_scalars *u, mixpi_v g, mixpi_v p, mixpi_v m,
-                               mixpi_v v) {
-    mixpi_v ratio = mixpi_vmul(mixpi_vset(u->scale_g), g);
-    ratio = mixpi_vfma(mixpi_vset(u->scale_m), m, ratio);
-    v = mixpi_vfma(mixpi_vsqrt(v), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
-    p = mixpi_vfma(mixpi_vset(-u->decay), p, p);
-    return mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(ratio, v), p);
-}
-MIXPI_F mixpi_v MIXPI_P(amsgrad)(const mixp_step_scalars *u, mixpi_v p, mixpi_v m, mixpi_v top) {
-    const mixpi_v root = mixpi_vfma(mixpi_vsqrt(top), mixpi_vset(u->scale_v), mixpi_vset(u->eps));
-    const mixpi_v ratio = mixpi_vdiv(m, root);
-    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, ratio, p)), p, p);
-    return mixpi_vfma(mixpi_vset(-u->rate), ratio, p);
-}
-
-/* 16 elements of NAdam, of Adamax and of Adam with amsgrad. */
-MIXPI_RARE void MIXPI_P(later_16)(const mixpi_places *at, mixp_optimizer_kind kind,
-                                  const mixp_step_scalars *u) {
-    mixpi_v p = mixpi_vload(at->p), v = mixpi_vload(at->v), m, top;
-    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
-    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
-    m = mixpi_vmul(mixpi_vset(u->rest1), g);
-    m = mixpi_vfma(mixpi_vset(u->beta1), mixpi_vload(at->m), m);
-    mixpi_vstore(at->m, m);
-    if (kind == MIXP_OPTIMIZER_ADAMAX) {
-        v = mixpi_vmul(mixpi_vset(u->beta2), v);
-        top = mixpi_vadd(mixpi_vabs(g), mixpi_vset(u->eps));
-        v = mixpi_vselect_gt(v, top, v, top);
-        mixpi_vstore(at->v, v);
-        mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), mixpi_vdiv(m, v), p));
-        return;
-    }
-    top = mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g);
-    v = mixpi_vfma(mixpi_vset(u->beta2), v, top);
-    mixpi_vstore(at->v, v);
-    if (!at->third) {
-        mixpi_vstore(at->p, MIXPI_P(nadam)(u, g, p, m, v));
-        return;
-    }
-    top = mixpi_vload(at->third);
-    top = mixpi_vselect_gt(top, v, top, v);
-    mixpi_vstore(at->third, top);
-    mixpi_vstore(at->p, MIXPI_P(amsgrad)(u, p, m, top));
-}
-
-/* 16 elements of mixp_rmsprop_centered_element. */
-MIXPI_RARE void MIXPI_P(centered_16)(const mixpi_places *at, const mixp_step_scalars *u) {
-    const mixpi_v rest = mixpi_vset(u->rest2), zero = mixpi_vzero();
-    mixpi_v p = mixpi_vload(at->p), mean = mixpi_vload(at->third), v, left;
-    mixpi_v g = mixpi_vmul(mixpi_vload(at->g), mixpi_vset(u->factor));
-    g = mixpi_vfma(mixpi_vset(u->l2), p, g);
-    v = mixpi_vmul(mixpi_vmul(rest, g), g);
-    v = mixpi_vfma(mixpi_vset(u->beta2), mixpi_vload(at->v), v);
-    mean = mixpi_vfma(rest, mixpi_vsub(g, mean), mean);
-    left = mixpi_vfma(mixpi_vneg(mean), mean, v);
-    left = mixpi_vselect_gt(zero, left, zero, left);
-    g = mixpi_vdiv(g, mixpi_vadd(mixpi_vsqrt(left), mixpi_vset(u->eps)));
-    if (at->m) g = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(at->m), g);
-    if (at->m) mixpi_vstore(at->m, g);
-    mixpi_vstore(at->v, v);
-    mixpi_vstore(at->third, mean);
-    mixpi_vstore(at->p, mixpi_vfma(mixpi_vset(-u->rate), g, p));
-}
-
-/* A stretch of NAdam, Adamax, amsgrad or centered RMSprop. The last elements, fewer than 16, are
- * updated in copies. */
-MIXPI_RARE void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+/* A stretch of NAdam, Adamax, amsgrad or centered RMSprop, an element at a time. States and weights
+ * that are absent are not read. */
+MIXPI_FLAT void MIXPI_P(later_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
-    float copy[5][16];
-    for (int i = 0; i < s->n; i += 16) {
-        const int n = s->n - i;
-        const mixpi_places places = mixpi_places_at(s, g, i);
-        const mixpi_places at = n < 16 ? mixpi_places_copied(&places, n, copy) : places;
-        if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(centered_16)(&at, u);
-        else MIXPI_P(later_16)(&at, kind, u);
-        if (n < 16) mixpi_places_put_back(&places, n, copy);
-    }
+    float *third = s->row->third ? s->row->third + s->first : s->p;
+    float *m = s->m ? s->m : s->p;
+    for (int i = 0; i < s->n; i++)
+        mixp_later_element(kind, u, g[i], s->p + i, m + i, s->v + i, third + i);
 }

@@ -112,44 +112,6 @@ static int mixpi_stretch_block(const mixpi_stretch *s, int i) {
     return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i);
 }
 
-/* The addresses of 16 elements in a stretch; NULL: the row has no such state. */
-typedef struct mixpi_places {
-    float       *p, *m, *v, *third;
-    const float *g;
-} mixpi_places;
-
-static mixpi_places mixpi_places_at(const mixpi_stretch *s, const float *g, int i) {
-    mixpi_places at;
-    at.p = s->p + i;
-    at.m = s->m ? s->m + i : NULL;
-    at.v = s->v + i;
-    at.third = s->row->third ? s->row->third + s->first + i : NULL;
-    at.g = g + i;
-    return at;
-}
-/* Copies of n < 16 elements, padded with 1, so that no quotient is 0 / 0. */
-static float *mixpi_place_copied(const float *from, int n, float *copy) {
-    for (int k = 0; k < 16; k++) copy[k] = 1.0f;
-    if (from) memcpy(copy, from, (size_t)n * sizeof *copy);
-    return from ? copy : NULL;
-}
-static mixpi_places mixpi_places_copied(const mixpi_places *from, int n, float copy[5][16]) {
-    mixpi_places at;
-    at.p = mixpi_place_copied(from->p, n, copy[0]);
-    at.m = mixpi_place_copied(from->m, n, copy[1]);
-    at.v = mixpi_place_copied(from->v, n, copy[2]);
-    at.third = mixpi_place_copied(from->third, n, copy[3]);
-    at.g = mixpi_place_copied(from->g, n, copy[4]);
-    return at;
-}
-static void mixpi_places_put_back(const mixpi_places *to, int n, float copy[5][16]) {
-    const size_t bytes = (size_t)n * sizeof(float);
-    memcpy(to->p, copy[0], bytes);
-    if (to->m) memcpy(to->m, copy[1], bytes);
-    memcpy(to->v, copy[2], bytes);
-    if (to->third) memcpy(to->third, copy[3], bytes);
-}
-
 static int mixpi_row_is_split(const mixp_param_row *row) {
     return row->master && row->master_dtype != MIXP_F32;
 }

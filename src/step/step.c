@@ -65,11 +65,11 @@ static void mixpi_step_done(mixp_optimizer *opt) {
 
 /* Asks the program's schedule for the factors of the steps that the device may be at: the step that
  * the host last saw, and those that it has issued since. */
+MIXPI_SELDOM
 static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_plan *plan = &opt->plan;
     mixp_step_state s;
     mixp_result r;
-    if (plan->schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: a captured step cannot call schedule.factor: use another "
@@ -94,11 +94,16 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     return MIXP_OK;
 }
 
+static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
+    if (opt->plan.schedule.kind != MIXP_SCHEDULE_FUNCTION) return MIXP_OK;
+    return mixpi_factors_ask(opt, who);
+}
+
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
     if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
-    if (r == MIXP_OK) r = mixpi_factors_ask(opt, who);
+    if (r == MIXP_OK) r = mixpi_need_factors(opt, who);
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
@@ -300,7 +305,7 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
                                  "of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
     mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
-    if (r == MIXP_OK) r = mixpi_factors_ask(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_need_factors(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
 

@@ -133,19 +133,12 @@ static void test_recorded(void) {
 
 static void element_of(const mixp_step_plan *plan, const mixp_step_scalars *u, float g, float *p,
                        float *m, float *v, float *third) {
-    switch (plan->kind) {
-    case MIXP_OPTIMIZER_ADAGRAD: mixp_rmsprop_element(u, g, p, NULL, v); break;
-    case MIXP_OPTIMIZER_ADAMAX: mixp_adamax_element(u, g, p, m, v); break;
-    case MIXP_OPTIMIZER_NADAM: mixp_nadam_element(u, g, p, m, v); break;
-    case MIXP_OPTIMIZER_RADAM: mixp_adam_element(u, g, p, m, v); break;
-    case MIXP_OPTIMIZER_RMSPROP:
-        mixp_rmsprop_centered_element(u, g, p, plan->groups[0].momentum > 0 ? m : NULL, v, third);
-        break;
-    default: mixp_amsgrad_element(u, g, p, m, v, third); break;
-    }
+    if (plan->kind == MIXP_OPTIMIZER_ADAGRAD) mixp_rmsprop_element(u, g, p, NULL, v);
+    else if (plan->kind == MIXP_OPTIMIZER_RADAM) mixp_adam_element(u, g, p, m, v);
+    else mixp_later_element(plan->kind, u, g, p, m, v, third);
 }
 
-/* The vector code against the one-element functions, through tails of every length, with Inf and NaN. */
+/* Each instruction set against the one-element functions, through tails of every length, with Inf and NaN. */
 static void test_element_bits(void) {
     enum { MOST = 40, STEPS = 7 };
     mixp_context *ctx;

@@ -244,6 +244,16 @@ plant retry_loaded       drop    counters    a_load_ends_a_retry
 plant found_forget       no      checkpoint  test_between_step_and_update
 plant tallied_once       never   watch_scale test_underflow_after_a_step_given_up
 plant group_kept         logic   checkpoint  test_groups_with_anything
+plant nadam_numerator    factor  optim_db    test_recorded
+plant radam_length       turn    optim_db    test_recorded
+plant amsgrad_top        turn    optim_db    test_recorded
+plant step_uphill        swap    optim_db    test_recorded
+plant sum_start          never   optim_db    test_initial_sum
+plant piece_third        zero    ranks       sharded_checkpoints
+plant schedule_restart   swap    schedules   test_recorded
+plant schedule_milestone bound   schedules   test_recorded
+plant schedule_valley    turn    schedules   test_recorded
+plant factors_from       zero    schedules   test_function
 plant spike_name         yes     checkpoint  test_a_parameter_called_spike
 plant compare_held       drop    guard       test_compare_forgets
 plant part_of_all        bound   counters    a_part_is_no_more_than_all
