@@ -121,11 +121,11 @@ $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/ins
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OMP_LINK) -lm -o $@
 
-$(BUILD)/trainer_sim.o: examples/trainer/trainer.c $(wildcard examples/*.h examples/trainer/*.h) $(BUILT)
+$(BUILD)/trainer_cuda.o: examples/trainer/trainer.c $(wildcard examples/*.h examples/trainer/*.h) $(BUILT)
 	$(call say,cc $@)
 	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTRAINER_CUDA -c $< -o $@
 
-$(BUILD)/trainer_sim: $(BUILD)/trainer_sim.o $(BUILD)/cudasim.o $(LIB)
+$(BUILD)/trainer_sim: $(BUILD)/trainer_cuda.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 

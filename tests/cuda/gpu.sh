@@ -157,7 +157,8 @@ write_kit_facts() { # ARCH
 pack() {
     [ -x "$CUDA/bin/nvcc" ] || fail 2 "nvcc is missing: put nvcc on PATH, or set CUDA to the toolkit's folder"
     arch=${KIT_ARCH:-sm_90}
-    make_programs kit-programs KIT="$KIT" KIT_ARCH="$arch" || fail 1 'the kit does not build: see above'
+    jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+    make_programs -j "$jobs" kit-programs KIT="$KIT" KIT_ARCH="$arch" || fail 1 'the kit does not build: see above'
     mkdir -p "$KIT/spare"
     cp -L "$CUDA"/lib*/libcudart.so.[0-9]* "$KIT/spare/" 2>/dev/null
     for library in libgomp.so.1 libstdc++.so.6 libgcc_s.so.1; do
@@ -196,7 +197,7 @@ rehearse() {
     [ -x "$CUDA/bin/nvcc" ] || { echo 'skipped: a rehearsal needs nvcc'; exit 77; }
     KIT=$root/$BUILD/rehearsal
     case $BUILD in /*) KIT=$BUILD/rehearsal ;; esac
-    names=${*:-test_cuda_by_hand test_cuda_optimizers test_cuda_rows test_cuda_training}
+    names=${*:-test_cuda_by_hand test_cuda_optimizers test_cuda_training}
     make_programs rehearsal-programs REHEARSED="$names" || fail 1 'the rehearsal does not build: see above'
     head -c 100000 mixprec.h >"$KIT/text"
     echo '--layers 1 --heads 1 --width 32 --block 8 --batch 2 --steps 12 --eval-every 6' >"$KIT/model"

@@ -461,6 +461,7 @@ stop_steps() {
     kill $steps 2>/dev/null
     tries=0
     while kill -0 $steps 2>/dev/null && [ $tries -lt 40 ]; do sleep 0.2; tries=$((tries + 1)); done
+    kill -KILL $steps 2>/dev/null
     trouble "cut by $cut: what stands above was measured"
 }
 steps() {

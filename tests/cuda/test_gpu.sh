@@ -216,11 +216,16 @@ touch "$machine/wheel/libcublasLt.so.13"
 USE_KIT=$machine/nokit
 check 'no kit'                                  gpu 2 first
 check 'where to make one'                       one_line 'there is no kit in .*: run tests/cuda/gpu.sh pack at home'
+check 'pack without nvcc'                       gpu 2 pack
+check 'says what to do'                         one_line 'nvcc is missing: put nvcc on PATH, or set CUDA'
+check 'a rehearsal without nvcc is a skip'      gpu 77 rehearse
 # With nvcc and make the programs are compiled there.
 mkdir -p "$machine/toolkit/bin"
 stand_in toolkit/bin/nvcc 'echo "Cuda compilation tools, release 13.0, V13.0.88"'
 stand_in bin/amake 'for word; do' \
     'case $word in KIT=*) mkdir -p "${word#KIT=}" && cp -r "$MACHINE/kit/bin" "${word#KIT=}/" ;; esac; done'
+check 'pack without make'                       gpu 2 pack
+check 'says so'                                 one_line 'make is missing: install make'
 USE_MAKE=$machine/bin/amake
 check 'no kit, but nvcc and make'               gpu 1 first
 check 'which is told'                           said '^!! there is no kit in .*; the programs were compiled here'
