@@ -21538,7 +21538,7 @@ static int mixpi_product_batches(mixpi_product *p, const mixp_tensor *a, const m
         int64_t na = mixpi_batch_axis(a, x->rank, i, &step[1], &x->s[1][i]);
         int64_t nb = mixpi_batch_axis(b, x->rank, i, &step[2], &x->s[2][i]);
         if (na != nb && na != 1 && nb != 1) return 0;
-        x->n[i] = na > nb ? na : nb;
+        x->n[i] = na == 1 ? nb : na;
         x->s[0][i] = step[0];
         step[0] *= x->n[i];
     }
@@ -21802,6 +21802,8 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     mixp_tensor *sums;
     mixp_result r;
     if (!to.data) return MIXP_OK;
+    /* A batch of none adds nothing to an operand that it shares. */
+    if (!c->out->count) return to.accumulate ? MIXP_OK : mixpi_fill_with(c->ctx, to, count, 0.0);
     if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
         return mixpi_product_walk(c, i, to);
     sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);

@@ -1246,17 +1246,25 @@ CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const
 }
 
 /* x[b, channels, ...] at `indices` (i32, in its channel, as max_pool gives them) of an image with size[i] values along
- * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with the same index add up; PyTorch
- * keeps one. MIXP_ERR_SHAPE: indices of another shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
+ * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with one index, which max_pool gives
+ * where windows overlap, are equal: their mean is taken, and they share its gradient. MIXP_ERR_SHAPE: indices of another
+ * shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
 CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size) {
     int64_t      flat[2], whole[2], places[3];
-    mixp_tensor *y;
+    mixp_tensor *y, *count = NULL;
     if (!x || !indices || !conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
     flat[0] = whole[0] = x->shape[0] * x->shape[1];
-    flat[1] = -1;
+    conv_sizes(x, places);
+    flat[1] = conv_volume(places);
+    conv_sizes_asked(ctx, "max_unpool", x, size, places);
     whole[1] = conv_volume(places);
+    indices = mixp_reshape(ctx, indices, 2, flat);
     y = mixp_full(ctx, x->dtype, 2, whole, 0);
-    y = mixp_scatter_add(ctx, y, 1, mixp_reshape(ctx, indices, 2, flat), mixp_reshape(ctx, x, 2, flat));
+    MIXP_NO_GRAD(ctx) {
+        count = mixp_scatter_add(ctx, y, 1, indices, mixp_full(ctx, x->dtype, 2, flat, 1));
+        count = mixp_maximum(ctx, count, mixp_full(ctx, x->dtype, 0, NULL, 1));
+    }
+    y = mixp_div(ctx, mixp_scatter_add(ctx, y, 1, indices, mixp_reshape(ctx, x, 2, flat)), count);
     return conv_pooled(ctx, y, x, places);
 }
 
@@ -1349,11 +1357,11 @@ CONV_API mixp_tensor *adaptive_avg_pool(mixp_context *ctx, mixp_tensor *x, const
     d.mode = INTERPOLATE_AREA;
     memcpy(d.size, size, (size_t)(x->rank - 2) * sizeof *size);
     if (conv_volume(places) > 1) return interpolate(ctx, x, &d);
+    conv_sizes(x, places);
+    places[1] = conv_volume(places);
     places[0] = x->shape[0] * x->shape[1];
-    places[1] = -1;
-    x = mixp_reshape(ctx, x, x->rank, x->shape);
     d.size[0] = d.size[1] = d.size[2] = 1;
-    return x ? conv_pooled(ctx, mixp_mean(ctx, mixp_reshape(ctx, x, 2, places), 1, 0), x, d.size) : NULL;
+    return conv_pooled(ctx, mixp_mean(ctx, mixp_reshape(ctx, x, 2, places), 1, 0), x, d.size);
 }
 
 /* Each value becomes rows x cols equal ones: torch.nn.Upsample(scale_factor=(rows, cols), mode="nearest"). KEEP. */
@@ -1437,6 +1445,7 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
                                float eps) {
     int64_t shape[3];
     mixp_tensor *y;
+    int i;
     if (!x) return NULL;
     if (x->rank < 2 || groups < 1 || x->shape[1] % groups) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "group_norm: x is [b, channels, ...] (its rank is %d), and "
@@ -1446,7 +1455,8 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     }
     shape[0] = x->shape[0];
     shape[1] = groups;
-    shape[2] = -1;
+    shape[2] = x->shape[1] / groups;
+    for (i = 2; i < x->rank; i++) shape[2] *= x->shape[i];
     y = mixp_layer_norm(ctx, mixp_reshape(ctx, x, 3, shape), NULL, NULL, eps);
     return conv_affine(ctx, mixp_reshape(ctx, y, x->rank, x->shape), gamma, beta);
 }
@@ -1515,7 +1525,8 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
 /* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
  * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
  * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE:
- * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch.
+ * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch. A batch of
+ * none leaves `keep` as it is.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as
@@ -1530,6 +1541,7 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
                           x->rank);
         return NULL;
     }
+    if (!x->count) return conv_affine(ctx, x, gamma, beta);
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
     if (x->count == x->shape[1]) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE, "batch_norm: each channel of x has one value, so its variance is 0 and "

@@ -12,5 +12,6 @@ int main() {
     conv_run_cases();
     RUN(windows_beside_pytorch);
     RUN(windows_keep_dtypes);
+    RUN(windows_of_an_empty_batch);
     return test_report();
 }

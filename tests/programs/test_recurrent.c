@@ -318,6 +318,33 @@ static void dropout_between_layers(void) {
     mixp_context_free(ctx);
 }
 
+/* A batch of none: results of none, and gradients of 0. */
+static void an_empty_batch(void) {
+    const int64_t shape[3] = { 0, TIME, IN };
+    size_t        at;
+    for (at = 0; at < sizeof network_cases / sizeof network_cases[0]; at++) {
+        mixp_tensor   *y;
+        network        k;
+        recurrent_desc d;
+        float          got[64] = { 0 };
+        int64_t        i;
+        if (network_cases[at].proj) continue;
+        network_open(&k, &network_cases[at]);
+        memset(&d, 0, sizeof d);
+        d.kind = (recurrent_kind)k.n->kind;
+        d.layers = k.n->layers;
+        d.bidirectional = k.n->two;
+        mixp_step_begin(k.ctx);
+        y = recurrent(k.ctx, mixp_input(k.ctx, MIXP_F32, 3, shape, got), NULL, NULL, k.w, &d);
+        CHECK(y && y->shape[0] == 0 && y->shape[1] == TIME && y->shape[2] == HIDDEN * (1 + k.n->two));
+        CHECK_INT(mixp_backward(k.ctx, mixp_sum(k.ctx, y, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(k.w[0].w_h->grad, got, MIXP_F32, k.w[0].w_h->count), MIXP_OK);
+        for (i = 0; i < k.w[0].w_h->count; i++) CHECK_NEAR((double)got[i], 0, 0);
+        CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
+        mixp_context_free(k.ctx);
+    }
+}
+
 static void refused(mixp_context *ctx, const mixp_tensor *y, mixp_result code, const char *text) {
     const char *why;
     CHECK(y == NULL);
@@ -527,6 +554,7 @@ int main(void) {
     RUN(states_under_autocast);
     RUN(a_long_sequence);
     RUN(dropout_between_layers);
+    RUN(an_empty_batch);
     RUN(refusals);
     RUN(a_state_survives_an_overflow);
     RUN(a_skipped_batch_moves_no_state);

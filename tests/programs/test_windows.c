@@ -96,7 +96,7 @@ static void refused_windows(void) {
     refused(ctx, pixel_shuffle(ctx, f, 2), MIXP_ERR_SHAPE, "rank of this one is 2");
     d.dilation[0] = 0;
     y = max_pool(ctx, x, &d, &at);
-    refused(ctx, max_unpool(ctx, x, at, other), MIXP_ERR_SHAPE, "scatter_add");
+    refused(ctx, max_unpool(ctx, x, at, other), MIXP_ERR_SHAPE, "reshape");
     refused(ctx, max_unpool(ctx, y, at, small), MIXP_ERR_ARGUMENT, "scatter_add");
     CHECK(max_pool(ctx, NULL, &d, &at) == NULL && at == NULL && interpolate(ctx, NULL, &resize) == NULL);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
@@ -141,11 +141,64 @@ static void norms_of_ranks(void) {
     norm_of_rank(sizes[2], 5);
 }
 
+/* Windows that overlap name a maximum more than once: it stands once, as in PyTorch. */
+static void an_overlapping_unpool(void) {
+    static const int   line[3] = { 1, 1, 5 };
+    static const float x[5] = { 1, 2, 7, 3, 4 }, want[5] = { 0, 0, 7, 0, 0 };
+    const int64_t      size = 5;
+    mixp_context      *ctx = conv_context();
+    mixp_tensor       *t = window_param(ctx, "x", 3, line), *at, *y;
+    float              got[5];
+    pool_desc          d;
+    int                i;
+    memset(&d, 0, sizeof d);
+    d.size[0] = 3;
+    d.stride[0] = 1;
+    CHECK_INT(mixp_write(t, x, MIXP_F32, 5), MIXP_OK);
+    mixp_step_begin(ctx);
+    y = max_pool(ctx, t, &d, &at);
+    y = max_unpool(ctx, y, at, &size);
+    CHECK_INT(mixp_read(y, got, MIXP_F32, 5), MIXP_OK);
+    for (i = 0; i < 5; i++) CHECK_NEAR((double)got[i], (double)want[i], 0);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(t->grad, got, MIXP_F32, 5), MIXP_OK);
+    for (i = 0; i < 5; i++) CHECK_NEAR((double)got[i], i == 2 ? 1.0 : 0.0, 1e-6);
+    mixp_context_free(ctx);
+}
+
+/* Norms of a batch of none: gradients of 0, and running statistics as they were. */
+static void norms_of_an_empty_batch(void) {
+    static const int line[1] = { 4 };
+    const int64_t    shape[4] = { 0, 4, 3, 2 };
+    mixp_context    *ctx = conv_context();
+    mixp_tensor     *gamma = window_param(ctx, "gamma", 1, line), *beta = window_param(ctx, "beta", 1, line);
+    norm_statistics  keep = batch_norm_statistics(ctx, "bn", 4);
+    float            got[4];
+    int              i;
+    for (i = 0; i < 3; i++) {
+        mixp_tensor *x, *y;
+        mixp_step_begin(ctx);
+        x = mixp_input(ctx, MIXP_F32, 4, shape, got);
+        y = i < 2 ? batch_norm(ctx, x, gamma, beta, &keep, i, 1e-5f) : group_norm(ctx, x, 2, gamma, beta, 1e-5f);
+        CHECK(y && y->rank == 4 && memcmp(y->shape, shape, sizeof shape) == 0);
+        CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(gamma->grad, got, MIXP_F32, 4), MIXP_OK);
+        CHECK_NEAR((double)(got[0] + got[1] + got[2] + got[3]), 0, 0);
+    }
+    CHECK_INT(mixp_read(keep.variance, got, MIXP_F32, 4), MIXP_OK);
+    CHECK_NEAR((double)(got[0] + got[1] + got[2] + got[3]), 4, 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
+    RUN(an_overlapping_unpool);
     RUN(windows_beside_pytorch);
     RUN(windows_keep_dtypes);
+    RUN(windows_of_an_empty_batch);
     RUN(refused_convolutions);
     RUN(refused_windows);
     RUN(norms_of_ranks);
+    RUN(norms_of_an_empty_batch);
     return test_report();
 }

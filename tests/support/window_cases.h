@@ -195,4 +195,38 @@ static void windows_keep_dtypes(void) {
         mixp_context_free(r.ctx);
     }
 }
+
+/* A batch of none: a result of none, and gradients of 0. */
+static void windows_of_an_empty_batch(void) {
+    size_t at;
+    for (at = 0; at < sizeof window_cases / sizeof window_cases[0]; at++) {
+        const window_case *c = &window_cases[at];
+        const int          failed = test_bad;
+        mixp_tensor       *y;
+        int64_t            shape[5];
+        float              got[WINDOW_MOST];
+        window_run         r;
+        int                i;
+        run_open(&r, c);
+        mixp_step_begin(r.ctx);
+        for (i = 0; i < 5; i++) shape[i] = i ? c->x[i] : 0;
+        r.x = mixp_input(r.ctx, MIXP_F32, c->rank, shape, got);
+        CHECK_INT(mixp_tensor_set_requires_grad(r.x, 1), MIXP_OK);
+        y = run_case(&r);
+        CHECK(y && y->rank == c->rank && y->shape[0] == 0);
+        for (i = 1; y && i < c->rank; i++) CHECK_INT(y->shape[i], c->y[i]);
+        if (y) CHECK_INT(mixp_backward(r.ctx, mixp_sum(r.ctx, y, MIXP_ALL, 0)), MIXP_OK);
+        if (y && r.w) {
+            CHECK_INT(mixp_read(r.w->grad, got, MIXP_F32, r.w->count), MIXP_OK);
+            for (i = 0; i < r.w->count; i++) CHECK_NEAR((double)got[i], 0, 0);
+        }
+        CHECK_INT(mixp_context_error(r.ctx, NULL), MIXP_OK);
+        if (test_bad > failed) {
+            const char *why;
+            mixp_context_error(r.ctx, &why);
+            printf("  case %d, kind %d: %s\n", (int)at, c->kind, why);
+        }
+        mixp_context_free(r.ctx);
+    }
+}
 #endif

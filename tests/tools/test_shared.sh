@@ -82,7 +82,18 @@ database() {
     tail -n 1 "$tmp/opinfo"
     return "$code"
 }
-if "$PYTHON" -c 'import cffi, expecttest, torch' 2>/dev/null; then check "samples of PyTorch's operator database" database
-else skip "PyTorch's operator database (no Python with cffi, expecttest and torch)"
+# Its module database: the recurrent layers.
+modules() {
+    "$PYTHON" tests/tools/module_db.py "$shared" >"$tmp/modules"
+    code=$?
+    tail -n 1 "$tmp/modules"
+    return "$code"
+}
+if "$PYTHON" -c 'import cffi, expecttest, torch' 2>/dev/null; then
+    check "samples of PyTorch's operator database" database
+    check "the recurrent layers of PyTorch's module database" modules
+else
+    skip "PyTorch's operator database (no Python with cffi, expecttest and torch)"
+    skip "PyTorch's module database (no Python with cffi, expecttest and torch)"
 fi
 report

@@ -728,6 +728,28 @@ static void test_gradient_of_a_shared_b_is_rounded_once(void) {
     shared_b_ones(mixp_cpu(), MIXP_F16, 4096);
 }
 
+/* A batch of none beside a shared operand: the result has that batch, and the shared operand's gradient is 0. */
+static void test_products_of_an_empty_batch(void) {
+    const int64_t none[3] = { 0, 3, 3 };
+    float         got[9] = { 0 };
+    int           i, k;
+    for (i = 0; i < 16; i++) {
+        mixp_tensor *w = param2(3, 3), *x, *y, *shared = w;
+        const int    first = i & 1, one = i & 8;
+        const int64_t ones[3] = { 1, 3, 3 };
+        mixp_step_begin(ctx);
+        x = mixp_input(ctx, MIXP_F32, 3, none, got);
+        mixp_tensor_set_requires_grad(x, 1);
+        if (one) shared = mixp_reshape(ctx, w, 3, ones);
+        y = mixp_matmul(ctx, first ? shared : x, first ? x : shared, i >> 1 & 1, i >> 2 & 1);
+        CHECK(y && y->rank == 3 && y->shape[0] == 0 && y->shape[1] == 3 && y->shape[2] == 3);
+        CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(w->grad, got, MIXP_F32, 9), MIXP_OK);
+        for (k = 0; k < 9; k++) CHECK_NEAR((double)got[k], 0, 0);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+}
+
 int main(void) {
     ctx = mixp_context_new(NULL);
     RUN(test_gradients);
@@ -747,6 +769,7 @@ int main(void) {
     RUN(test_dropout_is_keyed_and_scaled);
     RUN(test_bad_inputs_name_the_rule);
     RUN(test_messages_name_the_tensors);
+    RUN(test_products_of_an_empty_batch);
     RUN(test_null_flows_and_the_first_error_stays);
     mixp_context_free(ctx);
     RUN(test_attention_scale);
