@@ -2689,7 +2689,7 @@ typedef struct mixp_embedding_backward_args {
  * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
  * (1 - smoothing) row[target] - smoothing mean(row). With weights, the logarithm of each column's
  * probability is multiplied by the column's weight, and the mean is the sum over the counted rows
- * divided by the sum of their targets' weights. */
+ * divided by the sum of their targets' weights; NaN if that is 0. */
 typedef struct mixp_cross_entropy_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -2702,17 +2702,20 @@ typedef struct mixp_cross_entropy_args {
                                    one log-sum-exp would lose digits to a large top        */
     float         *counted;     /* number of counted rows, for the backward pass           */
     int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
-                                   and count, and this call continues both. 0: first call  */
+                                   and count, and this call continues both: they had
+                                   `more`. 0: first call                                   */
     const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
     int            logs;        /* 1: logits are log-probabilities: lse is 0               */
     int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
+    int            more;        /* 1: another call continues this one: a mean of no weight is the
+                                   sum until then                                          */
     float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
                                    instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
 
 /* Does a call ask for more than the mean of unweighted rows? */
 MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
-{ return k->before || k->weights || k->logs || k->sum || k->each; }
+{ return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
  * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +
@@ -7602,10 +7605,13 @@ static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
     return count;
 }
 
+/* Is a sum of weights, which may be negative, not 0? */
+static int mixpi_weighs(double count) { return count > 0.0 || count < 0.0; }
+
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0, count = k->before > 0 ? (double)*k->counted : 0.0;
-    if (count > 0.0) sum = (double)*k->loss * count;
+    if (k->before > 0) sum = (double)*k->loss * (mixpi_weighs(count) ? count : 1.0);
     for (int64_t i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
@@ -7613,7 +7619,8 @@ static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     }
     if (k->sum) count = 1.0;
     *k->counted = (float)count;
-    *k->loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+    if (mixpi_weighs(count)) *k->loss = (float)(sum / count);
+    else *k->loss = k->more ? (float)sum : mixp_f32_of_bits(0x7FC00000u);
 }
 
 /* The rows' losses without a mean. */
@@ -23280,6 +23287,7 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0], *ids = c->in[1];
     int axis = mixpi_axis(p->dim, x->rank), i;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (axis >= 0 && !ids->count) return mixp_call_output(c, x->dtype, ids->rank, ids->shape);
     if (axis < 0 || ids->rank != x->rank)
         return mixpi_bad_shapes(c,
                                 "both need the same rank, and dim must be one of their dimensions");
@@ -23793,6 +23801,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
+    k.more = first + k.rows < h->loss.k.rows;
     if (k.each) k.each += first;
     return MIXPI_RUN(c, cross_entropy, &k);
 }

@@ -313,7 +313,7 @@ typedef struct mixp_embedding_backward_args {
  * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
  * (1 - smoothing) row[target] - smoothing mean(row). With weights, the logarithm of each column's
  * probability is multiplied by the column's weight, and the mean is the sum over the counted rows
- * divided by the sum of their targets' weights. */
+ * divided by the sum of their targets' weights; NaN if that is 0. */
 typedef struct mixp_cross_entropy_args {
     int64_t        rows, cols;
     int32_t        ignore;
@@ -326,17 +326,20 @@ typedef struct mixp_cross_entropy_args {
                                    one log-sum-exp would lose digits to a large top        */
     float         *counted;     /* number of counted rows, for the backward pass           */
     int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
-                                   and count, and this call continues both. 0: first call  */
+                                   and count, and this call continues both: they had
+                                   `more`. 0: first call                                   */
     const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
     int            logs;        /* 1: logits are log-probabilities: lse is 0               */
     int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
+    int            more;        /* 1: another call continues this one: a mean of no weight is the
+                                   sum until then                                          */
     float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
                                    instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
 
 /* Does a call ask for more than the mean of unweighted rows? */
 MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
-{ return k->before || k->weights || k->logs || k->sum || k->each; }
+{ return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
  * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +

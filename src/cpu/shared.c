@@ -720,10 +720,13 @@ static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
     return count;
 }
 
+/* Is a sum of weights, which may be negative, not 0? */
+static int mixpi_weighs(double count) { return count > 0.0 || count < 0.0; }
+
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0, count = k->before > 0 ? (double)*k->counted : 0.0;
-    if (count > 0.0) sum = (double)*k->loss * count;
+    if (k->before > 0) sum = (double)*k->loss * (mixpi_weighs(count) ? count : 1.0);
     for (int64_t i = 0; i < k->rows; i++) {
         if (k->targets[i] == k->ignore) continue;
         sum += job->losses[i];
@@ -731,7 +734,8 @@ static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     }
     if (k->sum) count = 1.0;
     *k->counted = (float)count;
-    *k->loss = count > 0.0 ? (float)(sum / count) : mixp_f32_of_bits(0x7FC00000u);
+    if (mixpi_weighs(count)) *k->loss = (float)(sum / count);
+    else *k->loss = k->more ? (float)sum : mixp_f32_of_bits(0x7FC00000u);
 }
 
 /* The rows' losses without a mean. */

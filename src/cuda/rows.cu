@@ -1012,13 +1012,15 @@ __global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ Ent
     double sum = block_sum(summed_losses(s));
     double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
     if (threadIdx.x) return;
-    if (s.before > 0 && *s.counted > 0.0f) { /* the mean of earlier rows goes on */
-        sum += (double)*s.loss * (double)*s.counted;
-        count += (double)*s.counted;
+    if (s.before > 0) { /* the mean of earlier rows goes on */
+        const double had = (double)*s.counted;
+        sum += (double)*s.loss * (had != 0.0 ? had : 1.0);
+        count += had;
     }
     if (s.sum) count = 1.0;
     *s.counted = (float)count;
-    *s.loss = count > 0.0 ? (float)(sum / count) : not_a_number();
+    if (count != 0.0) *s.loss = (float)(sum / count);
+    else *s.loss = s.more ? (float)sum : not_a_number();
 }
 
 /* The gradient of a row: by (all softmax - hot onehot - others). */

@@ -110,6 +110,7 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[0], *ids = c->in[1];
     int axis = mixpi_axis(p->dim, x->rank), i;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (axis >= 0 && !ids->count) return mixp_call_output(c, x->dtype, ids->rank, ids->shape);
     if (axis < 0 || ids->rank != x->rank)
         return mixpi_bad_shapes(c,
                                 "both need the same rank, and dim must be one of their dimensions");

@@ -252,6 +252,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
+    k.more = first + k.rows < h->loss.k.rows;
     if (k.each) k.each += first;
     return MIXPI_RUN(c, cross_entropy, &k);
 }

@@ -100,6 +100,35 @@ static void rows(bench *b) {
     both_ways(b, mixp_mse(b->ctx, a, target), a, NULL, NULL);
 }
 
+/* Losses with options: class weights and smoothing, each row, log-probabilities, each element. */
+static void losses(bench *b) {
+    static const int64_t row[1] = { 13 };
+    int32_t ids[13];
+    mixp_loss_desc d;
+    mixp_tensor *a, *targets;
+    int i;
+    for (i = 0; i < 13; i++) ids[i] = i % 5 ? i * 9 : MIXP_IGNORE;
+    targets = mixp_input(b->ctx, MIXP_I32, 1, row, ids);
+    for (i = 0; i < 6; i++) {
+        memset(&d, 0, sizeof d);
+        d.reduction = (mixp_reduction)(i % 3);
+        d.smoothing = i < 3 ? 0.1f : 0.0f;
+        a = values(b, 1, 129, 0.5f, 2.0f);
+        mixp_tensor_set_requires_grad(a, 0);
+        d.weight = mixp_reshape(b->ctx, a, 1, &a->shape[1]);
+        a = values(b, 13, 129, -9.0f, 0.0f);
+        both_ways(b, mixp_loss_apply(b->ctx, i < 3 ? MIXP_OP_CROSS_ENTROPY : MIXP_OP_NLL, a, targets, &d), a, NULL, NULL);
+    }
+    memset(&d, 0, sizeof d);
+    d.reduction = MIXP_REDUCE_NONE;
+    for (i = 0; i < 3; i++) {
+        static const mixp_op_id of[3] = { MIXP_OP_MSE, MIXP_OP_HUBER, MIXP_OP_BCE_WITH_LOGITS };
+        mixp_tensor *t = values(b, 13, 129, 0.0f, 1.0f);
+        a = values(b, 13, 129, -3.0f, 3.0f);
+        both_ways(b, mixp_loss_apply(b->ctx, of[i], a, t, &d), a, t, NULL);
+    }
+}
+
 static void products(bench *b) {
     mixp_tensor *a = values(b, 53, 131, -1.0f, 1.0f), *w = values(b, 37, 131, -1.0f, 1.0f);
     both_ways(b, mixp_linear(b->ctx, a, w, NULL), a, w, NULL);
@@ -201,6 +230,7 @@ static void compare_all(void (*body)(bench *), int simd_alone) {
 
 static void test_elementwise(void) { compare_all(elementwise, 0); }
 static void test_rows(void)        { compare_all(rows, 0); }
+static void test_losses(void)      { compare_all(losses, 0); }
 static void test_steps(void)       { compare_all(steps, 0); }
 static void test_attention(void)   { compare_all(attention, 1); }
 static void test_products(void) {
@@ -306,6 +336,7 @@ int main(void) {
     RUN(test_fused_doubles);
     RUN(test_elementwise);
     RUN(test_rows);
+    RUN(test_losses);
     RUN(test_products);
     RUN(test_attention);
     RUN(test_steps);

@@ -353,6 +353,45 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* With options: 1 = smoothing, 2 = class weights, 4 = log-probabilities, 8 = the sum, 16 = each row. */
+static void entropy_options_with(int64_t rows, int64_t cols, int how) {
+    Pair logits = numbers(any_dtype(), rows * cols, 3.0, 0), targets = indexes(rows, cols);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0), each = output(MIXP_F32, rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, how & 16 ? rows : 1, 100.0, 0);
+    Pair weights = numbers(MIXP_F32, cols + 1, 2.0, 0), d = output(any_dtype(), rows * cols, 0);
+    mixp_cross_entropy_args k;
+    mixp_cross_entropy_backward_args b;
+    double mean = 0;
+    for (int64_t i = 1; i < rows; i += 3) set_code(targets, i, (uint32_t)-100);
+    for (int64_t i = 0; i < cols; i++) mean += value_at(weights.cpu, MIXP_F32, i) / (double)cols;
+    set_value(weights, cols, mean);
+#define FORWARD() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, stats), AT(float, counted), \
+        ON(logits), AT(const int32_t, targets)), k.smoothing = how & 1 ? 0.125f : 0.0f, \
+        k.weights = how & 2 ? AT(const float, weights) : NULL, k.logs = (how & 4) != 0, k.sum = (how & 8) != 0, \
+        k.each = how & 16 ? AT(float, each) : NULL, &k)
+#define BACKWARD() (b = *args_cross_entropy_backward(rows, cols, -100, args_out(ON(d), 0), ON(dloss), ON(logits), \
+        AT(const int32_t, targets), AT(const float, stats), AT(const float, counted)), b.smoothing = k.smoothing, \
+        b.weights = how & 2 ? AT(const float, weights) : NULL, b.logs = k.logs, b.each = (how & 16) != 0, &b)
+    BOTH(cross_entropy(X, FORWARD()));
+    if (!(how & 16)) close_to(counted, 1e-6, 1e-6);
+    if (!(how & 16)) close_to(loss, 1e-5, 4e-6);
+    if (how & 16) close_to(each, 1e-5, 4e-6);
+    if (!(how & 4)) close_to(stats, 1e-6, 1e-6);
+    BOTH(cross_entropy_backward(X, BACKWARD()));
+    close_to(d, 1e-4, 4e-6);
+#undef FORWARD
+#undef BACKWARD
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted); finish(dloss); finish(weights);
+    finish(each); finish(d);
+}
+static void entropy_options_body(void) {
+    static const int64_t lengths[] = { 2, 75, 1024, 2051 };
+    static const int ways[] = { 2, 3, 6, 8, 10, 16, 17, 19, 22, 20 };
+    for (int64_t cols : lengths)
+        for (int how : ways) entropy_options_with(5, cols, how);
+}
+static void cross_entropy_options(void) { in_all_schedules(entropy_options_body); }
+
 /* In one pass, with rows that wait in shared memory and others. how: 1 = over the logits, 2 = smoothed,
  * 4 = one target is bad. */
 static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int how) {
@@ -575,6 +614,7 @@ int main(void) {
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(cross_entropy_options);
     RUN(cross_entropy_both);
     RUN(a_row_of_gpt2_stays);
     RUN(cross_entropy_of_many_rows);

@@ -172,6 +172,34 @@ static void test_loss_autocast(void) {
     mixp_context_free(case_c);
 }
 
+/* Chunks without weight: with smoothing their rows count in the sum. Class weights may be negative. */
+static void test_loss_weightless_chunks(void) {
+    static const int64_t rows[1] = { LOSS_ROWS };
+    static const int32_t ids[LOSS_ROWS] = { 0, 0, 1, 0 };
+    static const float weights[2][LOSS_COLS] = { { 0, 1, 2, 3, 4 }, { -1, -2, 0.5f, -3, 0.25f } };
+    int i;
+    for (i = 0; i < 2; i++) {
+        mixp_tensor *x, *w, *targets;
+        mixp_loss_desc d;
+        double whole, parts;
+        memset(&d, 0, sizeof d);
+        case_c = case_context();
+        x = loss_leaf(MIXP_F32, LOSS_ROWS, 3, loss_in);
+        w = loss_leaf(MIXP_F32, LOSS_COLS, 3, loss_w);
+        mixp_step_begin(case_c);
+        targets = mixp_input(case_c, MIXP_I32, 1, rows, ids);
+        d.weight = loss_tensor(MIXP_F32, 0, LOSS_COLS, weights[i]);
+        d.smoothing = 0.25f;
+        whole = mixp_item(mixp_loss_apply(case_c, MIXP_OP_CROSS_ENTROPY, mixp_linear(case_c, x, w, NULL), targets, &d));
+        CHECK(whole > 0 || whole < 0);
+        d.chunk = 1;
+        parts = mixp_item(mixp_linear_cross_entropy_apply(case_c, x, w, targets, &d));
+        CHECK_NEAR(parts, whole, 1e-5 * fabs(whole));
+        CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
+        mixp_context_free(case_c);
+    }
+}
+
 static void test_loss_refused(void) {
     const int64_t rows[1] = { LOSS_ROWS };
     mixp_tensor *x, *t, *ids;
@@ -226,5 +254,6 @@ static void test_loss_refused(void) {
 static void loss_run_cases(void) {
     RUN(test_loss_options);
     RUN(test_loss_autocast);
+    RUN(test_loss_weightless_chunks);
     RUN(test_loss_refused);
 }

@@ -269,7 +269,7 @@ static void test_empty_values(void) {
     const int64_t four[2] = { 4, 3 }, minus[2] = { 3, -1 }, open[2] = { -1, 0 }, up[3] = { 4, 0, 3 }, wide[3] = { 0, 1, 3 };
     const int swap[2] = { 1, 0 };
     const double nan = (double)case_nan(), inf = (double)case_inf;
-    mixp_tensor *x, *w, *y, *both[2], *ids = NULL;
+    mixp_tensor *x, *w, *y, *both[2], *ids = NULL, *no_ids;
     const double *got;
     int i;
     case_c = case_context();
@@ -277,6 +277,7 @@ static void test_empty_values(void) {
     mixp_step_begin(case_c);
     x = no_rows(MIXP_F32, 0, 3);
     y = no_rows(MIXP_F32, 2, 0);
+    no_ids = mixp_input(case_c, MIXP_I32, 1, x->shape, loss_ids);
     is_empty("add", mixp_add(case_c, x, x), 2);
     is_empty("mul", mixp_mul(case_c, x, mixp_full(case_c, MIXP_F32, 0, NULL, 2)), 2);
     is_empty("add of [0, 3] and [1, 3]", mixp_add(case_c, x, mixp_slice(case_c, w, 0, 0, 1)), 2);
@@ -298,6 +299,7 @@ static void test_empty_values(void) {
     is_empty("indices", ids, 2);
     is_empty("embedding", mixp_embedding(case_c, w, no_rows(MIXP_I32, 0, 2)), 3);
     is_empty("gather", mixp_gather(case_c, w, 0, no_rows(MIXP_I32, 0, 3)), 2);
+    is_empty("gather of no ids", mixp_gather(case_c, w, 1, no_ids), 1);
     is_empty("one_hot", mixp_one_hot(case_c, no_rows(MIXP_I32, 0, 2), 5, MIXP_F32), 3);
     is_empty("dropout", mixp_dropout(case_c, x, 0.5f, 1), 2);
     is_empty("cast", mixp_cast(case_c, x, MIXP_BF16), 2);

@@ -88,12 +88,7 @@ def along_last(m, f, x, dim):
     """f works over the last dimension: here over dim."""
     if x.rank < 2 or axis(x, dim) == x.rank - 1:
         return f(x)
-    def swapped(t):     # mixp_transpose takes no indices
-        dims = list(range(t.rank))
-        dims[axis(x, dim)], dims[-1] = dims[-1], dims[axis(x, dim)]
-        return m.permute(t, t.rank, dims)
-    y = f(swapped(x))
-    return tuple(map(swapped, y)) if isinstance(y, tuple) else swapped(y)
+    return m.transpose(f(m.transpose(x, dim, -1)), dim, -1)
 
 
 def axes(x, dim):
@@ -284,9 +279,10 @@ def prelu(m, x, weight):
 
 @entry("nn.functional.softplus")
 def softplus(m, x, beta=1, threshold=20):
-    if beta * threshold < 15:       # beyond the threshold PyTorch gives x: the same numbers from 15 on
-        raise Missing("threshold")
-    return m.softplus(x, number(beta))
+    y = m.softplus(x, number(beta))
+    if threshold >= 15:             # beyond the threshold PyTorch gives x: the same numbers from 15 on
+        return y
+    return m.where(m.gt(scaled(m, x, beta), constant(m, threshold)), x, y)
 
 
 @entry("nn.functional.glu")
@@ -337,7 +333,7 @@ def prod(m, x, dim=None, keepdim=False, dtype=None):
 @entry("cumsum")
 def cumsum(m, x, dim, dtype=None):
     same_dtype(dtype)
-    return m.cumsum(x, dim) if x.rank else reshaped(m, m.cumsum(reshaped(m, x, [1]), 0), [])
+    return m.cumsum(x, dim)
 
 
 @entry("cumprod")
@@ -487,27 +483,25 @@ entry("log_softmax")(lambda m, x, dim, dtype=None: same_dtype(dtype) or along_la
 entry("nn.functional.softmin")(lambda m, x, dim, dtype=None: same_dtype(dtype) or along_last(m, m.softmax, m.neg(x), dim))
 
 
-def flat_norm(m, x, dims, weights, f):
-    """A norm over several dimensions: over one of their product."""
-    dims = list(dims)
-    if len(dims) == 1:
-        return f(x, *[m.ffi.NULL if w is None else w for w in weights])
-    n = math.prod(dims)
+def norm_over(m, x, dims, weights, f):
+    """A norm over the last dimensions: those of the weights; without weights, over their product."""
+    dims, given = list(dims), [m.ffi.NULL if w is None else w for w in weights]
+    if len(dims) == 1 or any(w is not None for w in weights):
+        return f(x, *given)
     lead = shape(x)[:x.rank - len(dims)]
-    flat = [m.ffi.NULL if w is None else reshaped(m, w, [n]) for w in weights]
-    return reshaped(m, f(reshaped(m, x, lead + [n]), *flat), shape(x))
+    return reshaped(m, f(reshaped(m, x, lead + [math.prod(dims)]), *given), shape(x))
 
 
 @entry("nn.functional.layer_norm")
 def layer_norm(m, x, dims, weight=None, bias=None, eps=1e-5):
-    return flat_norm(m, x, dims, (weight, bias), lambda t, w, b: m.layer_norm(t, w, b, eps))
+    return norm_over(m, x, dims, (weight, bias), lambda t, w, b: m.layer_norm(t, w, b, eps))
 
 
 @entry("nn.functional.rms_norm")
 def rms_norm(m, x, dims, weight=None, eps=None):
     if eps is None:
         eps = torch.finfo(m.torch_dtypes[x.dtype]).eps
-    return flat_norm(m, x, dims, (weight,), lambda t, w: m.rms_norm(t, w, eps))
+    return norm_over(m, x, dims, (weight,), lambda t, w: m.rms_norm(t, w, eps))
 
 
 def ends(m, x, f):
@@ -713,7 +707,7 @@ def take_along_dim(m, x, ids, dim=None):
 @entry("index_select")
 def index_select(m, x, dim, ids):
     if not x.rank:
-        raise Missing("rank 0")
+        return m.gather(x, dim, reshaped(m, ids, []))
     dim, n = axis(x, dim), ids.count
     if dim == 0 and x.rank == 2:
         return m.embedding(x, reshaped(m, ids, [n]))
@@ -738,10 +732,7 @@ def scatter(m, x, dim, ids, src, reduce=None):
 
 @entry("index_add")
 def index_add(m, x, dim, ids, src, alpha=1):
-    if not x.rank:
-        y = m.index_add(reshaped(m, x, [1]), 0, reshaped(m, ids, [1]), scaled(m, reshaped(m, src, [1]), alpha))
-        return reshaped(m, y, [])
-    return m.index_add(x, dim, ids, scaled(m, src, alpha))
+    return m.index_add(x, dim, reshaped(m, ids, [ids.count]), scaled(m, src, alpha))
 
 
 @entry("searchsorted")
@@ -751,22 +742,16 @@ def searchsorted(m, edges, values, out_int32=False, right=False, side=None, sort
     return m.searchsorted(edges, values, int(right or side == "right"))
 
 
-def ordered(m, x, dim, f):
-    """The values and indices that f of the last dimension gives."""
-    if not x.rank:
-        raise Missing("rank 0")
-
-    def both(t):
-        ids = m.several(1)
-        y = f(t, ids)
-        return y, ids[0]
-    values, ids = along_last(m, both, x, dim)
-    return values, Places(ids, dim)
+def ordered(m, f, dim):
+    """The values and the indices of f."""
+    ids = m.several(1)
+    values = f(ids)
+    return values, Places(ids[0], dim)
 
 
 @entry("sort")
 def sort(m, x, dim=-1, descending=False, stable=False):
-    return ordered(m, x, dim, lambda t, ids: m.sort(t, int(descending), ids))
+    return ordered(m, lambda ids: m.sort(x, dim, int(descending), ids), dim)
 
 
 @entry("argsort")
@@ -776,7 +761,7 @@ def argsort(m, x, dim=-1, descending=False, stable=False):
 
 @entry("topk")
 def topk(m, x, k, dim=-1, largest=True, sorted=True):
-    return ordered(m, x, dim, lambda t, ids: m.topk(t, k, int(largest), ids))
+    return ordered(m, lambda ids: m.topk(x, k, dim, int(largest), ids), dim)
 
 
 @entry("nn.functional.one_hot")
@@ -788,122 +773,99 @@ def one_hot(m, ids, num_classes=-1):
 
 @entry("nn.functional.embedding")
 def embedding(m, table, ids, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    for name, on in {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse,
-                     "padding_idx": padding_idx is not None}.items():
+    for name, on in {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}.items():
         if on:
             raise Missing(name)
-    return m.embedding(table, ids)
+    return m.embedding(table, ids) if padding_idx is None else m.embedding_padded(table, ids, padding_idx)
 
 
 # --- losses ---
 
-def only_mean(reduction):
-    if reduction != "mean":
-        raise Missing("reduction=" + reduction)
+def loss_options(m, reduction, **fields):
+    """A mixp_loss_desc."""
+    kind = getattr(m.lib, "MIXP_REDUCE_" + reduction.upper())
+    given = {name: value for name, value in fields.items() if value is not None}
+    return m.new("mixp_loss_desc", reduction=kind, **given)
+
+
+def loss(m, name, x, y, reduction, **fields):
+    return m.loss_apply(getattr(m.lib, "MIXP_OP_" + name), x, y, loss_options(m, reduction, **fields))
 
 
 @entry("nn.functional.mse_loss")
 def mse(m, x, y, reduction="mean"):
-    if reduction == "mean":
-        return m.mse(x, y)
-    d = m.square(m.sub(x, y))
-    return d if reduction == "none" else m.sum(d, m.lib.MIXP_ALL, 0)
+    return loss(m, "MSE", x, y, reduction)
 
 
 @entry("nn.functional.l1_loss")
 def l1(m, x, y, reduction="mean"):
-    if reduction == "mean":
-        return m.l1(x, y)
-    d = m.abs(m.sub(x, y))
-    return d if reduction == "none" else m.sum(d, m.lib.MIXP_ALL, 0)
+    return loss(m, "L1", x, y, reduction)
 
 
 @entry("nn.functional.smooth_l1_loss")
 def smooth_l1(m, x, y, reduction="mean", beta=1.0):
-    only_mean(reduction)
-    return m.smooth_l1(x, y, beta)
+    return loss(m, "SMOOTH_L1", x, y, reduction, bound=beta) if beta else loss(m, "L1", x, y, reduction)
 
 
 @entry("nn.functional.huber_loss")
 def huber(m, x, y, reduction="mean", delta=1.0):
-    only_mean(reduction)
-    return m.huber(x, y, delta)
+    return loss(m, "HUBER", x, y, reduction, bound=delta)
 
 
 @entry("nn.functional.kl_div")
 def kl_div(m, x, y, reduction="mean", log_target=False):
-    if reduction not in ("mean", "batchmean"):
-        raise Missing("reduction=" + reduction)
-    if reduction == "batchmean":        # mixp_kl_div is the mean over rows of the last dimension
-        return m.scale(m.kl_div(x, y, int(log_target)), x.count / x.shape[x.rank - 1] / x.shape[0])
-    return m.scale(m.kl_div(x, y, int(log_target)), 1.0 / x.shape[x.rank - 1])
+    return loss(m, "KL_DIV", x, y, reduction, log_target=int(log_target))
 
 
 @entry("nn.functional.binary_cross_entropy")
 def bce(m, x, y, weight=None, reduction="mean"):
-    if weight is not None:
-        raise Missing("weight")
-    only_mean(reduction)
-    return m.bce(x, y)
+    return loss(m, "BCE", x, y, reduction, weight=weight)
 
 
 @entry("nn.functional.binary_cross_entropy_with_logits")
 def bce_with_logits(m, x, y, weight=None, reduction="mean", pos_weight=None):
-    for name, on in {"weight": weight, "pos_weight": pos_weight}.items():
-        if on is not None:
-            raise Missing(name)
-    only_mean(reduction)
-    return m.bce_with_logits(x, y)
+    return loss(m, "BCE_WITH_LOGITS", x, y, reduction, weight=weight, pos_weight=pos_weight)
 
 
-def classes_last(m, x, targets):
+def last(m, x):
     """Logits [batch, classes, ...] as [..., classes]."""
-    if x.rank < 3:
-        return x, targets
-    return m.permute(x, x.rank, [0] + list(range(2, x.rank)) + [1]), targets
+    return x if x.rank < 3 else m.permute(x, x.rank, [0] + list(range(2, x.rank)) + [1])
+
+
+def ignored(m, targets, ignore_index):
+    """The fields for ignore_index, which counts for indices only."""
+    return {} if is_real(m, targets) or ignore_index == -100 else {"ignores": 1, "ignore": ignore_index}
 
 
 @entry("nn.functional.cross_entropy")
 def cross_entropy(m, x, targets, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0):
-    if is_real(m, targets):
-        raise Missing("targets are probabilities")
-    if weight is not None:
-        raise Missing("weight")
-    only_mean(reduction)
-    x, targets = classes_last(m, x, targets)
-    if label_smoothing:
-        return m.cross_entropy_smooth(x, targets, ignore_index, label_smoothing)
-    return m.cross_entropy(x, targets, ignore_index)
+    targets = last(m, targets) if is_real(m, targets) else targets
+    return loss(m, "CROSS_ENTROPY", last(m, x), targets, reduction, weight=weight, smoothing=label_smoothing,
+                **ignored(m, targets, ignore_index))
 
 
 @entry("nn.functional.nll_loss")
 def nll(m, x, targets, weight=None, ignore_index=-100, reduction="mean"):
-    if weight is not None:
-        raise Missing("weight")
-    only_mean(reduction)
-    return m.nll(*classes_last(m, x, targets), ignore_index)
+    return loss(m, "NLL", last(m, x), targets, reduction, weight=weight, **ignored(m, targets, ignore_index))
 
 
 @entry("nn.functional.linear_cross_entropy", "nn.functional.linear_cross_entropy.chunked")
-def linear_cross_entropy(m, x, w, targets, linear_bias=None, weight=None, reduction="mean", ignore_index=-100,
+def linear_cross_entropy(m, x, w, targets, linear_bias=None, weight=None, reduction="mean", ignore_index=None,
                          label_smoothing=0.0, options=None):
-    for name, on in {"linear_bias": linear_bias is not None, "weight": weight is not None,
-                     "label_smoothing": label_smoothing, "targets are probabilities": is_real(m, targets),
-                     "several classes dims in w": w.rank != 2}.items():
-        if on:
-            raise Missing(name)
-    only_mean(reduction)
-    if x.rank == 1:
-        x, targets = reshaped(m, x, [1, x.shape[0]]), reshaped(m, targets, [1])
-    return m.linear_cross_entropy(x, w, targets, ignore_index, 0)
+    ignore_index = -100 if ignore_index is None else ignore_index
+    if w.rank != 2 or is_real(m, targets):              # the two operators
+        lead, size = shape(x)[:-1], shape(w)[:-1]
+        bias = m.ffi.NULL if linear_bias is None else reshaped(m, linear_bias, [math.prod(size)])
+        flat = reshaped(m, x, [math.prod(lead), x.shape[x.rank - 1]])
+        y = m.linear(flat, reshaped(m, w, [math.prod(size), w.shape[w.rank - 1]]), bias)
+        return cross_entropy(m, reshaped(m, y, lead + size), targets, weight, reduction, ignore_index, label_smoothing)
+    return m.linear_cross_entropy_apply(x, w, targets, loss_options(
+        m, reduction, bias=linear_bias, weight=weight, smoothing=label_smoothing, **ignored(m, targets, ignore_index)))
 
 
 @entry("nn.functional.triplet_margin_loss")
 def triplet_margin(m, a, p, n, margin=1.0, swap=False, reduction="mean"):
-    if margin <= 0 or swap:
-        raise Missing("swap" if swap else "margin")
-    only_mean(reduction)
-    return m.triplet_margin(a, p, n, margin)
+    return m.triplet_margin_apply(a, p, n, loss_options(m, reduction, margin=margin, swap=int(swap)))
 
 
 def by_reduction(m, y, reduction):
