@@ -2559,6 +2559,9 @@ typedef enum mixp_unary {
     MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
     MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
     MIXP_UNARY_ROOT,            /* sqrt x, with a slope of 0 where x is 0                  */
+    MIXP_UNARY_LOG2, MIXP_UNARY_LOG10, MIXP_UNARY_ACOS, MIXP_UNARY_ASIN, MIXP_UNARY_TAN,
+    MIXP_UNARY_SINH, MIXP_UNARY_COSH,
+    MIXP_UNARY_ERFINV,          /* y with erf(y) = x                                       */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -2567,6 +2570,9 @@ typedef enum mixp_binary {
     MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM,   /* NaN if either operand is NaN; equal
                                                    operands get half the gradient each     */
     MIXP_BINARY_SWIGLU,         /* silu(a) b                                               */
+    MIXP_BINARY_POWER,          /* a to the power b                                        */
+    MIXP_BINARY_ATAN2,          /* the angle of the point (b, a)                           */
+    MIXP_BINARY_PRELU,          /* a > 0 ? a : b a                                         */
     MIXP_BINARY_COUNT
 } mixp_binary;
 
@@ -2574,7 +2580,7 @@ typedef enum mixp_binary {
  * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
-           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT;
+           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT || op == MIXP_UNARY_TAN;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
@@ -3199,6 +3205,28 @@ typedef struct mixp_binary_args {
     mixp_out    dx;
 } mixp_binary_args;
 
+/* POWER, ATAN2 and PRELU, which host and devices compute one element at a time. slope: dy times the
+ * slope by operand `which`. The slopes are 0 where PyTorch's are: a power's by a where b is 0, and
+ * by b where a is 0 and b is not below 0; those of atan2 where a^2 + b^2 is 0. */
+MIXPREC_HD float mixpi_pair_value(mixp_binary op, float a, float b) {
+    if (op == MIXP_BINARY_POWER) return MIXPI_LIBM(powf)(a, b);
+    if (op == MIXP_BINARY_ATAN2) return MIXPI_LIBM(atan2f)(a, b);
+    return a > 0.0f ? a : b * a;
+}
+MIXPREC_HD float mixpi_pair_slope(mixp_binary op, int which, float dy, float a, float b) {
+    if (op == MIXP_BINARY_POWER) {
+        if (which && a == 0.0f && b >= 0.0f) return 0.0f;
+        if (which) return dy * (MIXPI_LIBM(powf)(a, b) * MIXPI_LIBM(logf)(a));
+        return b == 0.0f ? 0.0f : dy * (b * MIXPI_LIBM(powf)(a, b - 1.0f));
+    }
+    if (op == MIXP_BINARY_ATAN2) {
+        const float square = a * a + b * b;
+        return square == 0.0f ? 0.0f : dy * ((which ? -a : b) / square);
+    }
+    if (which) return a > 0.0f ? 0.0f : dy * a;
+    return a > 0.0f ? dy : dy * b;
+}
+
 /* The arguments of the function that computes the operand's gradient, in order: a, b, and d for dy.
  * MINIMUM uses MAXIMUM's function with the operands exchanged. The gradient of silu(a) b with
  * respect to b is silu(a) dy. */
@@ -3211,6 +3239,9 @@ MIXPREC_HD const char *mixpi_binary_slope_of(const mixp_binary_args *k) {
     case MIXP_BINARY_MAXIMUM: return k->which ? "dba" : "dab";
     case MIXP_BINARY_MINIMUM: return k->which ? "dab" : "dba";
     case MIXP_BINARY_SWIGLU: return k->which ? "ad" : "dab";
+    case MIXP_BINARY_POWER:
+    case MIXP_BINARY_ATAN2:
+    case MIXP_BINARY_PRELU: return "dab";
     case MIXP_BINARY_COUNT: break;
     }
     return "";
@@ -4899,13 +4930,20 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     add_scalar rsub             KEEP     x                    x             by a number
  *     exp log pow expm1 log1p     F32      x                    x
  *     square reciprocal softplus  F32      x                    x
+ *     log2 log10 acos asin tan    F32      x                    x
+ *     sinh cosh erfinv            F32      x                    x
+ *     power                       F32      a, b                 both          broadcasts
+ *     atan2                       PROMOTE  a, b                 both          broadcasts
+ *     addcdiv                     PROMOTE  x, a, b              all           broadcasts
+ *     prelu                       LOW      x, w                 both          w: by channel
+ *     einsum                      LOW      a, b                 both          sums, one product
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     prod cumsum                 F32_OUT  x                    x             summed in f32
+ *     prod cumsum cumprod         F32_OUT  x                    x             computed in f32
  *     var std                     KEEP     x                    x             computed in f32
- *     logsumexp vector_norm       F32      x                    x
+ *     logsumexp vector_norm norm  F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -4917,7 +4955,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     masked_fill                 KEEP     x, mask              x             broadcasts
  *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
  *     one_hot                     KEEP     ids                  none          of any dtype
- *     scatter_add                 PROMOTE  x, ids, src          x, src
+ *     scatter_add scatter         PROMOTE  x, ids, src          x, src
  *     index_add                   PROMOTE  x, ids, src          x, src
  *     topk sort                   KEEP     x                    x             and i32 indices
  *     full                        -        none                 none          a constant
@@ -4935,6 +4973,8 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
+ *     roll tril triu              KEEP     x                    x
+ *     searchsorted                KEEP     edges, values        none          i32
  *     concat stack                PROMOTE  any number           all
  *     slice split (_sizes)        KEEP     x                    x
  */
@@ -5077,6 +5117,35 @@ MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
+/* On a CPU these are the C library's f32 functions, except erfinv, y with erf(y) = x: to 1 unit in
+ * the last place; Inf at 1, NaN beyond. */
+MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_asin(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_tan(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sinh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_cosh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
+/* power (F32): a to the power b. The gradient of a is 0 where b is 0; that of b is 0 where a is 0
+ * and b is not below 0, and NaN where a is below 0. atan2 (PROMOTE): the angle of the point (b, a).
+ * Both broadcast as NumPy does. */
+MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* PROMOTE. x + value a / b, with NumPy's broadcasting: three operators. */
+MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
+                                      mixp_tensor *b, float value);
+/* LOW. x where x > 0, otherwise w x. w[channels] is for dimension 1 of x, or w has one element.
+ * MIXP_ERR_SHAPE: w is neither. */
+MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
+/* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
+ * for each dimension. A letter that the result lacks is summed. Without "->" the result has the
+ * letters that stand once, in alphabetical order. The function permutes and reshapes both operands,
+ * and runs one mixp_matmul; letters of one operand alone are summed first, by mixp_sum.
+ * MIXP_ERR_ARGUMENT: the equation has not two operands, or a letter twice in one of them.
+ * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
+MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
+                                     mixp_tensor *b);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -5107,12 +5176,21 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
+/* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
+ * without a gradient; Inf and -Inf are the largest and the smallest |x|, with the gradient of
+ * mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
+ * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
+MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
+                                   int keep);
 
 /* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
  * exact where elements are 0. */
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
+/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. log2(n) products
+ * of slices run, and keep as many copies of x for the gradient; no gradient divides. */
+MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -5180,6 +5258,17 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
+/* PROMOTE. x with src[.., j, ..] in place of [.., ids[.., j, ..], ..] along dim; shapes and errors
+ * are those of scatter_add. If ids name an element more than once, it becomes the sum of its
+ * sources. Two scatter_add and a masked_fill run. */
+MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
+                                      mixp_tensor *src);
+/* KEEP. For each value the number of edges below it (right 1: below or equal), i32: the place where
+ * it keeps the ascending edges in order; a NaN goes behind all. edges[n], or edges[..., n] for
+ * values[..., m]. All edges are compared with all values: 5 n m bytes of memory. At most 2^24
+ * edges; no gradient. */
+MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
+                                           mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
@@ -5298,6 +5387,8 @@ typedef enum mixp_op_id {
     MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_INDEX_ADD,
     MIXP_OP_NLL,
+    MIXP_OP_LOG2, MIXP_OP_LOG10, MIXP_OP_ACOS, MIXP_OP_ASIN, MIXP_OP_TAN, MIXP_OP_SINH,
+    MIXP_OP_COSH, MIXP_OP_ERFINV, MIXP_OP_POWER, MIXP_OP_ATAN2, MIXP_OP_PRELU,
     MIXP_OP_COUNT
 } mixp_op_id;
 
@@ -5386,6 +5477,12 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
+/* KEEP. roll: shifts elements along dim, to higher indices if shift is above 0; what leaves at the
+ * end enters at the beginning. tril, triu: x[..., rows, cols] with zeros where col - row is above
+ * (triu: below) diagonal. roll joins two slices; tril and triu fill by a mask. */
+MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
+MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
+MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 /* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
  * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
@@ -7265,6 +7362,12 @@ enum {
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
     MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
     MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
+    MIXPI_FN_POWER_D,           /* of dy, a, b: the gradients of a and b in a to the power b */
+    MIXPI_FN_EXPONENT_D,
+    MIXPI_FN_ATAN2_A_D,         /* likewise, in atan2(a, b)                                */
+    MIXPI_FN_ATAN2_B_D,
+    MIXPI_FN_PRELU_D,           /* likewise, in a > 0 ? a : b a                            */
+    MIXPI_FN_PRELU_B_D,
     MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
     MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
     MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
@@ -7274,8 +7377,53 @@ enum {
 };
 
 /* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
- * binary function needs a case in MIXPI_P(values); then add 1 to its number. */
-MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+ * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
+ * number. */
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
+
+/* y with erf(y) = x, to half an ulp: Newton's steps in double from Giles' start ("Approximating the
+ * erfinv function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. */
+static float mixpi_erfinv(float x) {
+    const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    if (size == 0 || size > 0x7F800000u) return x;
+    if (size > 0x3F800000u) return mixp_f32_of_bits(0x7FC00000u);
+    if (size == 0x3F800000u) return mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u); /* Inf */
+    const double w = -log((1.0 - (double)x) * (1.0 + (double)x)), s = sqrt(w);
+    double y = w < 5.0 ? 0.8862 + w * (0.2325 + w * (-0.0093 + w * 0.00013)) : 0.0;
+    if (w >= 5.0) y = s - (0.5 * log(s * s) + 0.5723649) / (2.0 * s);
+    y *= w < 5.0 ? (double)x : x > 0.0f ? 1.0 : -1.0;
+    for (int i = 0; i < 3; i++) {
+        const double slope = 1.1283791670955126 * exp(-y * y);
+        const double off = (erf(y) - (double)x) / slope;
+        y -= off / (1.0 + y * off);
+    }
+    return (float)y;
+}
+
+/* Functions of the C library, one element at a time: the same bits on each instruction set. */
+static void mixpi_by_library(mixp_unary op, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) switch ((int)op) {
+        case MIXP_UNARY_SIN: x[i] = sinf(x[i]); break;
+        case MIXP_UNARY_COS: x[i] = cosf(x[i]); break;
+        case MIXP_UNARY_TAN: x[i] = tanf(x[i]); break;
+        case MIXP_UNARY_ACOS: x[i] = acosf(x[i]); break;
+        case MIXP_UNARY_ASIN: x[i] = asinf(x[i]); break;
+        case MIXP_UNARY_SINH: x[i] = sinhf(x[i]); break;
+        case MIXP_UNARY_COSH: x[i] = coshf(x[i]); break;
+        case MIXP_UNARY_LOG2: x[i] = log2f(x[i]); break;
+        case MIXP_UNARY_LOG10: x[i] = log10f(x[i]); break;
+        default: x[i] = mixpi_erfinv(x[i]); break;
+        }
+}
+
+/* POWER, ATAN2 and PRELU of a, b = s[0], s[1], or the slopes of dy, a, b = s[0], s[1], s[2]. */
+static void mixpi_map_pairs(int fn, float *y, const float *const *s, int64_t n) {
+    const int slope = fn - MIXPI_FN_POWER_D;
+    const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = slope < 0 ? mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i])
+                         : mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+}
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -7443,6 +7591,9 @@ static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
         return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
     case MIXP_BINARY_MAXIMUM:
     case MIXP_BINARY_MINIMUM: return MIXPI_FN_LARGER_D;
+    case MIXP_BINARY_POWER: return MIXPI_FN_POWER_D + k->which;
+    case MIXP_BINARY_ATAN2: return MIXPI_FN_ATAN2_A_D + k->which;
+    case MIXP_BINARY_PRELU: return MIXPI_FN_PRELU_D + k->which;
     case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }
@@ -9697,7 +9848,7 @@ MIXPI_SMALL_BEGIN
 #define mixpi_vsigmoid       MIXPI_P(vsigmoid)
 #define mixpi_vnormal        MIXPI_P(vnormal)
 #define mixpi_vpow           MIXPI_P(vpow)
-#define mixpi_vwave          MIXPI_P(vwave)
+#define mixpi_vlibrary       MIXPI_P(vlibrary)
 #define mixpi_vlarger        MIXPI_P(vlarger)
 #define mixpi_vsmaller       MIXPI_P(vsmaller)
 #define mixpi_vsign          MIXPI_P(vsign)
@@ -11011,11 +11162,11 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* sin x or cos x, from libm on every instruction set. */
-MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+/* See mixpi_by_library. */
+MIXPI_RARE mixpi_v mixpi_vlibrary(mixpi_v x, mixp_unary op) {
     float t[16];
     mixpi_vstore(t, x);
-    for (int i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    mixpi_by_library(op, t, 16);
     return mixpi_vload(t);
 }
 
@@ -11239,6 +11390,28 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());
 }
 
+/* dy / (x log(base)) */
+MIXPI_V mixpi_v MIXPI_P(log_slope)(mixpi_v dy, mixpi_v x, float log_of_base)
+{ return mixpi_vdiv(dy, mixpi_vmul(x, mixpi_vset(log_of_base))); }
+
+/* dy / sqrt(1 - x^2), exact near 1. */
+MIXPI_V mixpi_v MIXPI_P(arc_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v one = mixpi_vset(1.0f);
+    const mixpi_v rest = mixpi_vmul(mixpi_vsub(one, x), mixpi_vadd(one, x));
+    return mixpi_vdiv(dy, mixpi_vsqrt(rest));
+}
+
+/* sqrt(pi)/2 e^(y^2), times dy, with y = erfinv(x); y^2 includes the bits that the rounded product
+ * loses. */
+MIXPI_V mixpi_v MIXPI_P(erfinv_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v y = mixpi_vlibrary(x, MIXP_UNARY_ERFINV), h = mixpi_vmul(y, y);
+    const mixpi_v low = mixpi_vfma(y, y, mixpi_vneg(h)), e = mixpi_vexp(h);
+    /* where e is Inf, low is NaN */
+    const mixpi_v exact = mixpi_vselect_gt(mixpi_vset(88.0f), h, mixpi_vfma(e, low, e), e);
+    return mixpi_vmul(dy, mixpi_vmul(exact, mixpi_vset(0.886226925f)));
+}
+
+#define MIXPI_LIBRARY(x, op) mixpi_vlibrary(x, MIXP_UNARY_##op)
 /* One row for each mixp_unary, X(name, value of a, slope of b times dy); b is x, or y where
  * mixpi_unary_by_result says so. LOOP: functions that dominate a step, or are short, with a loop of
  * their own in MIXPI_P(values). CALL: all others. */
@@ -11258,8 +11431,16 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     CALL(ROOT, mixpi_vsqrt(a), MIXPI_P(root_slope)(dy, b))                                    \
     CALL(POW, mixpi_vpow(a, p), MIXPI_P(pow_slope)(dy, b, p))                                 \
     CALL(ABS, mixpi_vabs(a), mixpi_vsign(b, dy))                                              \
-    CALL(SIN, mixpi_vwave(a, 0), mixpi_vmul(dy, mixpi_vwave(b, 1)))                           \
-    CALL(COS, mixpi_vwave(a, 1), mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0))))               \
+    CALL(SIN, MIXPI_LIBRARY(a, SIN), mixpi_vmul(dy, MIXPI_LIBRARY(b, COS)))                   \
+    CALL(COS, MIXPI_LIBRARY(a, COS), mixpi_vneg(mixpi_vmul(dy, MIXPI_LIBRARY(b, SIN))))       \
+    CALL(LOG2, MIXPI_LIBRARY(a, LOG2), MIXPI_P(log_slope)(dy, b, 0.693147182f))               \
+    CALL(LOG10, MIXPI_LIBRARY(a, LOG10), MIXPI_P(log_slope)(dy, b, 2.30258512f))              \
+    CALL(ACOS, MIXPI_LIBRARY(a, ACOS), mixpi_vneg(MIXPI_P(arc_slope)(dy, b)))                 \
+    CALL(ASIN, MIXPI_LIBRARY(a, ASIN), MIXPI_P(arc_slope)(dy, b))                             \
+    CALL(TAN, MIXPI_LIBRARY(a, TAN), mixpi_vmul(dy, mixpi_vfma(b, b, mixpi_vset(1.0f))))      \
+    CALL(SINH, MIXPI_LIBRARY(a, SINH), mixpi_vmul(dy, MIXPI_LIBRARY(b, COSH)))                \
+    CALL(COSH, MIXPI_LIBRARY(a, COSH), mixpi_vmul(dy, MIXPI_LIBRARY(b, SINH)))                \
+    CALL(ERFINV, MIXPI_LIBRARY(a, ERFINV), MIXPI_P(erfinv_slope)(dy, b))                      \
     CALL(SOFT_CAP, MIXPI_P(soft_cap)(a, p), MIXPI_P(soft_cap_slope)(dy, b, p))                \
     CALL(CLAMP, mixpi_vclamp(a, p, q), MIXPI_P(clamp_slope)(dy, b, p, q))                     \
     CALL(AFFINE, mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q)), mixpi_vmul(dy, mixpi_vset(p)))  \
@@ -11426,6 +11607,7 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
         MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), p, q, y, s[0], n);
     else if (fn < MIXPI_FN_BINARY)
         MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), p, q, y, s, n);
+    else if (fn < MIXPI_FN_LOSS) mixpi_map_pairs(fn, y, s, n);
     else if (fn < MIXPI_FN_LOSS_D)
         MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), q, y, s, n);
     else MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), p, q, y, s, n);
@@ -20440,6 +20622,13 @@ static const char *const mixpi_input_names[][4] = {
     { "maximum", "a", "b", "" },
     { "minimum", "a", "b", "" },
     { "swiglu", "gate", "up", "" },
+    { "power", "a", "b", "" },
+    { "atan2", "a", "b", "" },
+    { "prelu", "x", "w", "" },
+    { "addcdiv", "x", "a", "b" },
+    { "einsum", "a", "b", "" },
+    { "scatter", "x", "src", "ids" },
+    { "searchsorted", "edges", "values", "" },
     { "layer_norm", "x", "gamma", "beta" },
     { "rms_norm", "x", "gamma", "" },
     { "embedding", "table", "ids", "" },
@@ -22590,6 +22779,8 @@ MIXPI_BINARY(div, DIV)
 MIXPI_BINARY(maximum, MAXIMUM)
 MIXPI_BINARY(minimum, MINIMUM)
 MIXPI_BINARY(swiglu, SWIGLU)
+MIXPI_BINARY(power, POWER)
+MIXPI_BINARY(atan2, ATAN2)
 #undef MIXPI_BINARY
 
 /* The two operands are the two halves of every row, so the stride between rows covers both. */
@@ -22701,6 +22892,14 @@ MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
 MIXPI_UNARY(log1p, LOG1P, LOG1P)
 MIXPI_UNARY(expm1, EXPM1, EXPM1)
 MIXPI_UNARY(erf, ERF, ERF)
+MIXPI_UNARY(log2, LOG2, LOG2)
+MIXPI_UNARY(log10, LOG10, LOG10)
+MIXPI_UNARY(acos, ACOS, ACOS)
+MIXPI_UNARY(asin, ASIN, ASIN)
+MIXPI_UNARY(tan, TAN, TAN)
+MIXPI_UNARY(sinh, SINH, SINH)
+MIXPI_UNARY(cosh, COSH, COSH)
+MIXPI_UNARY(erfinv, ERFINV, ERFINV)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor) {
@@ -25371,19 +25570,23 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: of var                                      */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* of losses                                               */
+    float order;                /* of norm                                                 */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
 /* They round the results of forms, under names that a guard reports. */
-enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
+enum {
+    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
+    MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
+};
 
 #define MIXPI_ROUNDING(name)                                                                  \
     { name, MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_rounding_infer, mixpi_cast_forward,    \
       mixpi_cast_backward, NULL }
 static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
     MIXPI_ROUNDING("logsumexp"), MIXPI_ROUNDING("var"), MIXPI_ROUNDING("std"),
-    MIXPI_ROUNDING("vector_norm")
+    MIXPI_ROUNDING("vector_norm"), MIXPI_ROUNDING("norm"), MIXPI_ROUNDING("cumprod")
 };
 #undef MIXPI_ROUNDING
 
@@ -25966,6 +26169,352 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tenso
     if (!mixpi_is_not_0(d.margin)) d.margin = 1.0f;
     return mixpi_triplet(ctx, anchor, positive, negative, &d);
 }
+/* --- norm, cumprod, tril, triu, roll, prelu, addcdiv, scatter, searchsorted: made of others --- */
+
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
+    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
+}
+
+/* t to the power p, with slope 0 and this value where t is 0. */
+static mixp_tensor *mixpi_guarded_pow(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
+    mixp_tensor *none = mixp_eq(ctx, t, mixpi_constant(ctx, 0.0));
+    t = mixp_pow(ctx, mixp_masked_fill(ctx, t, none, 1.0f), p);
+    return mixp_masked_fill(ctx, t, none, at_0);
+}
+
+/* The p-th root of the sum of |x|^p; the number of elements that are not 0; the largest or the
+ * smallest |x|. */
+static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    const uint32_t inf = 0x7F800000u, order = mixp_bits_of_f32(p->order);
+    const float at_0 = p->order > 0.0f ? 0.0f : mixp_f32_of_bits(inf);
+    mixp_tensor *t;
+    if (p->order == 0.0f) {
+        t = mixp_cast(ctx, mixp_ne(ctx, x, mixpi_constant(ctx, 0.0)), MIXP_F32);
+        return mixp_sum(ctx, t, p->dim, p->keep);
+    }
+    t = mixp_abs(ctx, x);
+    if (order == inf) return mixp_max(ctx, t, p->dim, p->keep);
+    if (order == (inf | 0x80000000u)) return mixp_min(ctx, t, p->dim, p->keep);
+    if (p->order == 1.0f) return mixp_sum(ctx, t, p->dim, p->keep);
+    t = mixp_sum(ctx, mixpi_guarded_pow(ctx, t, p->order, at_0), p->dim, p->keep);
+    return mixpi_guarded_pow(ctx, t, 1.0f / p->order, at_0);
+}
+
+MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
+                                   int keep) {
+    mixpi_form p;
+    if (order == 2.0f) return mixp_vector_norm(ctx, x, dim, keep);
+    if (ctx && mixpi_is_nan(order)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "norm: the order is NaN; pass a number");
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep;
+    p.wide = 1;
+    p.order = order;
+    p.op = &mixpi_roundings[MIXPI_OF_ANY_NORM];
+    p.of = mixpi_form_any_norm;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* Each pass multiplies by what lies 1, 2, 4 ... places before (Hillis and Steele, 1986). No
+ * gradient divides, so zeros do no harm. */
+static mixp_tensor *mixpi_form_cumprod(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    const int axis = mixpi_axis(p->dim, x->rank);
+    const int64_t n = axis < 0 ? 1 : x->shape[axis];
+    mixp_tensor *y = mixp_reshape(ctx, x, x->rank, x->shape);
+    for (int64_t s = 1; s < n; s *= 2) {
+        mixp_tensor *before = mixp_slice(ctx, y, axis, 0, n - s);
+        y = mixp_mul(ctx, y, mixp_pad(ctx, before, axis, s, 0, 1.0f));
+    }
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim == MIXP_ALL ? MIXP_MAX_RANK : dim;
+    p.wide = 1;
+    p.op = &mixpi_roundings[MIXPI_OF_CUMPROD];
+    p.of = mixpi_form_cumprod;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* 1, 2 ... n along dim of a matrix whose other dimension is 1. */
+static mixp_tensor *mixpi_counted(mixp_context *ctx, int64_t n, int dim) {
+    int64_t shape[2];
+    shape[dim] = n;
+    shape[1 - dim] = 1;
+    return mixp_cumsum(ctx, mixp_full(ctx, MIXP_F32, 2, shape, 1.0), dim);
+}
+
+/* x with zeros where column - row is above `diagonal` (side 1) or below it (side -1). */
+static mixp_tensor *mixpi_triangle(mixp_context *ctx, const char *name, mixp_tensor *x,
+                                   int64_t diagonal, int side) {
+    const int64_t most = 1 << 24;
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    mixp_tensor *place, *edge, *hidden;
+    if (!c || mixpi_need_real(c, 1, 1) != MIXP_OK) return NULL;
+    if (x->rank < 2 || x->shape[x->rank - 2] > most || x->shape[x->rank - 1] > most) {
+        mixpi_bad_shapes(c, "x[..., rows, cols] needs two dimensions, of at most 2^24");
+        return NULL;
+    }
+    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
+                     mixpi_counted(ctx, x->shape[x->rank - 2], 0));
+    edge = mixpi_constant(ctx, (double)diagonal);
+    hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
+    mixp_autocast_pop(ctx);
+    return mixp_masked_fill(ctx, x, hidden, 0.0f);
+}
+
+MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal) {
+    return mixpi_triangle(ctx, "tril", x, diagonal, 1);
+}
+MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal) {
+    return mixpi_triangle(ctx, "triu", x, diagonal, -1);
+}
+
+MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
+    mixpi_outer o;
+    mixp_tensor *parts[2];
+    int axis;
+    int64_t n;
+    if (!mixpi_outer_call(&o, ctx, "roll", x, NULL, NULL)) return NULL;
+    axis = mixpi_axis(dim, x->rank);
+    if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
+    n = x->shape[axis];
+    if (n == 0 || shift % n == 0) return mixp_reshape(ctx, x, x->rank, x->shape);
+    shift = shift % n < 0 ? shift % n + n : shift % n;
+    parts[0] = mixp_slice(ctx, x, axis, n - shift, shift);
+    parts[1] = mixp_slice(ctx, x, axis, 0, n - shift);
+    return mixp_concat(ctx, 2, parts, axis);
+}
+
+MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w) {
+    mixpi_outer o;
+    int64_t shape[MIXP_MAX_RANK];
+    mixp_call *c = mixpi_outer_call(&o, ctx, "prelu", x, w, NULL);
+    if (!c || !w) return NULL;
+    if (w->rank > 1 || (w->count != 1 && (x->rank < 2 || x->shape[1] != w->count))) {
+        mixpi_bad_shapes(c, "w needs one element, or one for each index of x's dimension 1");
+        return NULL;
+    }
+    for (int i = 0; i < x->rank; i++) shape[i] = 1;
+    if (w->count > 1) shape[0] = w->count;
+    w = mixp_reshape(ctx, w, w->count > 1 ? x->rank - 1 : 0, shape);
+    return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
+}
+
+MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
+                                      mixp_tensor *b, float value) {
+    return mixp_add(ctx, x, mixp_scale(ctx, mixp_div(ctx, a, b), value));
+}
+
+/* Counts the sources of each element, clears the elements that have one, and adds the sources. */
+MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
+                                      mixp_tensor *src) {
+    mixpi_outer o;
+    mixp_tensor *sources;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", x, src, ids);
+    if (!c || !src || !ids || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK)
+        return NULL;
+    sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
+    sources = mixp_scatter_add(ctx, sources, dim, ids,
+                               mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
+    sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
+    mixp_autocast_pop(ctx);
+    return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
+}
+
+/* Rounds to i32: the numbers of x are integers. */
+static mixp_result mixpi_integers_infer(mixp_call *c) {
+    return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape);
+}
+
+static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
+    static const mixp_op integers = {
+        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
+    };
+    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
+}
+
+/* n minus the number of edges that are not before a value: NaN is behind all. */
+MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
+                                           mixp_tensor *values, int right) {
+    mixpi_outer o;
+    int64_t n;
+    int rank;
+    mixp_tensor *behind;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
+    if (!c || !values) return NULL;
+    rank = values->rank;
+    n = mixpi_last_dim(edges);
+    if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
+        (edges->rank > 1 &&
+         (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
+          memcmp(edges->shape, values->shape, (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
+        mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
+        return NULL;
+    }
+    if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
+    if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
+    values = mixp_unsqueeze(ctx, values, -1);
+    behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
+    behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
+    behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
+    mixp_autocast_pop(ctx);
+    return behind;
+}
+/* --- einsum of two operands: sums, transposes and one product --- */
+
+/* What the letters of an equation say. A letter's kind: in which of a (1), b (2) and the result (4)
+ * it stands. */
+typedef struct mixpi_einsum {
+    char    text[3][MIXP_MAX_RANK + 1];     /* the letters of a, b and the result          */
+    int     rank[3];
+    int64_t size[128];
+    int     kind[128];
+} mixpi_einsum;
+
+enum { MIXPI_OF_A = 1, MIXPI_OF_B = 2, MIXPI_OF_RESULT = 4 };
+
+static int mixpi_is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, const char *why) {
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s",
+                             equation ? equation : "", why);
+}
+
+/* Reads the equation into text. Without an arrow, the result has the letters that stand once, in
+ * alphabetical order. */
+static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
+    int part = 0;
+    memset(e, 0, sizeof *e);
+    for (const char *s = equation; s && *s; s++) {
+        if (*s == ' ') continue;
+        if (*s == ',' && part == 0) {
+            part = 1;
+            continue;
+        }
+        if (s[0] == '-' && s[1] == '>' && part == 1) {
+            part = 2;
+            s++;
+            continue;
+        }
+        if (!mixpi_is_letter(*s) || e->rank[part] == MIXP_MAX_RANK)
+            return mixpi_einsum_wrong(ctx, equation,
+                                      "write the letters of two operands, as in "
+                                      "\"bij,bjk->bik\", at most 8 for each");
+        if (e->kind[(int)*s] & 1 << part)
+            return mixpi_einsum_wrong(ctx, equation, "a letter stands twice in one operand");
+        e->kind[(int)*s] |= 1 << part;
+        e->text[part][e->rank[part]++] = *s;
+    }
+    if (part == 0)
+        return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
+    for (int c = 'A'; c <= 'z'; c++) {
+        const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
+        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B) && e->rank[2] < MIXP_MAX_RANK) {
+            e->kind[c] |= MIXPI_OF_RESULT;
+            e->text[2][e->rank[2]++] = (char)c;
+        }
+        if (e->kind[c] == MIXPI_OF_RESULT)
+            return mixpi_einsum_wrong(ctx, equation, "a letter of the result is in no operand");
+    }
+    return MIXP_OK;
+}
+
+/* Takes the sizes of the letters from the operands. */
+static mixp_result mixpi_einsum_sizes(mixp_call *c, mixpi_einsum *e) {
+    for (int part = 0; part < 2; part++) {
+        const mixp_tensor *t = c->in[part];
+        if (t->rank != e->rank[part])
+            return mixpi_bad_shapes(c, "an operand needs one letter for each dimension");
+        for (int i = 0; i < t->rank; i++) {
+            int64_t *size = &e->size[(int)e->text[part][i]];
+            if (part == 1 && (e->kind[(int)e->text[1][i]] & MIXPI_OF_A) && *size != t->shape[i])
+                return mixpi_bad_shapes(c, "a letter's dimensions must be equal");
+            *size = t->shape[i];
+        }
+    }
+    return MIXP_OK;
+}
+
+/* The letters of this kind in the order of `from`, appended to `to`. Returns their elements. */
+static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int kind, char *to) {
+    int64_t count = 1;
+    size_t n = strlen(to);
+    for (; *from; from++) {
+        if (e->kind[(int)*from] != kind) continue;
+        to[n++] = *from;
+        count *= e->size[(int)*from];
+    }
+    to[n] = 0;
+    return count;
+}
+
+/* t, whose dimensions have the letters `from`, with those of `to`. */
+static mixp_tensor *mixpi_einsum_turn(mixp_context *ctx, mixp_tensor *t, const char *from,
+                                      const char *to) {
+    int dims[MIXP_MAX_RANK], n = 0;
+    if (!t || !strcmp(from, to)) return t;
+    for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
+    return mixp_permute(ctx, t, n, dims);
+}
+
+/* An operand without the letters that stand nowhere else, which are summed. */
+static mixp_tensor *mixpi_einsum_summed(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t,
+                                        int part, char *left) {
+    int n = 0;
+    for (const char *s = e->text[part]; *s; s++) {
+        if (e->kind[(int)*s] == 1 << part) t = mixp_sum(ctx, t, n, 0);
+        else left[n++] = *s;
+    }
+    left[n] = 0;
+    return t;
+}
+
+/* As [batch, rows of a, columns of b]: one product. */
+static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a,
+                                         mixp_tensor *b) {
+    const int batch = MIXPI_OF_A | MIXPI_OF_B | MIXPI_OF_RESULT, both = MIXPI_OF_A | MIXPI_OF_B;
+    char of_a[MIXP_MAX_RANK + 1], of_b[MIXP_MAX_RANK + 1];
+    char as_a[MIXP_MAX_RANK + 1] = "", as_b[MIXP_MAX_RANK + 1] = "",
+                              as_y[2 * MIXP_MAX_RANK + 1] = "";
+    int64_t m[3], n[3], y[MIXP_MAX_RANK];
+    a = mixpi_einsum_summed(ctx, e, a, 0, of_a);
+    b = mixpi_einsum_summed(ctx, e, b, 1, of_b);
+
+    m[0] = mixpi_einsum_letters(e, of_a, batch, as_a);
+    m[1] = mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_a);
+    m[2] = mixpi_einsum_letters(e, of_a, both, as_a);
+    n[0] = mixpi_einsum_letters(e, of_a, batch, as_b);
+    n[1] = mixpi_einsum_letters(e, of_a, both, as_b);
+    n[2] = mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_b);
+    a = mixp_reshape(ctx, mixpi_einsum_turn(ctx, a, of_a, as_a), 3, m);
+    b = mixp_reshape(ctx, mixpi_einsum_turn(ctx, b, of_b, as_b), 3, n);
+
+    mixpi_einsum_letters(e, of_a, batch, as_y);
+    mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
+    mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
+    for (int i = 0; i < e->rank[2]; i++) y[i] = e->size[(int)as_y[i]];
+    a = mixp_reshape(ctx, mixp_matmul(ctx, a, b, 0, 0), e->rank[2], y);
+    return mixpi_einsum_turn(ctx, a, as_y, e->text[2]);
+}
+
+MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
+                                     mixp_tensor *b) {
+    mixpi_outer o;
+    mixpi_einsum e;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", a, b, NULL);
+    if (!c || !b || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
+    if (mixpi_einsum_read(ctx, equation, &e) != MIXP_OK) return NULL;
+    if (mixpi_einsum_sizes(c, &e) != MIXP_OK) return NULL;
+    return mixpi_einsum_product(ctx, &e, a, b);
+}
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
@@ -25977,7 +26526,8 @@ MIXPI_SELDOM_END
 #define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
-#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_PAIR(name, cls) MIXPI_OP(name, cls, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_BINARY(name)    MIXPI_PAIR(name, PROMOTE)
 #define MIXPI_COMPARISON(name)                                                            \
     { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
       mixpi_compare_forward, NULL, NULL }
@@ -26052,7 +26602,11 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
         MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
-        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy)
+        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
+        MIXPI_UNARY(log2, F32), MIXPI_UNARY(log10, F32), MIXPI_UNARY(acos, F32),
+        MIXPI_UNARY(asin, F32), MIXPI_UNARY(tan, F32), MIXPI_UNARY(sinh, F32),
+        MIXPI_UNARY(cosh, F32), MIXPI_UNARY(erfinv, F32),
+        MIXPI_PAIR(power, F32), MIXPI_PAIR(atan2, PROMOTE), MIXPI_PAIR(prelu, LOW)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -26060,6 +26614,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 /* clang-format on */
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_PAIR
 #undef MIXPI_COMPARISON
 #undef MIXPI_LOSS
 
@@ -26084,10 +26639,6 @@ static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
 /* a + b, one of which may be missing. */
 static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) {
     return !a ? b : !b ? a : mixp_add(ctx, a, b);
-}
-
-static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
-    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
 }
 
 /* p x + q */
@@ -26132,6 +26683,12 @@ static mixp_tensor *mixpi_pow_slope(mixp_context *ctx, mixp_tensor *x, float p) 
     return mixp_scale(ctx, p == 2.0f ? x : mixp_pow(ctx, x, p - 1.0f), p);
 }
 
+/* 1 / sqrt(1 - x^2) */
+static mixp_tensor *mixpi_arc_slope(mixp_context *ctx, mixp_tensor *x) {
+    x = mixp_mul(ctx, mixp_rsub(ctx, x, 1.0f), mixp_add_scalar(ctx, x, 1.0f));
+    return mixp_reciprocal(ctx, mixp_sqrt(ctx, x));
+}
+
 /* The slope of y at x. */
 /* clang-format off */
 static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
@@ -26155,6 +26712,15 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
     case MIXP_UNARY_COS:       return mixp_neg(ctx, mixp_sin(ctx, x));
     case MIXP_UNARY_SOFTPLUS:  return mixp_sigmoid(ctx, mixp_scale(ctx, x, k->p));
     case MIXP_UNARY_RELU_SQUARED: return mixp_scale(ctx, mixp_relu(ctx, x), 2.0f);
+    case MIXP_UNARY_LOG2:      return mixp_reciprocal(ctx, mixp_scale(ctx, x, 0.693147182f));
+    case MIXP_UNARY_LOG10:     return mixp_reciprocal(ctx, mixp_scale(ctx, x, 2.30258512f));
+    case MIXP_UNARY_ACOS:      return mixp_neg(ctx, mixpi_arc_slope(ctx, x));
+    case MIXP_UNARY_ASIN:      return mixpi_arc_slope(ctx, x);
+    case MIXP_UNARY_TAN:       return mixp_add_scalar(ctx, mixp_mul(ctx, y, y), 1.0f);
+    case MIXP_UNARY_SINH:      return mixp_cosh(ctx, x);
+    case MIXP_UNARY_COSH:      return mixp_sinh(ctx, x);
+    case MIXP_UNARY_ERFINV:
+        return mixp_scale(ctx, mixp_exp(ctx, mixp_mul(ctx, y, y)), 0.886226925f);
     case MIXP_UNARY_ERF:
         x = mixp_exp(ctx, mixp_neg(ctx, mixp_mul(ctx, x, x)));
         return mixp_scale(ctx, x, MIXPI_ERF_SLOPE);
@@ -26172,9 +26738,12 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
     if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
     switch (k->op) {
-    case MIXP_UNARY_CLAMP:
-        d = mixp_masked_fill(ctx, d, mixp_lt(ctx, x, mixpi_constant(ctx, (double)k->p)), 0.0f);
-        return mixp_masked_fill(ctx, d, mixp_gt(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
+    case MIXP_UNARY_CLAMP: /* strictly between its bounds, as the gradient passes     */
+        if (mixp_bits_of_f32(k->p) != 0xFF800000u)
+            d = mixp_masked_fill(ctx, d, mixp_le(ctx, x, mixpi_constant(ctx, (double)k->p)), 0.0f);
+        if (mixp_bits_of_f32(k->q) != 0x7F800000u)
+            d = mixp_masked_fill(ctx, d, mixp_ge(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
+        return d;
     case MIXP_UNARY_ABS:
         d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
         below = mixp_neg(ctx, d);
@@ -26199,6 +26768,47 @@ static mixp_tensor *mixpi_chosen_tangent(mixp_call *c, int larger) {
     return mixp_where(ctx, mixp_eq(ctx, a, b), mean, one);
 }
 
+/* Of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0, the second
+ * where a is 0. */
+static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1], *zero = mixpi_constant(ctx, 0.0), *slope;
+    mixp_tensor *da = mixpi_tangent(c, 0), *db = mixpi_tangent(c, 1);
+    if (da) {
+        slope = mixp_mul(ctx, b, mixp_power(ctx, a, mixp_add_scalar(ctx, b, -1.0f)));
+        slope = mixp_masked_fill(ctx, slope, mixp_eq(ctx, b, zero), 0.0f);
+        da = mixp_mul(ctx, da, slope);
+    }
+    if (db) {
+        slope = mixp_mul(ctx, c->out, mixp_log(ctx, a));
+        slope = mixp_masked_fill(ctx, slope, mixp_eq(ctx, a, zero), 0.0f);
+        db = mixp_mul(ctx, db, slope);
+    }
+    return mixpi_plus(ctx, da, db);
+}
+
+/* Of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
+static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_tensor *da = mixpi_tangent(c, 0), *db = mixpi_tangent(c, 1);
+    if (da) da = mixp_mul(ctx, b, da);
+    if (db) db = mixp_neg(ctx, mixp_mul(ctx, a, db));
+    a = mixp_add(ctx, mixp_mul(ctx, a, a), mixp_mul(ctx, b, b));
+    b = mixp_eq(ctx, a, mixpi_constant(ctx, 0.0));
+    a = mixp_masked_fill(ctx, a, b, mixp_f32_of_bits(0x7F800000u));
+    return mixp_div(ctx, mixpi_plus(ctx, da, db), a);
+}
+
+/* Of a > 0 ? a : b a. */
+static mixp_tensor *mixpi_prelu_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1], *below;
+    mixp_tensor *da = mixpi_tangent_or_zeros(c, 0), *db = mixpi_tangent(c, 1);
+    below = mixpi_plus(ctx, mixp_mul(ctx, b, da), db ? mixp_mul(ctx, a, db) : NULL);
+    return mixp_where(ctx, mixp_gt(ctx, a, mixpi_constant(ctx, 0.0)), da, below);
+}
+
 static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     const mixp_binary op = ((const mixp_binary_args *)c->attrs)->op;
     mixp_context *ctx = c->ctx;
@@ -26208,6 +26818,9 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_SUB) return mixpi_plus(ctx, da, db ? mixp_neg(ctx, db) : NULL);
     if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
         return mixpi_chosen_tangent(c, op == MIXP_BINARY_MAXIMUM);
+    if (op == MIXP_BINARY_POWER) return mixpi_power_tangent(c);
+    if (op == MIXP_BINARY_ATAN2) return mixpi_atan2_tangent(c);
+    if (op == MIXP_BINARY_PRELU) return mixpi_prelu_tangent(c);
     if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
@@ -32711,6 +33324,8 @@ static int mixpi_traits_at(mixp_op_id id) {
         return MIXPI_ROUNDS | MIXPI_CUTS;
     case MIXP_OP_DIV: case MIXP_OP_ADD_SCALAR: case MIXP_OP_RSUB:
         return MIXPI_ROUNDS | MIXPI_MAY_MEAN;
+    case MIXP_OP_PRELU:
+        return MIXPI_ROUNDS | MIXPI_CUTS;
     case MIXP_OP_RELU: case MIXP_OP_RELU_SQUARED: case MIXP_OP_CLAMP: case MIXP_OP_MAXIMUM:
     case MIXP_OP_MINIMUM: case MIXP_OP_MAX: case MIXP_OP_LEAKY_RELU:
         return MIXPI_CUTS;
@@ -32723,16 +33338,19 @@ static int mixpi_traits_at(mixp_op_id id) {
         return MIXPI_IS_DROPOUT | MIXPI_CUTS;
     case MIXP_OP_MASKED_FILL: case MIXP_OP_WHERE:
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
-    case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD:
+    case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD: case MIXP_OP_POWER:
+    case MIXP_OP_TAN: case MIXP_OP_ERFINV: case MIXP_OP_ACOS: case MIXP_OP_ASIN:
         return MIXPI_MAY_MEAN;
     case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
+    case MIXP_OP_LOG2: case MIXP_OP_LOG10:
         return MIXPI_SHRINKS;
     case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
     case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
     case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
     case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
     case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
-    case MIXP_OP_COS: case MIXP_OP_ROPE:
+    case MIXP_OP_COS: case MIXP_OP_ROPE: case MIXP_OP_ATAN2:
+    case MIXP_OP_SINH: case MIXP_OP_COSH:
         return 0;
     case MIXP_OP_CAST: case MIXP_OP_RESHAPE: case MIXP_OP_TRANSPOSE: case MIXP_OP_CONCAT:
     case MIXP_OP_SLICE: case MIXP_OP_NEG: case MIXP_OP_ABS: case MIXP_OP_ARGMAX:

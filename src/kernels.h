@@ -183,6 +183,9 @@ typedef enum mixp_unary {
     MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
     MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
     MIXP_UNARY_ROOT,            /* sqrt x, with a slope of 0 where x is 0                  */
+    MIXP_UNARY_LOG2, MIXP_UNARY_LOG10, MIXP_UNARY_ACOS, MIXP_UNARY_ASIN, MIXP_UNARY_TAN,
+    MIXP_UNARY_SINH, MIXP_UNARY_COSH,
+    MIXP_UNARY_ERFINV,          /* y with erf(y) = x                                       */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -191,6 +194,9 @@ typedef enum mixp_binary {
     MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM,   /* NaN if either operand is NaN; equal
                                                    operands get half the gradient each     */
     MIXP_BINARY_SWIGLU,         /* silu(a) b                                               */
+    MIXP_BINARY_POWER,          /* a to the power b                                        */
+    MIXP_BINARY_ATAN2,          /* the angle of the point (b, a)                           */
+    MIXP_BINARY_PRELU,          /* a > 0 ? a : b a                                         */
     MIXP_BINARY_COUNT
 } mixp_binary;
 
@@ -198,7 +204,7 @@ typedef enum mixp_binary {
  * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
-           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT;
+           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT || op == MIXP_UNARY_TAN;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
@@ -823,6 +829,28 @@ typedef struct mixp_binary_args {
     mixp_out    dx;
 } mixp_binary_args;
 
+/* POWER, ATAN2 and PRELU, which host and devices compute one element at a time. slope: dy times the
+ * slope by operand `which`. The slopes are 0 where PyTorch's are: a power's by a where b is 0, and
+ * by b where a is 0 and b is not below 0; those of atan2 where a^2 + b^2 is 0. */
+MIXPREC_HD float mixpi_pair_value(mixp_binary op, float a, float b) {
+    if (op == MIXP_BINARY_POWER) return MIXPI_LIBM(powf)(a, b);
+    if (op == MIXP_BINARY_ATAN2) return MIXPI_LIBM(atan2f)(a, b);
+    return a > 0.0f ? a : b * a;
+}
+MIXPREC_HD float mixpi_pair_slope(mixp_binary op, int which, float dy, float a, float b) {
+    if (op == MIXP_BINARY_POWER) {
+        if (which && a == 0.0f && b >= 0.0f) return 0.0f;
+        if (which) return dy * (MIXPI_LIBM(powf)(a, b) * MIXPI_LIBM(logf)(a));
+        return b == 0.0f ? 0.0f : dy * (b * MIXPI_LIBM(powf)(a, b - 1.0f));
+    }
+    if (op == MIXP_BINARY_ATAN2) {
+        const float square = a * a + b * b;
+        return square == 0.0f ? 0.0f : dy * ((which ? -a : b) / square);
+    }
+    if (which) return a > 0.0f ? 0.0f : dy * a;
+    return a > 0.0f ? dy : dy * b;
+}
+
 /* The arguments of the function that computes the operand's gradient, in order: a, b, and d for dy.
  * MINIMUM uses MAXIMUM's function with the operands exchanged. The gradient of silu(a) b with
  * respect to b is silu(a) dy. */
@@ -835,6 +863,9 @@ MIXPREC_HD const char *mixpi_binary_slope_of(const mixp_binary_args *k) {
     case MIXP_BINARY_MAXIMUM: return k->which ? "dba" : "dab";
     case MIXP_BINARY_MINIMUM: return k->which ? "dab" : "dba";
     case MIXP_BINARY_SWIGLU: return k->which ? "ad" : "dab";
+    case MIXP_BINARY_POWER:
+    case MIXP_BINARY_ATAN2:
+    case MIXP_BINARY_PRELU: return "dab";
     case MIXP_BINARY_COUNT: break;
     }
     return "";

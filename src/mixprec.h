@@ -163,6 +163,8 @@ MIXPI_SELDOM_BEGIN
 #include "operators/picking.c"
 #include "operators/composed.c"
 #include "operators/loss_options.c"
+#include "operators/combined.c"
+#include "operators/einsum.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
 #include "operators/tangents.c"

@@ -24,13 +24,20 @@
  *     add_scalar rsub             KEEP     x                    x             by a number
  *     exp log pow expm1 log1p     F32      x                    x
  *     square reciprocal softplus  F32      x                    x
+ *     log2 log10 acos asin tan    F32      x                    x
+ *     sinh cosh erfinv            F32      x                    x
+ *     power                       F32      a, b                 both          broadcasts
+ *     atan2                       PROMOTE  a, b                 both          broadcasts
+ *     addcdiv                     PROMOTE  x, a, b              all           broadcasts
+ *     prelu                       LOW      x, w                 both          w: by channel
+ *     einsum                      LOW      a, b                 both          sums, one product
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     prod cumsum                 F32_OUT  x                    x             summed in f32
+ *     prod cumsum cumprod         F32_OUT  x                    x             computed in f32
  *     var std                     KEEP     x                    x             computed in f32
- *     logsumexp vector_norm       F32      x                    x
+ *     logsumexp vector_norm norm  F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -42,7 +49,7 @@
  *     masked_fill                 KEEP     x, mask              x             broadcasts
  *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
  *     one_hot                     KEEP     ids                  none          of any dtype
- *     scatter_add                 PROMOTE  x, ids, src          x, src
+ *     scatter_add scatter         PROMOTE  x, ids, src          x, src
  *     index_add                   PROMOTE  x, ids, src          x, src
  *     topk sort                   KEEP     x                    x             and i32 indices
  *     full                        -        none                 none          a constant
@@ -60,6 +67,8 @@
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
+ *     roll tril triu              KEEP     x                    x
+ *     searchsorted                KEEP     edges, values        none          i32
  *     concat stack                PROMOTE  any number           all
  *     slice split (_sizes)        KEEP     x                    x
  */
@@ -202,6 +211,35 @@ MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
+/* On a CPU these are the C library's f32 functions, except erfinv, y with erf(y) = x: to 1 unit in
+ * the last place; Inf at 1, NaN beyond. */
+MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_asin(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_tan(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sinh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_cosh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
+/* power (F32): a to the power b. The gradient of a is 0 where b is 0; that of b is 0 where a is 0
+ * and b is not below 0, and NaN where a is below 0. atan2 (PROMOTE): the angle of the point (b, a).
+ * Both broadcast as NumPy does. */
+MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* PROMOTE. x + value a / b, with NumPy's broadcasting: three operators. */
+MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
+                                      mixp_tensor *b, float value);
+/* LOW. x where x > 0, otherwise w x. w[channels] is for dimension 1 of x, or w has one element.
+ * MIXP_ERR_SHAPE: w is neither. */
+MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
+/* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
+ * for each dimension. A letter that the result lacks is summed. Without "->" the result has the
+ * letters that stand once, in alphabetical order. The function permutes and reshapes both operands,
+ * and runs one mixp_matmul; letters of one operand alone are summed first, by mixp_sum.
+ * MIXP_ERR_ARGUMENT: the equation has not two operands, or a letter twice in one of them.
+ * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
+MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
+                                     mixp_tensor *b);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -232,12 +270,21 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
                                   int keep);
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
+/* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
+ * without a gradient; Inf and -Inf are the largest and the smallest |x|, with the gradient of
+ * mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
+ * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
+MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
+                                   int keep);
 
 /* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
  * exact where elements are 0. */
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
+/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. log2(n) products
+ * of slices run, and keep as many copies of x for the gradient; no gradient divides. */
+MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -305,6 +352,17 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
+/* PROMOTE. x with src[.., j, ..] in place of [.., ids[.., j, ..], ..] along dim; shapes and errors
+ * are those of scatter_add. If ids name an element more than once, it becomes the sum of its
+ * sources. Two scatter_add and a masked_fill run. */
+MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
+                                      mixp_tensor *src);
+/* KEEP. For each value the number of edges below it (right 1: below or equal), i32: the place where
+ * it keeps the ascending edges in order; a NaN goes behind all. edges[n], or edges[..., n] for
+ * values[..., m]. All edges are compared with all values: 5 n m bytes of memory. At most 2^24
+ * edges; no gradient. */
+MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
+                                           mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
@@ -423,6 +481,8 @@ typedef enum mixp_op_id {
     MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_INDEX_ADD,
     MIXP_OP_NLL,
+    MIXP_OP_LOG2, MIXP_OP_LOG10, MIXP_OP_ACOS, MIXP_OP_ASIN, MIXP_OP_TAN, MIXP_OP_SINH,
+    MIXP_OP_COSH, MIXP_OP_ERFINV, MIXP_OP_POWER, MIXP_OP_ATAN2, MIXP_OP_PRELU,
     MIXP_OP_COUNT
 } mixp_op_id;
 
@@ -511,6 +571,12 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
+/* KEEP. roll: shifts elements along dim, to higher indices if shift is above 0; what leaves at the
+ * end enters at the beginning. tril, triu: x[..., rows, cols] with zeros where col - row is above
+ * (triu: below) diagonal. roll joins two slices; tril and triu fill by a mask. */
+MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
+MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
+MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 /* KEEP. x (u8 and i32 too) with `before` and `after` elements of value around it along dim; neither
  * is below 0. MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,

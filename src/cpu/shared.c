@@ -380,6 +380,12 @@ enum {
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
     MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
     MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
+    MIXPI_FN_POWER_D,           /* of dy, a, b: the gradients of a and b in a to the power b */
+    MIXPI_FN_EXPONENT_D,
+    MIXPI_FN_ATAN2_A_D,         /* likewise, in atan2(a, b)                                */
+    MIXPI_FN_ATAN2_B_D,
+    MIXPI_FN_PRELU_D,           /* likewise, in a > 0 ? a : b a                            */
+    MIXPI_FN_PRELU_B_D,
     MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
     MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
     MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
@@ -389,8 +395,53 @@ enum {
 };
 
 /* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
- * binary function needs a case in MIXPI_P(values); then add 1 to its number. */
-MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+ * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
+ * number. */
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
+
+/* y with erf(y) = x, to half an ulp: Newton's steps in double from Giles' start ("Approximating the
+ * erfinv function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. */
+static float mixpi_erfinv(float x) {
+    const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    if (size == 0 || size > 0x7F800000u) return x;
+    if (size > 0x3F800000u) return mixp_f32_of_bits(0x7FC00000u);
+    if (size == 0x3F800000u) return mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u); /* Inf */
+    const double w = -log((1.0 - (double)x) * (1.0 + (double)x)), s = sqrt(w);
+    double y = w < 5.0 ? 0.8862 + w * (0.2325 + w * (-0.0093 + w * 0.00013)) : 0.0;
+    if (w >= 5.0) y = s - (0.5 * log(s * s) + 0.5723649) / (2.0 * s);
+    y *= w < 5.0 ? (double)x : x > 0.0f ? 1.0 : -1.0;
+    for (int i = 0; i < 3; i++) {
+        const double slope = 1.1283791670955126 * exp(-y * y);
+        const double off = (erf(y) - (double)x) / slope;
+        y -= off / (1.0 + y * off);
+    }
+    return (float)y;
+}
+
+/* Functions of the C library, one element at a time: the same bits on each instruction set. */
+static void mixpi_by_library(mixp_unary op, float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) switch ((int)op) {
+        case MIXP_UNARY_SIN: x[i] = sinf(x[i]); break;
+        case MIXP_UNARY_COS: x[i] = cosf(x[i]); break;
+        case MIXP_UNARY_TAN: x[i] = tanf(x[i]); break;
+        case MIXP_UNARY_ACOS: x[i] = acosf(x[i]); break;
+        case MIXP_UNARY_ASIN: x[i] = asinf(x[i]); break;
+        case MIXP_UNARY_SINH: x[i] = sinhf(x[i]); break;
+        case MIXP_UNARY_COSH: x[i] = coshf(x[i]); break;
+        case MIXP_UNARY_LOG2: x[i] = log2f(x[i]); break;
+        case MIXP_UNARY_LOG10: x[i] = log10f(x[i]); break;
+        default: x[i] = mixpi_erfinv(x[i]); break;
+        }
+}
+
+/* POWER, ATAN2 and PRELU of a, b = s[0], s[1], or the slopes of dy, a, b = s[0], s[1], s[2]. */
+static void mixpi_map_pairs(int fn, float *y, const float *const *s, int64_t n) {
+    const int slope = fn - MIXPI_FN_POWER_D;
+    const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = slope < 0 ? mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i])
+                         : mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+}
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -558,6 +609,9 @@ static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
         return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
     case MIXP_BINARY_MAXIMUM:
     case MIXP_BINARY_MINIMUM: return MIXPI_FN_LARGER_D;
+    case MIXP_BINARY_POWER: return MIXPI_FN_POWER_D + k->which;
+    case MIXP_BINARY_ATAN2: return MIXPI_FN_ATAN2_A_D + k->which;
+    case MIXP_BINARY_PRELU: return MIXPI_FN_PRELU_D + k->which;
     case MIXP_BINARY_SWIGLU: break;
     case MIXP_BINARY_COUNT: break;
     }

@@ -13,7 +13,9 @@ constexpr int
     FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* dy, a, b: gradient of b in a / b  */
     FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: gradient of x in max(x, y)  */
     FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: gradient of a in silu(a) b  */
-    FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
+    FN_PAIR_D = FN_GATE_D + 1,                      /* dy, a, b: gradient of a in a power, an
+                                                       atan2, a prelu (+ 2 each); + 1: of b  */
+    FN_WHERE = FN_PAIR_D + 6,                       /* mask, a, b: mask ? a : b              */
     FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
     FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
     FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
@@ -47,11 +49,20 @@ constexpr int
     X(SOFTPLUS, softplus(a, p), g * sigmoid(b * p, &t))                                       \
     X(LEAKY_RELU, a > 0.0f ? a : p * a, b > 0.0f ? g : g * p)                                 \
     X(ELU, a > 0.0f ? a : p * expm1f(a), b <= 0.0f ? g * (p * expf(b)) : g)                   \
-    X(ROOT, sqrtf(a), b == 0.0f ? 0.0f : g / (b + b))
+    X(ROOT, sqrtf(a), b == 0.0f ? 0.0f : g / (b + b))                                         \
+    X(LOG2, log2f(a), g / (b * 0.693147182f))                                                 \
+    X(LOG10, log10f(a), g / (b * 2.30258512f))                                                \
+    X(ACOS, acosf(a), -arc_slope(g, b))                                                       \
+    X(ASIN, asinf(a), arc_slope(g, b))                                                        \
+    X(TAN, tanf(a), g * fmaf(b, b, 1.0f))                                                     \
+    X(SINH, sinhf(a), g * coshf(b))                                                           \
+    X(COSH, coshf(a), g * sinhf(b))                                                           \
+    X(ERFINV, erfinvf(a), erfinv_slope(g, b))
 
 /* The others, in the order of the enums. A new one needs a case in value and strided_kernels, or in
  * loss_value, loss_slope and strided_kernels. */
-#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)    \
+                               X(POWER) X(ATAN2) X(PRELU)
 #define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
                                X(KL_LOG)
 
@@ -158,6 +169,17 @@ __device__ inline float erf_slope(float g, float x) {
     return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
+/* g / sqrt(1 - x^2), exact near 1. */
+__device__ inline float arc_slope(float g, float x) { return g / sqrtf((1.0f - x) * (1.0f + x)); }
+
+/* sqrt(pi)/2 e^(y^2), times g, with y = erfinv(x); y^2 includes the bits that the rounded product
+ * loses. */
+__device__ inline float erfinv_slope(float g, float x) {
+    float y = erfinvf(x), h = y * y, e = expf(h);
+    if (h < 88.0f) e = fmaf(e, fmaf(y, y, -h), e);
+    return g * (e * 0.886226925f);
+}
+
 /* Is x above p and below q? An infinite bound does not limit x. */
 __device__ inline bool between(float x, float p, float q) {
     return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
@@ -210,6 +232,9 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
     case MIXP_BINARY_MAXIMUM: return nan_of(a, larger(a, b));
     case MIXP_BINARY_MINIMUM: return nan_of(a, a < b ? a : b);
     case MIXP_BINARY_SWIGLU:  return a * sigmoid(a, &t) * b;
+    case MIXP_BINARY_POWER:
+    case MIXP_BINARY_ATAN2:
+    case MIXP_BINARY_PRELU: return mixpi_pair_value(op, a, b);
     case MIXP_BINARY_COUNT: break;
     }
     return a;
@@ -271,6 +296,9 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
     else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
+    else if constexpr (fn < FN_WHERE)
+        return mixpi_pair_slope((mixp_binary)(MIXP_BINARY_POWER + (fn - FN_PAIR_D) / 2),
+                                (fn - FN_PAIR_D) % 2, a, b, c);
     else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
     else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
     else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;

@@ -28,19 +28,23 @@ typedef struct mixpi_form {
     int dim, keep, correction;  /* correction: of var                                      */
     int wide;                   /* 1: under autocast the result is f32                     */
     const mixp_loss_desc *desc; /* of losses                                               */
+    float order;                /* of norm                                                 */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
 /* They round the results of forms, under names that a guard reports. */
-enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
+enum {
+    MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
+    MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
+};
 
 #define MIXPI_ROUNDING(name)                                                                  \
     { name, MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_rounding_infer, mixpi_cast_forward,    \
       mixpi_cast_backward, NULL }
 static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
     MIXPI_ROUNDING("logsumexp"), MIXPI_ROUNDING("var"), MIXPI_ROUNDING("std"),
-    MIXPI_ROUNDING("vector_norm")
+    MIXPI_ROUNDING("vector_norm"), MIXPI_ROUNDING("norm"), MIXPI_ROUNDING("cumprod")
 };
 #undef MIXPI_ROUNDING
 

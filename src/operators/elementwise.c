@@ -116,6 +116,8 @@ MIXPI_BINARY(div, DIV)
 MIXPI_BINARY(maximum, MAXIMUM)
 MIXPI_BINARY(minimum, MINIMUM)
 MIXPI_BINARY(swiglu, SWIGLU)
+MIXPI_BINARY(power, POWER)
+MIXPI_BINARY(atan2, ATAN2)
 #undef MIXPI_BINARY
 
 /* The two operands are the two halves of every row, so the stride between rows covers both. */
@@ -227,6 +229,14 @@ MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
 MIXPI_UNARY(log1p, LOG1P, LOG1P)
 MIXPI_UNARY(expm1, EXPM1, EXPM1)
 MIXPI_UNARY(erf, ERF, ERF)
+MIXPI_UNARY(log2, LOG2, LOG2)
+MIXPI_UNARY(log10, LOG10, LOG10)
+MIXPI_UNARY(acos, ACOS, ACOS)
+MIXPI_UNARY(asin, ASIN, ASIN)
+MIXPI_UNARY(tan, TAN, TAN)
+MIXPI_UNARY(sinh, SINH, SINH)
+MIXPI_UNARY(cosh, COSH, COSH)
+MIXPI_UNARY(erfinv, ERFINV, ERFINV)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor) {

@@ -15,7 +15,8 @@
 #define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
-#define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_PAIR(name, cls) MIXPI_OP(name, cls, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_BINARY(name)    MIXPI_PAIR(name, PROMOTE)
 #define MIXPI_COMPARISON(name)                                                            \
     { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
       mixpi_compare_forward, NULL, NULL }
@@ -90,7 +91,11 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
         MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
-        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy)
+        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
+        MIXPI_UNARY(log2, F32), MIXPI_UNARY(log10, F32), MIXPI_UNARY(acos, F32),
+        MIXPI_UNARY(asin, F32), MIXPI_UNARY(tan, F32), MIXPI_UNARY(sinh, F32),
+        MIXPI_UNARY(cosh, F32), MIXPI_UNARY(erfinv, F32),
+        MIXPI_PAIR(power, F32), MIXPI_PAIR(atan2, PROMOTE), MIXPI_PAIR(prelu, LOW)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
@@ -98,6 +103,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 /* clang-format on */
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_PAIR
 #undef MIXPI_COMPARISON
 #undef MIXPI_LOSS
 

@@ -1,6 +1,7 @@
 #pragma once
 #include "table.c"
 #include "loss_options.c"
+#include "einsum.c"
 #include "../walk/checks.c"
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
@@ -23,10 +24,6 @@ static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
 /* a + b, one of which may be missing. */
 static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) {
     return !a ? b : !b ? a : mixp_add(ctx, a, b);
-}
-
-static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
-    return mixp_full(ctx, MIXP_F32, 0, NULL, value);
 }
 
 /* p x + q */
@@ -71,6 +68,12 @@ static mixp_tensor *mixpi_pow_slope(mixp_context *ctx, mixp_tensor *x, float p) 
     return mixp_scale(ctx, p == 2.0f ? x : mixp_pow(ctx, x, p - 1.0f), p);
 }
 
+/* 1 / sqrt(1 - x^2) */
+static mixp_tensor *mixpi_arc_slope(mixp_context *ctx, mixp_tensor *x) {
+    x = mixp_mul(ctx, mixp_rsub(ctx, x, 1.0f), mixp_add_scalar(ctx, x, 1.0f));
+    return mixp_reciprocal(ctx, mixp_sqrt(ctx, x));
+}
+
 /* The slope of y at x. */
 /* clang-format off */
 static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
@@ -94,6 +97,15 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
     case MIXP_UNARY_COS:       return mixp_neg(ctx, mixp_sin(ctx, x));
     case MIXP_UNARY_SOFTPLUS:  return mixp_sigmoid(ctx, mixp_scale(ctx, x, k->p));
     case MIXP_UNARY_RELU_SQUARED: return mixp_scale(ctx, mixp_relu(ctx, x), 2.0f);
+    case MIXP_UNARY_LOG2:      return mixp_reciprocal(ctx, mixp_scale(ctx, x, 0.693147182f));
+    case MIXP_UNARY_LOG10:     return mixp_reciprocal(ctx, mixp_scale(ctx, x, 2.30258512f));
+    case MIXP_UNARY_ACOS:      return mixp_neg(ctx, mixpi_arc_slope(ctx, x));
+    case MIXP_UNARY_ASIN:      return mixpi_arc_slope(ctx, x);
+    case MIXP_UNARY_TAN:       return mixp_add_scalar(ctx, mixp_mul(ctx, y, y), 1.0f);
+    case MIXP_UNARY_SINH:      return mixp_cosh(ctx, x);
+    case MIXP_UNARY_COSH:      return mixp_sinh(ctx, x);
+    case MIXP_UNARY_ERFINV:
+        return mixp_scale(ctx, mixp_exp(ctx, mixp_mul(ctx, y, y)), 0.886226925f);
     case MIXP_UNARY_ERF:
         x = mixp_exp(ctx, mixp_neg(ctx, mixp_mul(ctx, x, x)));
         return mixp_scale(ctx, x, MIXPI_ERF_SLOPE);
@@ -111,9 +123,12 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
     if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
     switch (k->op) {
-    case MIXP_UNARY_CLAMP:
-        d = mixp_masked_fill(ctx, d, mixp_lt(ctx, x, mixpi_constant(ctx, (double)k->p)), 0.0f);
-        return mixp_masked_fill(ctx, d, mixp_gt(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
+    case MIXP_UNARY_CLAMP: /* strictly between its bounds, as the gradient passes     */
+        if (mixp_bits_of_f32(k->p) != 0xFF800000u)
+            d = mixp_masked_fill(ctx, d, mixp_le(ctx, x, mixpi_constant(ctx, (double)k->p)), 0.0f);
+        if (mixp_bits_of_f32(k->q) != 0x7F800000u)
+            d = mixp_masked_fill(ctx, d, mixp_ge(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
+        return d;
     case MIXP_UNARY_ABS:
         d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
         below = mixp_neg(ctx, d);
@@ -138,6 +153,47 @@ static mixp_tensor *mixpi_chosen_tangent(mixp_call *c, int larger) {
     return mixp_where(ctx, mixp_eq(ctx, a, b), mean, one);
 }
 
+/* Of a to the power b: b a^(b-1) da + y log(a) db. The first slope is 0 where b is 0, the second
+ * where a is 0. */
+static mixp_tensor *mixpi_power_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1], *zero = mixpi_constant(ctx, 0.0), *slope;
+    mixp_tensor *da = mixpi_tangent(c, 0), *db = mixpi_tangent(c, 1);
+    if (da) {
+        slope = mixp_mul(ctx, b, mixp_power(ctx, a, mixp_add_scalar(ctx, b, -1.0f)));
+        slope = mixp_masked_fill(ctx, slope, mixp_eq(ctx, b, zero), 0.0f);
+        da = mixp_mul(ctx, da, slope);
+    }
+    if (db) {
+        slope = mixp_mul(ctx, c->out, mixp_log(ctx, a));
+        slope = mixp_masked_fill(ctx, slope, mixp_eq(ctx, a, zero), 0.0f);
+        db = mixp_mul(ctx, db, slope);
+    }
+    return mixpi_plus(ctx, da, db);
+}
+
+/* Of atan2(a, b): (b da - a db) / (a^2 + b^2); 0 where that sum is 0. */
+static mixp_tensor *mixpi_atan2_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_tensor *da = mixpi_tangent(c, 0), *db = mixpi_tangent(c, 1);
+    if (da) da = mixp_mul(ctx, b, da);
+    if (db) db = mixp_neg(ctx, mixp_mul(ctx, a, db));
+    a = mixp_add(ctx, mixp_mul(ctx, a, a), mixp_mul(ctx, b, b));
+    b = mixp_eq(ctx, a, mixpi_constant(ctx, 0.0));
+    a = mixp_masked_fill(ctx, a, b, mixp_f32_of_bits(0x7F800000u));
+    return mixp_div(ctx, mixpi_plus(ctx, da, db), a);
+}
+
+/* Of a > 0 ? a : b a. */
+static mixp_tensor *mixpi_prelu_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1], *below;
+    mixp_tensor *da = mixpi_tangent_or_zeros(c, 0), *db = mixpi_tangent(c, 1);
+    below = mixpi_plus(ctx, mixp_mul(ctx, b, da), db ? mixp_mul(ctx, a, db) : NULL);
+    return mixp_where(ctx, mixp_gt(ctx, a, mixpi_constant(ctx, 0.0)), da, below);
+}
+
 static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     const mixp_binary op = ((const mixp_binary_args *)c->attrs)->op;
     mixp_context *ctx = c->ctx;
@@ -147,6 +203,9 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_SUB) return mixpi_plus(ctx, da, db ? mixp_neg(ctx, db) : NULL);
     if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
         return mixpi_chosen_tangent(c, op == MIXP_BINARY_MAXIMUM);
+    if (op == MIXP_BINARY_POWER) return mixpi_power_tangent(c);
+    if (op == MIXP_BINARY_ATAN2) return mixpi_atan2_tangent(c);
+    if (op == MIXP_BINARY_PRELU) return mixpi_prelu_tangent(c);
     if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);

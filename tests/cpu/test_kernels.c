@@ -99,6 +99,20 @@ static const int sizes[] = { 1, 2, 15, 16, 17, 31, 33, 65, 127, 1023, 1024, 1025
 
 /* --- unary ------------------------------------------------------------------------------- */
 
+/* y with erf(y) = x, by bisection: in the tails by erfc, which keeps the digits of 1 - x. */
+static double inverse_erf(double x) {
+    double low = 0.0, high = 7.0, size = fabs(x);
+    int i;
+    if (!(size < 1.0)) return size > 1.0 || x != x ? NAN : x * HUGE_VAL;
+    if (size < 1e-8) return x * 0.88622692545275801365;
+    for (i = 0; i < 60; i++) {
+        double y = 0.5 * (low + high);
+        if (size > 0.5 ? erfc(y) > 1.0 - size : erf(y) < size) low = y;
+        else high = y;
+    }
+    return x < 0.0 ? -low : low;
+}
+
 static double unary_ref(int op, double x, double p) {
     double u = 0.79788456080286535588 * (x + 0.044715 * x * x * x);
     switch (op) {
@@ -127,6 +141,14 @@ static double unary_ref(int op, double x, double p) {
     case MIXP_UNARY_SOFTPLUS: return (x * p > 0.0 ? x : 0.0) + log1p(exp(-fabs(x * p))) / p;
     case MIXP_UNARY_LEAKY_RELU: return x > 0.0 ? x : p * x;
     case MIXP_UNARY_ELU: return x > 0.0 ? x : p * expm1(x);
+    case MIXP_UNARY_LOG2: return log2(x);
+    case MIXP_UNARY_LOG10: return log10(x);
+    case MIXP_UNARY_ACOS: return acos(x);
+    case MIXP_UNARY_ASIN: return asin(x);
+    case MIXP_UNARY_TAN: return tan(x);
+    case MIXP_UNARY_SINH: return sinh(x);
+    case MIXP_UNARY_COSH: return cosh(x);
+    case MIXP_UNARY_ERFINV: return inverse_erf(x);
     default: return x * p;
     }
 }
@@ -162,6 +184,14 @@ static double unary_slope(int op, double x, double y, double p) {
     case MIXP_UNARY_SOFTPLUS: return 1.0 / (1.0 + exp(-x * p));
     case MIXP_UNARY_LEAKY_RELU: return x > 0.0 ? 1.0 : p;
     case MIXP_UNARY_ELU: return x > 0.0 ? 1.0 : p * exp(x);
+    case MIXP_UNARY_LOG2: return 1.0 / (x * 0.69314718055994530942);
+    case MIXP_UNARY_LOG10: return 1.0 / (x * 2.30258509299404568402);
+    case MIXP_UNARY_ACOS: return -1.0 / sqrt((1.0 - x) * (1.0 + x));
+    case MIXP_UNARY_ASIN: return 1.0 / sqrt((1.0 - x) * (1.0 + x));
+    case MIXP_UNARY_TAN: return 1.0 + y * y;
+    case MIXP_UNARY_SINH: return cosh(x);
+    case MIXP_UNARY_COSH: return sinh(x);
+    case MIXP_UNARY_ERFINV: return 0.88622692545275801365 * exp(inverse_erf(x) * inverse_erf(x));
     default: return p;
     }
 }
@@ -170,7 +200,7 @@ static double unary_slope(int op, double x, double y, double p) {
 static double unary_slack(int op, double x, double want) {
     double ulps = op == MIXP_UNARY_EXP || op == MIXP_UNARY_LOG ? 2.5 : 6.0;
     if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT) ulps = 0.0;
-    if (op == MIXP_UNARY_AFFINE || op == MIXP_UNARY_LEAKY_RELU) ulps = 1.0;
+    if (op == MIXP_UNARY_AFFINE || op == MIXP_UNARY_LEAKY_RELU || op == MIXP_UNARY_ERFINV) ulps = 1.0;
     if (op == MIXP_UNARY_SOFTPLUS && x < 0.0) ulps += 3.0 * fabs(x);        /* of p x, p up to 3 */
     if (op == MIXP_UNARY_GELU_TANH && x < 0.0) ulps += 6.0 * fabs(1.6 * (x + 0.0447 * x * x * x));
     return ulps * EPS * fabs(want) + (op == MIXP_UNARY_GELU_ERF ? 5e-44 : ulps > 0.0 ? 3e-45 : 0.0);
@@ -180,7 +210,12 @@ static const float powers[] = { 0.0f, 1.0f, 2.0f, 3.0f, 0.5f, -1.0f, 1.7f, -2.5f
 
 static int positive_only(int op) {
     return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW ||
-        op == MIXP_UNARY_LOG1P || op == MIXP_UNARY_ROOT;
+        op == MIXP_UNARY_LOG1P || op == MIXP_UNARY_ROOT || op == MIXP_UNARY_LOG2 || op == MIXP_UNARY_LOG10;
+}
+
+/* Is op defined between -1 and 1, or steep beyond? */
+static int within_one(int op) {
+    return op == MIXP_UNARY_ACOS || op == MIXP_UNARY_ASIN || op == MIXP_UNARY_ERFINV || op == MIXP_UNARY_TAN;
 }
 
 /* A parameter that op takes: softplus has positive ones. */
@@ -195,6 +230,7 @@ static test_array unary_input(int op, mixp_dtype dtype, int64_t n) {
     int64_t i;
     for (i = 0; positive_only(op) && i < n; i++) array_set(a, i, fabs(array_get(a, i)) +
         0.05 * scale);
+    for (i = 0; within_one(op) && i < n; i++) array_set(a, i, 0.98 * sin(array_get(a, i)));
     return a;
 }
 
@@ -259,6 +295,7 @@ static void test_unary_slopes(void) {
         for (i = 0; i < 200; i++) {
             double p = (double)power_for(op, i % 8), x = 3.0 * random_value(), h = 1e-3, d1, d2;
             if (positive_only(op)) x = fabs(x) + 0.2;
+            if (within_one(op)) x *= 0.25;
             if (op == MIXP_UNARY_RELU && fabs(x) < 0.01) continue;
             if (op >= MIXP_UNARY_RELU_SQUARED && fabs(x) < 0.01) continue;
             if (op == MIXP_UNARY_CLAMP && (fabs(x - p) < 0.01 || fabs(x - p - 1.5) < 0.01))
@@ -277,7 +314,9 @@ static void unary_range_body(void) {
     static const int ops[] = { MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID,
                                MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
                                MIXP_UNARY_RELU, MIXP_UNARY_ABS, MIXP_UNARY_RELU_SQUARED,
-                               MIXP_UNARY_LOG1P, MIXP_UNARY_EXPM1, MIXP_UNARY_ERF };
+                               MIXP_UNARY_LOG1P, MIXP_UNARY_EXPM1, MIXP_UNARY_ERF,
+                               MIXP_UNARY_LOG2, MIXP_UNARY_LOG10, MIXP_UNARY_ACOS, MIXP_UNARY_ASIN,
+                               MIXP_UNARY_SINH, MIXP_UNARY_COSH, MIXP_UNARY_ERFINV };
     const int64_t n = 65521;
     test_array a = array_new(MIXP_F32, n);
     int64_t i;
@@ -416,6 +455,9 @@ static double binary_ref(int op, double a, double b) {
     if (op == MIXP_BINARY_MAXIMUM) return a > b ? a : b;
     if (op == MIXP_BINARY_MINIMUM) return a < b ? a : b;
     if (op == MIXP_BINARY_SWIGLU) return silu(a) * b;
+    if (op == MIXP_BINARY_POWER) return pow(a, b);
+    if (op == MIXP_BINARY_ATAN2) return atan2(a, b);
+    if (op == MIXP_BINARY_PRELU) return a > 0.0 ? a : a * b;
     return op == MIXP_BINARY_ADD ? a + b : op == MIXP_BINARY_SUB ? a - b : op == MIXP_BINARY_MUL
         ? a * b : a / b;
 }
@@ -426,6 +468,9 @@ static double binary_slope(int op, int which, double a, double b) {
     if (op == MIXP_BINARY_MUL) return which ? a : b;
     if (op == MIXP_BINARY_SWIGLU)
         return which ? silu(a) : b * unary_slope(MIXP_UNARY_SILU, a, 0.0, 0.0);
+    if (op == MIXP_BINARY_POWER) return which ? pow(a, b) * log(a) : b * pow(a, b - 1.0);
+    if (op == MIXP_BINARY_ATAN2) return (which ? -a : b) / (a * a + b * b);
+    if (op == MIXP_BINARY_PRELU) return which ? (a > 0.0 ? 0.0 : a) : a > 0.0 ? 1.0 : b;
     if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
         return a == b ? 0.5 : (which == 0) == ((op == MIXP_BINARY_MAXIMUM) == (a > b));
     return which ? -a / (b * b) : 1.0 / b;
@@ -439,8 +484,16 @@ static test_array divisor(mixp_dtype dtype, int64_t n) {
     return b;
 }
 
+/* The first operand: above 0 for a power. */
+static test_array first_of(int op, mixp_dtype dtype, int64_t n) {
+    test_array a = values(dtype, n, 2.0);
+    int64_t i;
+    for (i = 0; op == MIXP_BINARY_POWER && i < n; i++) array_set(a, i, fabs(array_get(a, i)) + 0.25);
+    return a;
+}
+
 static void check_binary(const shapes *s, int op) {
-    test_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb), y;
+    test_array a = first_of(op, random_dtype(), s->na), b = divisor(random_dtype(), s->nb), y;
     double *x = doubles(a, s->na, 1);
     int64_t i, ia, ib;
     int place = s->na == s->n && random_to(3) == 0;
@@ -450,7 +503,7 @@ static void check_binary(const shapes *s, int op) {
         double want;
         offsets(s, i, &ia, &ib);
         want = binary_ref(op, x[ia], array_get(b, ib));
-        expect(y, i, want, EPS * (op == MIXP_BINARY_SWIGLU ? 7.0 : 1.0) * fabs(want));
+        expect(y, i, want, EPS * (op >= MIXP_BINARY_SWIGLU ? 7.0 : 1.0) * fabs(want));
     }
     finish(y, s->n);
     if (!place) array_free(a);
@@ -461,7 +514,7 @@ static void check_binary(const shapes *s, int op) {
 static void check_binary_backward(const shapes *s, int op, int which) {
     int64_t nd = which ? s->nb : s->na, i, ia, ib;
     int add = random_to(2);
-    test_array a = values(random_dtype(), s->na, 2.0), b = divisor(random_dtype(), s->nb);
+    test_array a = first_of(op, random_dtype(), s->na), b = divisor(random_dtype(), s->nb);
     test_array dy = values(random_dtype(), s->n, 1.0), d = output(random_dtype(), nd, add);
     double *want = doubles(d, nd, add), *size = doubles(d, nd, add);
     for (i = 0; i < nd; i++) size[i] = fabs(size[i]);
@@ -553,6 +606,7 @@ static void test_binary_slopes(void) {
         for (op = 0; op < MIXP_BINARY_COUNT; op++)
             for (which = 0; which < 2; which++) {
                 double a = random_value(), b = 1.5 + random_value(), h = 1e-5, d;
+                if (op == MIXP_BINARY_POWER) a = fabs(a) + 0.25;
                 d = which ? binary_ref(op, a, b + h) - binary_ref(op, a, b - h)
                           : binary_ref(op, a + h, b) - binary_ref(op, a - h, b);
                 CHECK_NEAR(binary_slope(op, which, a, b), d / (2.0 * h), 1e-7);
@@ -582,6 +636,42 @@ static void extremes_body(void) {
     }
 }
 static void test_extremes(void) { everywhere(extremes_body); }
+
+/* Powers, angles and prelu where their slopes are set: values and slopes by a and by b as in PyTorch. */
+static void pairs_body(void) {
+    static const struct { int op; float a, b, y, da, db; } cases[] = {
+        { MIXP_BINARY_POWER, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f }, { MIXP_BINARY_POWER, 0.0f, 2.0f, 0.0f, 0.0f, 0.0f },
+        { MIXP_BINARY_POWER, -2.0f, 3.0f, -8.0f, 12.0f, NAN }, { MIXP_BINARY_POWER, 3.0f, 0.0f, 1.0f, 0.0f, 1.0986123f },
+        { MIXP_BINARY_POWER, 0.0f, -1.0f, HUGE_VALF, -HUGE_VALF, -HUGE_VALF },
+        { MIXP_BINARY_POWER, -2.0f, 0.5f, NAN, NAN, NAN }, { MIXP_BINARY_ATAN2, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f },
+        { MIXP_BINARY_ATAN2, 0.0f, -2.0f, 3.1415927f, -0.5f, 0.0f },
+        { MIXP_BINARY_ATAN2, HUGE_VALF, 1.0f, 1.5707964f, 0.0f, NAN },
+        { MIXP_BINARY_PRELU, 0.0f, 0.25f, 0.0f, 0.25f, 0.0f }, { MIXP_BINARY_PRELU, HUGE_VALF, 0.0f, HUGE_VALF, 1.0f, 0.0f },
+        { MIXP_BINARY_PRELU, NAN, 0.5f, NAN, 0.5f, NAN }
+    };
+    const int64_t n = 1, one = 1;
+    float y, dy = 1.0f, d[2];
+    size_t i;
+    int which;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        float a[1], b[1];
+        const mixp_binary op = (mixp_binary)cases[i].op;
+        test_array x, z, to = array_of(&y, MIXP_F32);
+        a[0] = cases[i].a;
+        b[0] = cases[i].b;
+        x = array_of(a, MIXP_F32);
+        z = array_of(b, MIXP_F32);
+        CALL(binary(&X, args_binary(op, 1, &n, to, x, &one, z, &one)));
+        expect(to, 0, (double)cases[i].y, 2e-7);
+        for (which = 0; which < 2; which++) {
+            test_array grad = array_of(&d[which], MIXP_F32);
+            CALL(binary_backward(&X, args_binary_backward(op, which, 1, &n, grad, 0, array_of(&dy, MIXP_F32),
+                                                          x, &one, z, &one)));
+            expect(grad, 0, (double)(which ? cases[i].db : cases[i].da), 2e-7);
+        }
+    }
+}
+static void test_pairs(void) { everywhere(pairs_body); }
 
 /* Results that are added to what is there; what cannot add says so. */
 static void adding_body(void) {
@@ -1397,6 +1487,7 @@ int main(void) {
     RUN(test_special);
     RUN(test_binary_slopes);
     RUN(test_extremes);
+    RUN(test_pairs);
     RUN(test_binary);
     RUN(test_turned);
     RUN(test_adding);

@@ -88,6 +88,21 @@ CASES = [
     ("mlp_tanh", "s4,1 s6,1 s6 s1,6", mlp(torch.tanh)),
     ("mlp_gelu", "s4,2 s6,2 s6 s3,6", mlp(F.gelu)),
     ("mlp_silu", "s4,2 s6,2 s6 s3,6", mlp(F.silu)),
+    ("log2", "q3,4", torch.log2),
+    ("log10", "q3,4", torch.log10),
+    ("acos", "s3,4", lambda x: torch.acos(x * 0.25)),
+    ("asin", "s3,4", lambda x: torch.asin(x * 0.25)),
+    ("tan", "s3,4", lambda x: torch.tan(x * 0.25)),
+    ("sinh", "s3,4", torch.sinh),
+    ("cosh", "s3,4", torch.cosh),
+    ("erfinv", "s3,4", lambda x: torch.erfinv(x * 0.25)),
+    ("power_pair", "q3,4 s3,1", torch.pow),
+    ("atan2", "s3,4 q4", torch.atan2),
+    ("prelu", "s2,3,4 s3", lambda x, w: torch.where(x > 0, x, w[:, None] * x)),
+    ("cumprod", "s3,5", lambda x: x.cumprod(1)),
+    ("norm_3", "s3,6", lambda x: torch.linalg.vector_norm(x, 3, -1)),
+    ("triu", "s4,5", lambda x: torch.triu(x ** 2, 1)),
+    ("einsum", "s3,4 s2,4", lambda a, b: torch.einsum("ij,kj->ki", a, b)),
 ]
 
 

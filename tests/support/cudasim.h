@@ -1052,6 +1052,19 @@ inline void sincospi(double x, double *s, double *c) {
     *s = std::sin(half_turns);
     *c = std::cos(half_turns);
 }
+/* By bisection in double; in the tails by erfc. */
+inline float erfinvf(float x) {
+    const double size = std::fabs((double)x);
+    double low = 0.0, high = 7.0;
+    if (!(size < 1.0)) return size > 1.0 || size != size ? NAN : x * HUGE_VALF;
+    if (size < 1e-8) return (float)(x * 0.88622692545275801365);
+    for (int i = 0; i < 60; i++) {
+        const double y = 0.5 * (low + high);
+        if (size > 0.5 ? std::erfc(y) > 1.0 - size : std::erf(y) < size) low = y;
+        else high = y;
+    }
+    return std::copysign((float)high, x);
+}
 inline float normcdff(float x) { return (float)(0.5 * std::erfc(-0.70710678118654752440 * x)); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
@@ -2001,5 +2014,12 @@ inline float nudged(float y) {
 #define sinf(x)      cudasim::nudged((sinf)(x))
 #define cosf(x)      cudasim::nudged((cosf)(x))
 #define normcdff(x)  cudasim::nudged((normcdff)(x))
+#define log10f(x)    cudasim::nudged((log10f)(x))
+#define acosf(x)     cudasim::nudged((acosf)(x))
+#define asinf(x)     cudasim::nudged((asinf)(x))
+#define tanf(x)      cudasim::nudged((tanf)(x))
+#define sinhf(x)     cudasim::nudged((sinhf)(x))
+#define coshf(x)     cudasim::nudged((coshf)(x))
+#define erfinvf(x)   cudasim::nudged((erfinvf)(x))
 
 #endif  /* CUDASIM_H */

@@ -16,6 +16,7 @@ static mixp_tensor *apply_small(mixp_context *c, const char *name, mixp_tensor *
     IS("reciprocal")            return mixp_reciprocal(c, t[0]);
     BEGINS("log1p")             return mixp_log1p(c, t[0]);
     IS("expm1")                 return mixp_expm1(c, t[0]);
+    IS("erfinv")                return mixp_erfinv(c, mixp_scale(c, t[0], 0.25f));
     BEGINS("erf")               return mixp_erf(c, t[0]);
     IS("softplus")              return mixp_softplus(c, t[0], 2.0f);
     IS("softplus_near")         return mixp_softplus(c, t[0], 0.5f);
@@ -98,6 +99,34 @@ static mixp_tensor *apply_small(mixp_context *c, const char *name, mixp_tensor *
     BEGINS("nll")               return mixp_nll(c, t[0], t[1], MIXP_IGNORE);
     IS("triplet")               return mixp_triplet_margin(c, t[0], t[1], t[2], 1.0f);
     IS("triplet_one")           return mixp_triplet_margin(c, t[0], t[1], t[2], 0.25f);
+    IS("log2")                  return mixp_log2(c, t[0]);
+    IS("log10")                 return mixp_log10(c, t[0]);
+    IS("acos")                  return mixp_acos(c, mixp_scale(c, t[0], 0.25f));
+    IS("asin")                  return mixp_asin(c, mixp_scale(c, t[0], 0.25f));
+    IS("tan")                   return mixp_tan(c, mixp_scale(c, t[0], 0.5f));
+    IS("sinh")                  return mixp_sinh(c, t[0]);
+    IS("cosh")                  return mixp_cosh(c, t[0]);
+    BEGINS("power")             return mixp_power(c, t[0], t[1]);
+    IS("atan2")                 return mixp_atan2(c, t[0], t[1]);
+    BEGINS("prelu")             return mixp_prelu(c, t[0], t[1]);
+    IS("addcdiv")               return mixp_addcdiv(c, t[0], t[1], t[2], 0.5f);
+    IS("cumprod_last")          return mixp_cumprod(c, t[0], -1);
+    IS("cumprod_zeros")         return mixp_cumprod(c, mixp_relu(c, t[0]), 0);
+    IS("order_3")               return mixp_norm(c, t[0], 3.0f, -1, 0);
+    IS("order_1")               return mixp_norm(c, t[0], 1.0f, 0, 0);
+    IS("order_low")             return mixp_norm(c, mixp_relu(c, t[0]), 1.5f, -1, 1);
+    IS("order_below")           return mixp_norm(c, t[0], -2.0f, -1, 0);
+    IS("order_most")            return mixp_norm(c, t[0], HUGE_VALF, MIXP_ALL, 0);
+    IS("tril")                  return mixp_tril(c, t[0], 0);
+    IS("triu")                  return mixp_triu(c, t[0], -1);
+    IS("roll_first")            return mixp_roll(c, t[0], 2, 0);
+    IS("roll_last")             return mixp_roll(c, t[0], -1, -1);
+    IS("einsum_batch")          return mixp_einsum(c, "bij,bjk->bik", t[0], t[1]);
+    IS("einsum_heads")          return mixp_einsum(c, "bqhd,bkhd->bhqk", t[0], t[1]);
+    IS("einsum_implicit")       return mixp_einsum(c, "ki, ji", t[0], t[1]);
+    IS("einsum_sums")           return mixp_einsum(c, "abc,cd->b", t[0], t[1]);
+    IS("einsum_outer")          return mixp_einsum(c, "i,j->ji", t[0], t[1]);
+    IS("!searched")             return mixp_searchsorted(c, mixp_sort(c, t[0], -1, 0, NULL), t[1], 0);
 #undef IS
 #undef BEGINS
     return NULL;

@@ -82,6 +82,14 @@ static mixp_tensor *jvp_unary(mixp_context *c, const char *name, mixp_tensor *x)
     IS("neg")           return mixp_neg(c, x);
     IS("add_scalar")    return mixp_add_scalar(c, x, 2.0f);
     IS("rsub")          return mixp_rsub(c, x, 2.0f);
+    IS("log2")          return mixp_log2(c, x);
+    IS("log10")         return mixp_log10(c, x);
+    IS("acos")          return mixp_acos(c, mixp_scale(c, x, 0.25f));
+    IS("asin")          return mixp_asin(c, mixp_scale(c, x, 0.25f));
+    IS("tan")           return mixp_tan(c, mixp_scale(c, x, 0.25f));
+    IS("sinh")          return mixp_sinh(c, x);
+    IS("cosh")          return mixp_cosh(c, x);
+    IS("erfinv")        return mixp_erfinv(c, mixp_scale(c, x, 0.25f));
     return NULL;
 }
 
@@ -100,6 +108,10 @@ static mixp_tensor *jvp_pair(mixp_context *c, const char *name, mixp_tensor *a, 
     IS("matmul_a")      return mixp_matmul(c, a, b, 1, 0);
     IS("matmul_b")      return mixp_matmul(c, a, b, 0, 1);
     IS("matmul_vector") return mixp_matmul(c, a, b, 0, 0);
+    IS("power_pair")    return mixp_power(c, a, b);
+    IS("atan2")         return mixp_atan2(c, a, b);
+    IS("prelu")         return mixp_prelu(c, a, b);
+    IS("einsum")        return mixp_einsum(c, "ij,kj->ki", a, b);
     return NULL;
 }
 
@@ -134,6 +146,9 @@ static mixp_tensor *jvp_view(mixp_context *c, const char *name, mixp_tensor *con
     IS("std")           return mixp_std(c, x, -1, 1, 0);
     IS("norm")          return mixp_vector_norm(c, x, -1, 0);
     IS("logsumexp")     return mixp_logsumexp(c, x, -1, 0);
+    IS("cumprod")       return mixp_cumprod(c, x, 1);
+    IS("norm_3")        return mixp_norm(c, x, 3.0f, -1, 0);
+    IS("triu")          return mixp_triu(c, mixp_square(c, x), 1);
     IS("unused")        return mixp_tanh(c, x);
     return x == t[0] && strncmp(name, "mlp", 3) == 0 ? NULL : mixp_square(c, x);
 }

@@ -618,6 +618,7 @@ static void test_reductions_in_regions(void) {
 #include "picking_cases.h"
 #include "loss_cases.h"
 #include "variant_cases.h"
+#include "combined_cases.h"
 
 static void operator_run_cases(void) {
     RUN(test_elementwise);
@@ -636,4 +637,5 @@ static void operator_run_cases(void) {
     picking_run_cases();
     loss_run_cases();
     variant_run_cases();
+    combined_run_cases();
 }

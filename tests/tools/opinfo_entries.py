@@ -246,9 +246,9 @@ def masked_fill(m, x, mask, value):
 # --- functions of one ---
 
 for name in ("abs", "exp", "log", "log1p", "expm1", "neg", "cos", "sin", "sqrt", "square", "reciprocal", "sigmoid", "tanh",
-             "erf", "log2", "log10", "acos", "asin", "atan", "tan", "sinh", "cosh", "erfinv", "asinh", "acosh", "atanh", "exp2",
-             "erfc", "floor", "ceil", "round", "sign"):
+             "erf", "log2", "log10", "acos", "asin", "tan", "sinh", "cosh", "erfinv"):
     entry(name)(lambda m, x, name=name: getattr(m, name)(x))
+entry("atan")(lambda m, x: m.atan2(x, full_like(m, x, 1.0)))
 entry("nn.functional.relu")(lambda m, x: m.relu(x))
 entry("nn.functional.silu")(lambda m, x: m.silu(x))
 entry("rsqrt")(lambda m, x: m.reciprocal(m.sqrt(x)) if x.dtype == m.lib.MIXP_F32 else

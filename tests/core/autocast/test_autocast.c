@@ -136,6 +136,17 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_TOPK:            return mixp_topk(ctx, x, 1, -1, 1, NULL);
     case MIXP_OP_SORT:            return mixp_sort(ctx, x, -1, 1, NULL);
     case MIXP_OP_INDEX_ADD:       return mixp_index_add(ctx, x, 0, mixp_slice(ctx, n, 0, 0, 1), mixp_slice(ctx, y, 0, 0, 1));
+    case MIXP_OP_LOG2:            return mixp_log2(ctx, x);
+    case MIXP_OP_LOG10:           return mixp_log10(ctx, x);
+    case MIXP_OP_ACOS:            return mixp_acos(ctx, x);
+    case MIXP_OP_ASIN:            return mixp_asin(ctx, x);
+    case MIXP_OP_TAN:             return mixp_tan(ctx, x);
+    case MIXP_OP_SINH:            return mixp_sinh(ctx, x);
+    case MIXP_OP_COSH:            return mixp_cosh(ctx, x);
+    case MIXP_OP_ERFINV:          return mixp_erfinv(ctx, x);
+    case MIXP_OP_POWER:           return mixp_power(ctx, x, y);
+    case MIXP_OP_ATAN2:           return mixp_atan2(ctx, x, y);
+    case MIXP_OP_PRELU:           return mixp_prelu(ctx, x, mixp_full(ctx, d, 0, NULL, 0.25));
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -172,7 +183,11 @@ static const expected table[] = {
     { MIXP_OP_EQ, 'B', 'B' }, { MIXP_OP_NE, 'B', 'B' }, { MIXP_OP_GT, 'B', 'B' }, { MIXP_OP_GE, 'B', 'B' },
     { MIXP_OP_LT, 'B', 'B' }, { MIXP_OP_LE, 'B', 'B' }, { MIXP_OP_PROD, 'F', 'L' }, { MIXP_OP_CUMSUM, 'F', 'L' },
     { MIXP_OP_ONE_HOT, 'I', 'I' }, { MIXP_OP_SCATTER_ADD, 'K', 'L' }, { MIXP_OP_TOPK, 'K', 'L' },
-    { MIXP_OP_SORT, 'K', 'L' }, { MIXP_OP_INDEX_ADD, 'K', 'L' }
+    { MIXP_OP_SORT, 'K', 'L' }, { MIXP_OP_INDEX_ADD, 'K', 'L' },
+    { MIXP_OP_LOG2, 'F', 'L' }, { MIXP_OP_LOG10, 'F', 'L' }, { MIXP_OP_ACOS, 'F', 'L' },
+    { MIXP_OP_ASIN, 'F', 'L' }, { MIXP_OP_TAN, 'F', 'L' }, { MIXP_OP_SINH, 'F', 'L' },
+    { MIXP_OP_COSH, 'F', 'L' }, { MIXP_OP_ERFINV, 'F', 'L' }, { MIXP_OP_POWER, 'F', 'L' },
+    { MIXP_OP_ATAN2, 'K', 'L' }, { MIXP_OP_PRELU, 'L', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -264,6 +264,8 @@ UNARY(relu) UNARY(gelu) UNARY(gelu_tanh) UNARY(silu) UNARY(tanh) UNARY(sigmoid) 
 UNARY(neg) UNARY(abs) UNARY(sin) UNARY(cos) UNARY(relu_squared) UNARY(exp) UNARY(log)
 UNARY(softmax) UNARY(log_softmax) UNARY(swiglu_packed)
 UNARY(square) UNARY(reciprocal) UNARY(log1p) UNARY(expm1) UNARY(erf)
+UNARY(log2) UNARY(log10) UNARY(acos) UNARY(asin) UNARY(tan) UNARY(sinh) UNARY(cosh) UNARY(erfinv)
+BINARY(power) BINARY(atan2)
 BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(maximum) BINARY(minimum) BINARY(swiglu)
 BINARY(mse) BINARY(l1)
 static mixp_tensor *do_bce_with_logits(operands *o) {
@@ -419,7 +421,12 @@ static const row rows[] = {
     { "expm1", do_expm1, 1, { 1, 0, 0 } }, { "erf", do_erf, 1, { 1, 0, 0 } },
     { "softplus", do_softplus, 1, { 1, 0, 0 } }, { "leaky_relu", do_leaky_relu, 1, { 1, 0, 0 } },
     { "elu", do_elu, 1, { 1, 0, 0 } }, { "add_scalar", do_add_scalar, 1, { 0, 0, 0 } },
-    { "rsub", do_rsub, 1, { 0, 0, 0 } }, { "permute", do_permute, 1, { 0, 0, 0 } },
+    { "rsub", do_rsub, 1, { 0, 0, 0 } }, { "log2", do_log2, 1, { 1, 0, 0 } },
+    { "log10", do_log10, 1, { 1, 0, 0 } }, { "acos", do_acos, 1, { 1, 0, 0 } },
+    { "asin", do_asin, 1, { 1, 0, 0 } }, { "tan", do_tan, 1, { 8, 0, 0 } },
+    { "sinh", do_sinh, 1, { 1, 0, 0 } }, { "cosh", do_cosh, 1, { 1, 0, 0 } },
+    { "erfinv", do_erfinv, 1, { 1, 0, 0 } }, { "power", do_power, 2, { 3, 3, 0 } },
+    { "atan2", do_atan2, 2, { 3, 3, 0 } }, { "permute", do_permute, 1, { 0, 0, 0 } },
     { "flip", do_flip, 1, { 0, 0, 0 } }, { "expand", do_expand, 1, { 0, 0, 0 } },
     { "pad", do_pad, 1, { 0, 0, 0 } }, { "stack", do_stack, 3, { 0, 0, 0 } },
     { "prod", do_prod, 1, { 0, 0, 0 } }, { "cumsum", do_cumsum, 1, { 0, 0, 0 } },
