@@ -2056,9 +2056,9 @@ MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, floa
     *p = mixpi_fmaf(-u->rate, m / *v, *p);
 }
 
-/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum into
- * Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see mixp_param_row;
- * NAdam and Adamax do not read it. */
+/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum
+ * into Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see
+ * mixp_param_row; NAdam and Adamax do not read it. */
 MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
                                    float *p, float *m, float *v, float *third) {
     const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
@@ -28429,6 +28429,7 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mix
 }
 
 /* Starts the sums of an Adagrad row at the description's value. */
+MIXPI_SELDOM
 static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);

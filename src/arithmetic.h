@@ -1250,9 +1250,9 @@ MIXPREC_HD void mixpi_adamax(const mixp_step_scalars *u, float g, float *p, floa
     *p = mixpi_fmaf(-u->rate, m / *v, *p);
 }
 
-/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum into
- * Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see mixp_param_row;
- * NAdam and Adamax do not read it. */
+/* One element of centered RMSprop, of Adamax, of NAdam (Dozat, "Incorporating Nesterov Momentum
+ * into Adam", 2016), and of Adam or AdamW with amsgrad, in PyTorch's order. third: see
+ * mixp_param_row; NAdam and Adamax do not read it. */
 MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_scalars *u, float grad,
                                    float *p, float *m, float *v, float *third) {
     const float g = mixpi_fmaf(u->l2, *p, grad * u->factor);

@@ -187,6 +187,7 @@ static void mixpi_row_layout(const mixp_optimizer *opt, mixp_param_row *row, mix
 }
 
 /* Starts the sums of an Adagrad row at the description's value. */
+MIXPI_SELDOM
 static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_row *row) {
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);

@@ -96,4 +96,15 @@ else
     skip "PyTorch's operator database (no Python with cffi, expecttest and torch)"
     skip "PyTorch's module database (no Python with cffi, expecttest and torch)"
 fi
+
+# PyTorch's own optimizer configurations, and its schedules: all of them, in 6 s.
+optimizers() {
+    "$PYTHON" tests/tools/optim_db.py "$shared" >"$tmp/optim"
+    code=$?
+    grep -v '^ok' "$tmp/optim"
+    return "$code"
+}
+if "$PYTHON" -c 'import cffi, torch' 2>/dev/null; then check "PyTorch's optimizer configurations and schedules" optimizers
+else skip "PyTorch's optimizer configurations and schedules (no Python with cffi and torch)"
+fi
 report
