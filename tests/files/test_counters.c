@@ -202,7 +202,9 @@ static void schedules(void) {
     for (k = 0; k < BORDERS; k++)
         for (kind = MIXP_SCHEDULE_LINEAR; kind <= MIXP_SCHEDULE_COSINE; kind++) {
             const int64_t quarter = borders[k] / 4;
-            mixp_schedule s = { MIXP_SCHEDULE_LINEAR, 0, 0, 0.1, 0, 0, 0, 0 };
+            mixp_schedule s;
+            memset(&s, 0, sizeof s);
+            s.min_factor = 0.1;
             s.kind = (mixp_schedule_kind)kind;
             s.warmup = borders[k];
             s.total = borders[k] + 4 * quarter;
