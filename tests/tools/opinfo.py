@@ -48,6 +48,8 @@ DOCUMENTED = {
     "nn.functional.elu": "the slope at a NaN is 1",
     "nn.functional.silu": "the slope at an Inf is its limit",
     "nn.functional.gelu": "the slope at an Inf is its limit",
+    "nn.functional.prelu (forward)": "the derivative at 0 is that of the lower branch, as PyTorch's gradient is",
+    "pow (forward)": "0 to the power 0: the derivative is 0, as PyTorch's gradient is",
     "nn.functional.elu (forward)": "the second derivative at 0 is that of the lower branch",
     "clamp": "by tensors it is a composition: at a NaN its gradient is not PyTorch's 0",
 }
