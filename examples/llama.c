@@ -14,7 +14,7 @@
 #include "mixprec.h"
 #include <sys/resource.h>
 #include <time.h>
-#include "trainer/gguf_tokenizer.h"
+#include "trainer/gguf_words.h"
 #include "trainer/llama_config.h"
 #include "trainer/llama_data.h"
 #include "trainer/llama_options.h"
@@ -290,13 +290,13 @@ static void train(void) {
 /* The likeliest token, or one drawn from softmax(logits / temperature). */
 static int32_t draw(const float *logits, int64_t i) {
     double  sum = 0, u = mixp_random_u32((uint64_t)opt.seed, (uint64_t)i, 2, 0) / 4294967296.0;
-    int32_t top = 0, k = 0;
-    for (int32_t c = 1; c < cfg.vocab; c++)
+    int32_t top = 0, k = 0,
+            n = (int32_t)data.words->count; /* further rows of the table are no tokens */
+    for (int32_t c = 1; c < n; c++)
         if (logits[c] > logits[top]) top = c;
     if (opt.temperature == 0) return top;
-    for (int32_t c = 0; c < cfg.vocab; c++)
-        sum += exp((double)(logits[c] - logits[top]) / opt.temperature);
-    for (u *= sum; k < cfg.vocab - 1; k++)
+    for (int32_t c = 0; c < n; c++) sum += exp((double)(logits[c] - logits[top]) / opt.temperature);
+    for (u *= sum; k < n - 1; k++)
         if ((u -= exp((double)(logits[k] - logits[top]) / opt.temperature)) < 0) break;
     return k;
 }

@@ -423,7 +423,7 @@ static void read_words(corpus *d, const config *c) {
     if (!c->tokenizer[0]) return;
     if (d->vocab > 0 && d->is_text)
         die(2, "--tokenizer is for tokens: this model reads a text byte by byte");
-    d->words = read_tokenizer(c->tokenizer);
+    d->words = read_tokenizer(c->tokenizer, NULL);
 }
 
 /* The tokens of a prompt. A tokenizer may have more tokens than the model, for example one that its data

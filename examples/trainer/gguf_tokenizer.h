@@ -12,9 +12,9 @@
 #include "../gguf.h"
 #include "words.h"
 
-/* Types of tokens: of the model; special; added, but not special; a row of the table without a
- * token. */
-enum { GGUF_NORMAL = 1, GGUF_CONTROL = 3, GGUF_USER_DEFINED = 4, GGUF_UNUSED = 5 };
+/* Types of tokens: of the model; unknown; special; added, but not special; a row of the table
+ * without a token; a byte. */
+enum { GGUF_NORMAL = 1, GGUF_UNKNOWN, GGUF_CONTROL, GGUF_USER_DEFINED, GGUF_UNUSED, GGUF_BYTE };
 
 /* The name of a way to cut texts in llama.cpp, or NULL. */
 static const char *gguf_pre(const tokenizer *t) {
@@ -37,11 +37,18 @@ static const char *gguf_pre(const tokenizer *t) {
     return NULL;
 }
 
-/* Puts the text of a token as the file has it: bytes as letters. */
-static size_t gguf_letters(const bpe_token *token, char *to) {
-    size_t n = 0;
-    for (int i = 0; i < token->length; i++)
-        n += put_utf8(to + n, letter_of_byte((unsigned char)token->bytes[i]));
+/* Puts the text of a token as the file has it: bytes as letters; of pieces, spaces as U+2581. */
+static size_t gguf_letters(const tokenizer *t, int64_t id, char *to) {
+    const bpe_token *token = &t->tokens[id];
+    size_t           n = 0;
+    if (t->has_pieces && t->of_byte[(unsigned char)token->bytes[0]] == id)
+        return (size_t)snprintf(to, 8, "<0x%02X>", (unsigned char)token->bytes[0]);
+    for (int i = 0; i < token->length; i++) {
+        unsigned char byte = (unsigned char)token->bytes[i];
+        if (!t->has_pieces) n += put_utf8(to + n, letter_of_byte(byte));
+        else if (byte == ' ') n += put_utf8(to + n, 0x2581);
+        else to[n++] = (char)byte;
+    }
     return n;
 }
 
@@ -54,6 +61,16 @@ static const added_token *added_of(const tokenizer *t, int64_t id) {
     return NULL;
 }
 
+static uint32_t gguf_token_type(const tokenizer *t, int64_t id) {
+    const added_token *added = added_of(t, id);
+    if (added && t->has_pieces && added->length == 5 && memcmp(added->text, "<unk>", 5) == 0)
+        return GGUF_UNKNOWN;
+    if (added) return added->special ? GGUF_CONTROL : GGUF_USER_DEFINED;
+    if (id >= t->count || !t->tokens[id].bytes) return GGUF_UNUSED;
+    if (t->has_pieces && t->of_byte[(unsigned char)t->tokens[id].bytes[0]] == id) return GGUF_BYTE;
+    return GGUF_NORMAL;
+}
+
 static void gguf_put_tokens(gguf_writer *w, const tokenizer *t, int64_t rows) {
     char text[4 * TOKEN_SPACE];
     gguf_put_list(w, "tokenizer.ggml.tokens", GGUF_TEXT, (uint64_t)rows);
@@ -62,16 +79,10 @@ static void gguf_put_tokens(gguf_writer *w, const tokenizer *t, int64_t rows) {
         if (!token)
             gguf_text_n(w, text, (size_t)snprintf(text, sizeof text, "[PAD%lld]", (long long)id));
         else if (added_of(t, id)) gguf_text_n(w, token->bytes, (size_t)token->length);
-        else gguf_text_n(w, text, gguf_letters(token, text));
+        else gguf_text_n(w, text, gguf_letters(t, id, text));
     }
     gguf_put_list(w, "tokenizer.ggml.token_type", GGUF_I32, (uint64_t)rows);
-    for (int64_t id = 0; id < rows; id++) {
-        const added_token *added = added_of(t, id);
-        int                is_there = id < t->count && t->tokens[id].bytes;
-        gguf_u32(w, added      ? (added->special ? GGUF_CONTROL : GGUF_USER_DEFINED)
-                    : is_there ? GGUF_NORMAL
-                               : GGUF_UNUSED);
-    }
+    for (int64_t id = 0; id < rows; id++) gguf_u32(w, gguf_token_type(t, id));
 }
 
 static int by_rank(const void *a, const void *b) {
@@ -90,35 +101,60 @@ static void gguf_put_merges(gguf_writer *w, const tokenizer *t) {
     qsort(merges, (size_t)n, sizeof *merges, by_rank);
     gguf_put_list(w, "tokenizer.ggml.merges", GGUF_TEXT, (uint64_t)n);
     for (int64_t i = 0; i < n; i++) {
-        size_t length = gguf_letters(&t->tokens[merges[i].left], text);
+        size_t length = gguf_letters(t, merges[i].left, text);
         text[length++] = ' ';
-        length += gguf_letters(&t->tokens[merges[i].right], text + length);
+        length += gguf_letters(t, merges[i].right, text + length);
         gguf_text_n(w, text, length);
     }
     free(merges);
 }
 
-/* Puts the tokenizer of a model whose table of tokens has `rows` rows; json: its file. bos, eos:
- * numbers of tokens, or -1. */
-static void gguf_put_tokenizer(gguf_writer *w, const tokenizer *t, const char *json, int64_t rows,
-                               int64_t bos, int64_t eos) {
+/* Of pieces: llama.cpp joins the two whose sum has the highest score: that of the earliest merge. */
+static void gguf_put_scores(gguf_writer *w, const tokenizer *t, int64_t rows) {
+    float *scores = (float *)tokenizer_memory((size_t)rows, sizeof *scores);
+    for (int64_t i = 0, n = t->first_merge[t->count]; i < n; i++) {
+        float *score = &scores[t->merges[i].made];
+        if (*score == 0 || *score < -1 - (float)t->merges[i].rank)
+            *score = -1 - (float)t->merges[i].rank;
+    }
+    gguf_put_list(w, "tokenizer.ggml.scores", GGUF_FLOAT, (uint64_t)rows);
+    gguf_bytes(w, scores, (size_t)rows * sizeof *scores);
+    free(scores);
+}
+
+/* What llama.cpp must know to cut texts as the tokenizer does. */
+static void gguf_put_cuts(gguf_writer *w, tokenizer *t, int64_t rows) {
     const char *pre = gguf_pre(t);
-    int64_t     size = 0;
-    char       *text = read_file(json, TOKENIZER_MOST_BYTES, &size);
+    gguf_put_text(w, "tokenizer.ggml.model", t->has_pieces ? "llama" : "gpt2");
+    if (t->has_pieces) {
+        if (t->space == SPACE_FIRST)
+            tokenizer_warns(t, 64,
+                            "llama.cpp puts the first space of a text behind special tokens too");
+        gguf_put_text(w, "tokenizer.ggml.pre", "default");
+        gguf_put_bool(w, "tokenizer.ggml.add_space_prefix", t->space != SPACE_NEVER);
+        gguf_put_scores(w, t, rows);
+        return;
+    }
     if (!pre)
         die(1,
-            "%s: its pre_tokenizer is not that of GPT-2, SmolLM, Llama 3 or Qwen 2, and GGUF has no name for another",
+            "%s: its pre_tokenizer is not that of GPT-2, SmolLM, Llama 3 or Qwen 2, and GGUF has "
+            "no name for another",
             t->path);
-    gguf_put_text(w, "tokenizer.ggml.model", "gpt2");
     gguf_put_text(w, "tokenizer.ggml.pre", pre);
-    gguf_put_tokens(w, t, rows);
     gguf_put_merges(w, t);
+}
+
+/* Puts the tokenizer of a model whose table of tokens has `rows` rows; json: the text of its
+ * file. bos, eos: numbers of tokens, or -1. */
+static void gguf_put_tokenizer(gguf_writer *w, tokenizer *t, const char *json, int64_t rows,
+                               int64_t bos, int64_t eos) {
+    gguf_put_cuts(w, t, rows);
+    gguf_put_tokens(w, t, rows);
     if (bos < 0) bos = t->begin;
     if (bos >= 0) gguf_put_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)bos);
     if (eos >= 0) gguf_put_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)eos);
     gguf_put_bool(w, "tokenizer.ggml.add_bos_token", t->begin >= 0);
-    if (text) gguf_put_text(w, "tokenizer.huggingface.json", text);
-    free(text);
+    gguf_put_text(w, "tokenizer.huggingface.json", json);
 }
 
 #endif

@@ -285,6 +285,8 @@ static void gpt2_write_gguf(const gpt *m, const config *c, const corpus *d, cons
     char         error[MIXP_MESSAGE_SIZE];
     float       *zeros = (float *)calloc((size_t)(4 * c->width), sizeof *zeros);
     gguf_writer *w = gguf_new("gpt2");
+    const char  *root;
+    char        *json;
     if (!w || !zeros) die(1, "out of memory for --export");
     gguf_put_u32(w, "general.file_type", file_types[c->export_type]);
     gguf_put_u32(w, "gpt2.block_count", (uint32_t)c->layers);
@@ -293,7 +295,9 @@ static void gpt2_write_gguf(const gpt *m, const config *c, const corpus *d, cons
     gguf_put_u32(w, "gpt2.feed_forward_length", (uint32_t)(4 * c->width));
     gguf_put_u32(w, "gpt2.attention.head_count", (uint32_t)c->heads);
     gguf_put_float(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
-    gguf_put_tokenizer(w, d->words, c->tokenizer, d->rows, -1, -1);
+    json = read_json(c->tokenizer, TOKENIZER_MOST_BYTES, "", &root);
+    gguf_put_tokenizer(w, d->words, json, d->rows, -1, -1);
+    free(json);
     gguf_put_tensor(w, "token_embd.weight", type, m->tokens, 0);
     gguf_put_tensor(w, "position_embd.weight", type, m->positions, 0);
     for (int i = 0; i < m->layers; i++) {

@@ -31,6 +31,7 @@ enum { CHAT_STYLES = sizeof chat_styles / sizeof chat_styles[0] };
 
 static struct data {
     tokenizer        *words;
+    char             *json; /* the text of its file */
     const chat_style *chat; /* NULL: a text */
     row              *rows;
     int64_t           n, counted, cut,

@@ -36,6 +36,32 @@ static void open_folder(const char *folder) {
     free(file);
 }
 
+/* The scaling of rotary positions of a GGUF file, as a key of config.json, or "". */
+static void rope_of_gguf(const gguf *g, char *text, size_t space) {
+    double factor = gguf_number(g, "llama.rope.scaling.factor", 1);
+    double scale = gguf_number(g, "llama.rope.scaling.attn_factor", 1) * (1 + 0.1 * log(factor));
+    text[0] = '\0';
+    if (gguf_find(g, "rope_freqs.weight"))
+        die(1,
+            "%s holds rope_freqs.weight, and this program reads GGUF without it: read the model's folder",
+            opt.model);
+    if (gguf_text_is(g, "llama.rope.scaling.type", "linear"))
+        snprintf(text, space,
+                 "  \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": %.9g},\n", factor);
+    else if (gguf_text_is(g, "llama.rope.scaling.type", "yarn"))
+        snprintf(
+            text, space,
+            "  \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": %.9g, \"beta_fast\": %.9g, \"beta_slow\": %.9g,\n"
+            "    \"attention_factor\": %.9g, \"original_max_position_embeddings\": %.0f},\n",
+            factor, gguf_number(g, "llama.rope.scaling.yarn_beta_fast", 32),
+            gguf_number(g, "llama.rope.scaling.yarn_beta_slow", 1), scale,
+            gguf_number(g, "llama.rope.scaling.original_context_length",
+                        gguf_number(g, "llama.context_length", 0)));
+    else if (gguf_pair_of(g, "llama.rope.scaling.type") &&
+             !gguf_text_is(g, "llama.rope.scaling.type", "none"))
+        die(1, "%s: its llama.rope.scaling.type is neither none, linear nor yarn", opt.model);
+}
+
 /* A config.json of the metadata of a GGUF file. */
 static char *config_of_gguf(const gguf *g) {
     static const struct {
@@ -54,18 +80,13 @@ static char *config_of_gguf(const gguf *g) {
     const mixp_st_entry *tokens = gguf_find(g, "token_embd.weight");
     double               eos = gguf_number(g, "tokenizer.ggml.eos_token_id", -1),
            bos = gguf_number(g, "tokenizer.ggml.bos_token_id", -1);
-    char  *text = (char *)rows_memory(NULL, 2048, 1), key[96];
+    char  *text = (char *)rows_memory(NULL, 2048, 1), key[96], rope[512];
     size_t n = 0;
 #define PUT(...) n += (size_t)snprintf(text + n, 2048 - n, __VA_ARGS__)
     if (!gguf_text_is(g, "general.architecture", "llama"))
         die(1, "%s: its general.architecture is not llama", opt.model);
     if (!tokens || tokens->rank != 2) die(1, "%s has no matrix token_embd.weight", opt.model);
-    if (gguf_pair_of(g, "llama.rope.scaling.type") &&
-        !gguf_text_is(g, "llama.rope.scaling.type", "none"))
-        die(1, "%s: llama.rope.scaling.type is set, and this program reads GGUF without it",
-            opt.model);
-    if (gguf_find(g, "rope_freqs.weight"))
-        die(1, "%s holds rope_freqs.weight, and this program reads GGUF without it", opt.model);
+    rope_of_gguf(g, rope, sizeof rope);
     PUT("{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         snprintf(key, sizeof key, "llama.%s", keys[i].of);
@@ -73,6 +94,7 @@ static char *config_of_gguf(const gguf *g) {
     }
     if (eos >= 0) PUT("  \"eos_token_id\": %.0f,\n", eos);
     if (bos >= 0) PUT("  \"bos_token_id\": %.0f,\n", bos);
+    PUT("%s", rope);
     PUT("  \"attention_bias\": %s,\n  \"mlp_bias\": %s,\n",
         gguf_find(g, "blk.0.attn_q.bias") ? "true" : "false",
         gguf_find(g, "blk.0.ffn_up.bias") ? "true" : "false");
@@ -90,9 +112,37 @@ static void open_gguf(void) {
     cfg.text = config_of_gguf(m.gguf);
 }
 
+/* The tokenizer: of --tokenizer, of the folder, or of the GGUF file. It must belong to the
+ * config. */
+static void open_tokenizer(void) {
+    char *path = opt.tokenizer || m.gguf ? copy_text(opt.tokenizer ? opt.tokenizer : opt.model)
+                                         : path_in(opt.model, "tokenizer.json");
+    if (opt.tokenizer || !m.gguf) data.words = read_tokenizer(path, &data.json);
+    else {
+        const char *wrong, *root = NULL;
+        data.json = gguf_tokenizer_json(m.gguf);
+        if (data.json) root = json_check(data.json, (int64_t)strlen(data.json), &wrong);
+        if (!root)
+            die(1,
+                "%s: its tokenizer.ggml.model or .pre is unknown: give the tokenizer.json by "
+                "--tokenizer",
+                path);
+        data.words = tokenizer_of(path, root, strlen(data.json));
+    }
+    if (data.words->count > cfg.vocab)
+        die(1,
+            "%s has %lld tokens, and vocab_size of %s is %lld: the tokenizer does not belong to "
+            "the model",
+            path, (long long)data.words->count, cfg.path, (long long)cfg.vocab);
+    if (cfg.eos >= data.words->count)
+        die(1,
+            "%s has no token %lld, which is eos_token_id of %s: the tokenizer does not belong to "
+            "the model",
+            path, (long long)cfg.eos, cfg.path);
+}
+
 /* Reads the config and opens the weights, then reads the tokenizer. */
 static void open_model(void) {
-    char       *path;
     const char *ignored;
     if (ends_with(opt.model, ".gguf")) open_gguf();
     else {
@@ -102,18 +152,7 @@ static void open_model(void) {
         open_folder(opt.model);
     }
     read_config();
-    if (m.gguf && !opt.tokenizer)
-        die(2, "give the model's tokenizer.json by --tokenizer: %s is read without it", opt.model);
-    path = opt.tokenizer ? copy_text(opt.tokenizer) : path_in(opt.model, "tokenizer.json");
-    data.words = read_tokenizer(path);
-    if (data.words->count > cfg.vocab)
-        die(1,
-            "%s has %lld tokens, and vocab_size of %s is %lld: the tokenizer does not belong to the model",
-            path, (long long)data.words->count, cfg.path, (long long)cfg.vocab);
-    if (cfg.eos >= data.words->count)
-        die(1,
-            "%s has no token %lld, which is eos_token_id of %s: the tokenizer does not belong to the model",
-            path, (long long)cfg.eos, cfg.path);
+    open_tokenizer();
 }
 
 /* ==== Loading ====================================================================== */
@@ -236,8 +275,7 @@ static void save_model(const char *folder) {
     write_text(path, cfg.text);
     free(path);
     path = path_in(folder, "tokenizer.json");
-    if (strcmp(path, data.words->path) != 0 && !copy_file(data.words->path, path))
-        die(1, "cannot write %s: %s", path, strerror(errno));
+    write_text(path, data.json);
     free(path);
     for (size_t i = 0; i < sizeof more / sizeof more[0] && !m.gguf; i++) {
         char *from = path_in(opt.model, more[i]), *to = path_in(folder, more[i]);
@@ -340,7 +378,7 @@ static void save_gguf(const char *path) {
     gguf_put_float(w, "llama.attention.layer_norm_rms_epsilon", (float)cfg.eps);
     gguf_put_u32(w, "llama.vocab_size", (uint32_t)cfg.vocab);
     put_rope(w, factors);
-    gguf_put_tokenizer(w, data.words, data.words->path, cfg.vocab,
+    gguf_put_tokenizer(w, data.words, data.json, cfg.vocab,
                        json_count(json_find(cfg.root, "bos_token_id")), cfg.eos);
     for (int64_t i = 0; (t = mixp_context_param(m.ctx, i)) != NULL; i++)
         if (gguf_name(t->name, name)) gguf_put_tensor(w, name, type, t, turned_heads(t->name));

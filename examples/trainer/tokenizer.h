@@ -1,4 +1,4 @@
-/* tokenizer.h - reads a tokenizer.json, of a byte-level BPE: a part of trainer.c and of llama.c
+/* tokenizer.h - reads a tokenizer.json, of a BPE of bytes or of pieces: a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * words.h applies it. With --tokenizer, texts become tokens, and prompts and samples of a token model are text. A text passes
@@ -9,6 +9,9 @@
  *     pre_tokenizer   cuts the text into words, and writes each byte as one of 256 letters
  *     model           begins with the tokens of a word's bytes, and applies the merges, pairs of tokens
  *                     that make another token, in order of priority
+ *
+ * A BPE of pieces (Llama 2, TinyLlama: SentencePiece's) cuts no words, begins with characters, or with the bytes
+ * of those that it lacks, and writes a space as U+2581. Here its texts have spaces.
  *
  * What a file asks for is done as the library does it, or refused by the name of its field, or there is a
  * warning with that name. Special tokens that a post_processor adds around a text are not added; `begin` is
@@ -51,6 +54,10 @@ typedef struct added_set {
 
 enum { NORMALIZE_NFC = 1, NORMALIZE_OTHER = 2, NORMALIZE_LOWER = 4 };
 
+/* The space before a text of pieces: none; before each part between added tokens; the same, unless one is there;
+ * the same at the beginning of a text only. */
+typedef enum piece_space { SPACE_NEVER, SPACE_EACH, SPACE_MISSING, SPACE_FIRST } piece_space;
+
 /* How a stage of the pre_tokenizer cuts; CUT_GPT4_1: numbers of one digit each. */
 typedef enum cut_kind { CUT_GPT2, CUT_GPT4, CUT_GPT4_1, CUT_DIGITS, CUT_DIGIT_RUNS, CUT_NOT } cut_kind;
 typedef struct cut_stage { cut_kind kind; int prefix; } cut_stage;
@@ -71,6 +78,8 @@ typedef struct tokenizer {
     added_set   raw, normal;            /* found before and after the normalizer */
     cut_stage   cuts[CUT_STAGES];
     int         n_cuts, has_bytes, ignore_merges;   /* has_bytes: ByteLevel is among the cuts */
+    int         has_pieces, crosses;    /* 1: a BPE of pieces; 1: some have a space behind another character */
+    piece_space space;                  /* of pieces */
     int32_t     begin;                  /* the token that the post_processor puts before a text, or -1 */
     int         warned;                 /* bits of the warnings that were given */
 } tokenizer;
@@ -180,20 +189,57 @@ static int64_t count_items(const char *container) {
     return n;
 }
 
+/* The bytes of a piece: U+2581 is a space. Returns their number. */
+static size_t bytes_of_piece(const char *text, size_t n, char *to) {
+    size_t made = 0;
+    for (size_t i = 0; i < n; i++) {
+        int is_space = i + 2 < n && memcmp(text + i, "\xE2\x96\x81", 3) == 0;
+        to[made++] = is_space ? ' ' : text[i];
+        i += is_space ? 2 : 0;
+    }
+    return made;
+}
+
+/* The byte that <0x41> stands for, or -1. */
+static int byte_of_piece(const char *text, int n) {
+    char *end;
+    long  byte = n == 6 && memcmp(text, "<0x", 3) == 0 && text[5] == '>' ? strtol(text + 3, &end, 16) : -1;
+    return byte >= 0 && end == text + 5 ? (int)byte : -1;
+}
+
+static int bytes_of_text(const tokenizer *t, const char *text, int n, char *to)
+{ return t->has_pieces ? (int)bytes_of_piece(text, (size_t)n, to) : bytes_of_letters(text, n, to); }
+
+/* Is there a space behind another character? */
+static int has_later_space(const char *text, int n) {
+    for (int i = 1; i < n; i++) if (text[i] == ' ' && text[i - 1] != ' ') return 1;
+    return 0;
+}
+
+/* A token of one byte, for characters that are no piece. */
+static void set_byte(tokenizer *t, int64_t id, int byte) {
+    char bytes = (char)byte;
+    set_token(t, id, pool_text(t, &bytes, 1), 1);
+    t->of_byte[byte] = (int32_t)id;
+}
+
 /* "vocab": {"text": number, ...} */
 static void read_bpe_tokens(tokenizer *t, const char *vocab) {
     char text[TOKEN_SPACE], bytes[TOKEN_SPACE];
     for (const char *key = json_first(vocab); key; key = json_next(json_of_key(key))) {
         int64_t     length = json_string(key, text, sizeof text), id = token_number(t, json_of_key(key));
-        int         n = length > 0 ? bytes_of_letters(text, (int)length, bytes) : -1;
+        int         n = length > 0 ? bytes_of_text(t, text, (int)length, bytes) : -1;
+        int         byte = t->has_pieces ? byte_of_piece(text, (int)length) : -1;
         bpe_name   *name = &t->names[t->n_names];
         const char *pooled;
         if (length < 0) die(1, "%s: the text of token %lld is too long", t->path, (long long)id);
         if (t->tokens[id].bytes) die(1, "%s: two tokens have the number %lld", t->path, (long long)id);
+        if (byte >= 0) { set_byte(t, id, byte); continue; }
         /* a text of other letters is no word's, but may be an added token's */
         pooled = n > 0 ? pool_text(t, bytes, n) : pool_text(t, text, (int)length);
         set_token(t, id, pooled, n > 0 ? n : (int)length);
         if (n < 1) continue;
+        t->crosses |= has_later_space(pooled, n);
         name->bytes = pooled;
         name->length = n;
         name->id = (int32_t)id;
@@ -233,7 +279,7 @@ static void index_tokens(tokenizer *t) {
         if (by_bytes(&t->names[i], &t->names[i + 1]) == 0)
             die(1, "%s: tokens %ld and %ld have the same text", t->path, (long)t->names[i].id,
                 (long)t->names[i + 1].id);
-    for (int b = 0; b < 256; b++) {
+    for (int b = 0; b < 256 && !t->has_pieces; b++) {
         char byte = (char)b;
         t->of_byte[b] = token_of(t, &byte, 1);
     }
@@ -260,8 +306,8 @@ static bpe_merge read_merge(const tokenizer *t, const char *value, int32_t rank)
     int       a, b;
     bpe_merge m = {-1, -1, -1, rank};
     if (!bpe_pair(value, left, right)) die(1, "%s: merge %ld is malformed", t->path, (long)rank);
-    a = bytes_of_letters(left, (int)strlen(left), both);
-    b = a < 0 ? -1 : bytes_of_letters(right, (int)strlen(right), both + a);
+    a = bytes_of_text(t, left, (int)strlen(left), both);
+    b = a < 0 ? -1 : bytes_of_text(t, right, (int)strlen(right), both + a);
     if (b < 0) die(1, "%s: merge %ld is not of bytes", t->path, (long)rank);
     m.left = token_of(t, both, a);
     m.right = token_of(t, both + a, b);
@@ -330,9 +376,24 @@ static void read_parts(tokenizer *t, const char *part, const char *list,
     for (part = json_first(part); part; part = json_next(part)) read_part(t, part);
 }
 
+/* Does a key of a part have this text? */
+static int part_is(const char *part, const char *key, const char *text) {
+    char found[64];
+    return json_string(json_find(part, key), found, sizeof found) >= 0 && strcmp(found, text) == 0;
+}
+
+/* Of pieces: a space before each part, and spaces as U+2581. Returns 0 if the part is another. */
+static int read_piece_normalizer(tokenizer *t, const char *part, const char *type) {
+    if (!t->has_pieces) return 0;
+    if (strcmp(type, "Prepend") == 0 && part_is(part, "prepend", "\xE2\x96\x81")) { t->space = SPACE_EACH; return 1; }
+    return strcmp(type, "Replace") == 0 && part_is(part, "content", "\xE2\x96\x81") &&
+           part_is(json_find(part, "pattern"), "String", " ");
+}
+
 static void read_normalizer(tokenizer *t, const char *part) {
     char type[64];
     type_of(part, type);
+    if (read_piece_normalizer(t, part, type)) return;
     if (strcmp(type, "NFC") == 0) t->normalizer |= NORMALIZE_NFC;
     else if (strcmp(type, "NFD") == 0 || strcmp(type, "NFKC") == 0 || strcmp(type, "NFKD") == 0)
         t->normalizer |= NORMALIZE_OTHER;
@@ -391,7 +452,24 @@ static void read_cut(tokenizer *t, const char *part) {
     t->cuts[t->n_cuts++] = cut;
 }
 
+/* Metaspace: the space before a text of pieces. Pieces that are cut at spaces are refused. */
+static void read_metaspace(tokenizer *t, const char *part) {
+    char        type[64], scheme[32] = "always";
+    const char *flag = json_find(part, "split"), *value = json_find(part, "prepend_scheme");
+    if (strcmp(type_of(part, type), "Metaspace") != 0)
+        die(1, "%s: its pre_tokenizer is %s, and this reader has Metaspace for pieces", t->path, type);
+    if (!part_is(part, "replacement", "\xE2\x96\x81") || !flag || *flag != 'f')
+        die(1, "%s: its pre_tokenizer Metaspace has another replacement than U+2581, or splits, and this reader has neither",
+            t->path);
+    if (value) json_string(value, scheme, sizeof scheme);
+    t->space = strcmp(scheme, "first") == 0 ? SPACE_FIRST : strcmp(scheme, "never") == 0 ? SPACE_NEVER : SPACE_MISSING;
+}
+
 static void read_pre_tokenizer(tokenizer *t, const char *part) {
+    if (t->has_pieces) {
+        if (part) read_metaspace(t, part);
+        return;
+    }
     read_parts(t, part, "pretokenizers", read_cut);
     if (!t->has_bytes)
         die(1, "%s: its pre_tokenizer is not ByteLevel, and this reader reads tokens of bytes only", t->path);
@@ -485,6 +563,8 @@ static void check_model(tokenizer *t, const char *model) {
     if (value && strtod(value, NULL) != 0)
         tokenizer_warns(t, 1, "its model has dropout, which is not applied: the likeliest tokens are taken");
     t->ignore_merges = is_set(model, "ignore_merges");
+    t->has_pieces = is_set(model, "byte_fallback");
+    for (int b = 0; b < 256; b++) t->of_byte[b] = -1;
 }
 
 static void free_tokenizer(tokenizer *t) {
@@ -499,12 +579,11 @@ static void free_tokenizer(tokenizer *t) {
     free(t);
 }
 
-/* Reads the tokenizer.json of a byte-level BPE, as `transformers` and `tokenizers` write it. Memory is in
+/* The tokenizer of a tokenizer.json that was read from path: `size` bytes with the value root. Memory is in
  * proportion to the file, and time nearly so: texts are sorted. */
-static tokenizer *read_tokenizer(const char *path) {
+static tokenizer *tokenizer_of(const char *path, const char *root, size_t size) {
     tokenizer  *t = (tokenizer *)tokenizer_memory(1, sizeof *t);
-    const char *root, *model, *vocab, *merges, *added;
-    char       *text = read_json(path, TOKENIZER_MOST_BYTES, ". Check --tokenizer", &root);
+    const char *model, *vocab, *merges, *added;
     int64_t     entries;
     t->path = path;
     model = json_find(root, "model");
@@ -524,7 +603,7 @@ static tokenizer *read_tokenizer(const char *path) {
     t->most = 2 * entries + 4096 < TOKENIZER_MOST ? 2 * entries + 4096 : TOKENIZER_MOST;
     t->tokens = (bpe_token *)tokenizer_memory((size_t)t->most, sizeof *t->tokens);
     t->names = (bpe_name *)tokenizer_memory((size_t)entries, sizeof *t->names);
-    t->pool = (char *)tokenizer_memory(2 * strlen(text) + 1, 1);
+    t->pool = (char *)tokenizer_memory(2 * size + 1, 1);
 
     read_parts(t, json_find(root, "normalizer"), "normalizers", read_normalizer);
     read_pre_tokenizer(t, json_find(root, "pre_tokenizer"));
@@ -534,7 +613,17 @@ static tokenizer *read_tokenizer(const char *path) {
     read_added(t, added);
     t->begin = -1;
     read_parts(t, json_find(root, "post_processor"), "processors", read_template);
-    free(text);
+    return t;
+}
+
+/* Reads a tokenizer.json, as `transformers` and `tokenizers` write it. *json, unless json is NULL: its text,
+ * which the caller frees. */
+static tokenizer *read_tokenizer(const char *path, char **json) {
+    const char *root;
+    char       *text = read_json(path, TOKENIZER_MOST_BYTES, ". Check --tokenizer", &root);
+    tokenizer  *t = tokenizer_of(path, root, strlen(text));
+    if (json) *json = text;
+    else free(text);
     return t;
 }
 

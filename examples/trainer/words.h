@@ -218,6 +218,7 @@ typedef struct encoder {
     bpe_link      *links;
     bpe_candidate *heap;
     size_t         heap_n, word_room;
+    const char    *text;                /* where the text begins */
     char          *spaced, *normal;     /* a piece with a space before it; a normalized piece */
     size_t         spaced_room, normal_room;
 } encoder;
@@ -291,6 +292,26 @@ static void merge_links(encoder *e, int32_t n) {
     }
 }
 
+/* The first tokens of a word: of its bytes; of pieces, of its characters. Returns their number. */
+static size_t first_tokens(encoder *e, const char *word, const char *end) {
+    tokenizer *t = e->t;
+    size_t     n = 0;
+    while (word < end) {
+        int     length = 1;
+        int32_t piece = -1;
+        if (t->has_pieces) {
+            utf8_letter(word, end, &length);
+            piece = token_of(t, word, length);
+        }
+        for (int k = 0; k < (piece < 0 ? length : 1); k++, n++) {
+            e->links[n].id = piece < 0 ? t->of_byte[(unsigned char)word[k]] : piece;
+            if (e->links[n].id < 0) die(1, "%s has no token for the byte 0x%02x", t->path, (unsigned char)word[k]);
+        }
+        word += length;
+    }
+    return n;
+}
+
 static void encode_word(encoder *e, const char *word, const char *end) {
     tokenizer *t = e->t;
     size_t     n = (size_t)(end - word), heap_room = 3 * e->word_room;
@@ -299,12 +320,10 @@ static void encode_word(encoder *e, const char *word, const char *end) {
     if (n >= (size_t)1 << 30) die(1, "a word of the text is longer than %d bytes", 1 << 30);
     e->heap = (bpe_candidate *)encoder_room(e->heap, &heap_room, 3 * n, sizeof *e->heap);
     e->links = (bpe_link *)encoder_room(e->links, &e->word_room, n, sizeof *e->links);
+    n = first_tokens(e, word, end);
     for (size_t i = 0; i < n; i++) {
-        bpe_link *link = &e->links[i];
-        link->id = t->of_byte[(unsigned char)word[i]];
-        link->before = (int32_t)i - 1;
-        link->after = i + 1 < n ? (int32_t)i + 1 : -1;
-        if (link->id < 0) die(1, "%s has no token for the byte 0x%02x", t->path, (unsigned char)word[i]);
+        e->links[i].before = (int32_t)i - 1;
+        e->links[i].after = i + 1 < n ? (int32_t)i + 1 : -1;
     }
     merge_links(e, (int32_t)n);
     for (int32_t i = n ? 0 : -1; i >= 0; i = e->links[i].after) put_token(e, e->links[i].id);
@@ -325,6 +344,24 @@ static void encode_piece(encoder *e, int stage, const char *p, const char *end) 
         const char *stop = piece_end(cut->kind, p, end);
         encode_piece(e, stage + 1, p, stop);
         p = stop;
+    }
+}
+
+/* A part of a text of pieces, with the space that belongs before it. */
+static void encode_pieces(encoder *e, const char *begin, const char *end) {
+    piece_space space = e->t->space;
+    size_t      n = (size_t)(end - begin);
+    int         wants;
+    e->spaced = (char *)encoder_room(e->spaced, &e->spaced_room, n + 1, 1);
+    n = bytes_of_piece(begin, n, e->spaced + 1);
+    wants = space == SPACE_EACH || (space != SPACE_NEVER && e->spaced[1] != ' ' && (space == SPACE_MISSING || begin == e->text));
+    e->spaced[0] = ' ';
+    if (wants) n++;
+    else memmove(e->spaced, e->spaced + 1, n);
+    /* no merge joins a space to what stands before it, unless a piece has both */
+    for (size_t at = 0, stop; at < n; at = stop) {
+        for (stop = at + 1; stop < n && (e->t->crosses || e->spaced[stop] != ' ' || e->spaced[stop - 1] == ' ');) stop++;
+        encode_word(e, e->spaced + at, e->spaced + stop);
     }
 }
 
@@ -353,8 +390,10 @@ static const added_token *added_at(const added_set *set, const char *p, const ch
 }
 
 /* A tokenized text's part: [begin, end) without added tokens. */
-static void encode_normal(encoder *e, const char *begin, const char *end)
-{ encode_piece(e, 0, begin, end); }
+static void encode_normal(encoder *e, const char *begin, const char *end) {
+    if (e->t->has_pieces) encode_pieces(e, begin, end);
+    else encode_piece(e, 0, begin, end);
+}
 
 static void encode_unnormalized(encoder *e, const char *begin, const char *end);
 
@@ -394,6 +433,7 @@ static int32_t *encode_text(tokenizer *t, const char *text, int64_t size, int64_
     encoder e;
     memset(&e, 0, sizeof e);
     e.t = t;
+    e.text = text;
     encode_added(&e, &t->raw, text, text + size, encode_unnormalized);
     free(e.links);
     free(e.heap);

@@ -197,8 +197,25 @@ def tokens_by_llama_cpp(path, tokenizer):
     model = llama_cpp.Llama(path, vocab_only=True, verbose=False)
     for text in TEXTS:
         check(f"llama.cpp cuts {text!r} as tokenizers does",
-              model.tokenize(text.encode(), add_bos=False, special=True) == t.encode(text).ids)
+              model.tokenize(text.encode(), add_bos=False, special=True) == t.encode(text, add_special_tokens=False).ids)
     model.close()
+
+
+def pieces(scratch):
+    """TinyLlama's kind of tokenizer."""
+    tokenizer, folder = os.path.join(scratch, "pieces.json"), os.path.join(scratch, "pieces")
+    path = os.path.join(scratch, "pieces.gguf")
+    llama_models.pieces_tokenizer(tokenizer, os.path.join(root, "README.md"))
+    llama_models.make(folder, tokenizer, bos_token_id=1, eos_token_id=2)
+    run(program, "--run", folder, "--sample", 0, "--dtype", "fp32", "--gguf", path, "--gguf-type", "f32")
+    reader = gguf.GGUFReader(path)
+    kinds = field(reader, "tokenizer.ggml.token_type")
+    check("pieces: types of unknown, special, byte and other tokens", kinds[:4] == [2, 3, 3, 6] and kinds[258:260] == [6, 1])
+    check("pieces: bos, eos, and that a text begins with it", field(reader, "tokenizer.ggml.bos_token_id") == 1
+          and field(reader, "tokenizer.ggml.eos_token_id") == 2 and field(reader, "tokenizer.ggml.add_bos_token"))
+    if llama_cpp:
+        run_by_llama_cpp([("pieces, f32", path, folder)], list(range(3, 23)))
+        tokens_by_llama_cpp(path, tokenizer)
 
 
 def read_back(scratch, tokenizer):
@@ -285,6 +302,10 @@ def main():
             skip(f"a tokenizer of SmolLM's kind: {error}")
         files = llama_files(scratch, tokenizer)
         read_back(scratch, tokenizer)
+        try:
+            pieces(scratch)
+        except ImportError as error:
+            skip(f"pieces: {error}")
         path, folder, _ = gpt2_files(scratch, tokens_file)
         if llama_cpp:
             run_by_llama_cpp(files, list(range(3, 23)))

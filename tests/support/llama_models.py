@@ -3,10 +3,15 @@ SPDX-License-Identifier: MIT OR Unlicense
 
 Needs numpy and safetensors only. `cases` are three small configurations: a tied head with grouped heads and bf16
 weights; an own head with biases in f32, in shards; multi-query heads wider than width / heads with a scaling of
-rotary positions in f16."""
+rotary positions in f16.
+
+  llama_models.py smollm2|tinyllama FOLDER TEXT     a model of that shape, in bf16, with a tokenizer learnt from TEXT
+                                                    (needs tokenizers)
+"""
 import json
 import os
 import shutil
+import sys
 
 import numpy as np
 import safetensors.numpy
@@ -32,6 +37,16 @@ ropes = {
                                                    mscale_all_dim=0.4)),
     "yarn, not truncated": dict(rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
                                                   attention_factor=1.2, truncate=False)),
+}
+
+# Shapes of models that people fine-tune, with the standard deviation of their first weights.
+released = {
+    "smollm2": dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                    num_key_value_heads=3, max_position_embeddings=8192, rope_theta=100000.0, tie_word_embeddings=True,
+                    dtype="bf16", std=0.041),
+    "tinyllama": dict(vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+                      num_key_value_heads=4, max_position_embeddings=2048, rope_theta=10000.0, tie_word_embeddings=False,
+                      dtype="bf16", std=0.02),
 }
 
 
@@ -85,11 +100,11 @@ def make(folder, tokenizer, seed=1, **settings):
     """Writes a model; tokenizer: the path of its tokenizer.json. Returns its config."""
     rng = np.random.default_rng(seed)
     c = {**COMMON, "num_key_value_heads": 2, "tie_word_embeddings": True, **settings}
-    dtype, shards = c.pop("dtype", "f32"), c.pop("shards", 1)
+    dtype, shards, std = c.pop("dtype", "f32"), c.pop("shards", 1), c.pop("std", 0.15)
     os.makedirs(folder, exist_ok=True)
     tensors = {}
     for name, shape in shapes(c):
-        x = rng.standard_normal(shape, np.float32) * np.float32(0.15 if len(shape) > 1 else 0.1)
+        x = rng.standard_normal(shape, np.float32) * np.float32(std if len(shape) > 1 else 0.1 if std > 0.1 else 0)
         tensors[name] = low(x + 1 if "norm" in name else x, dtype)
     c["torch_dtype"] = dict(f32="float32", f16="float16", bf16="bfloat16")[dtype]
     with open(os.path.join(folder, "config.json"), "w") as f:
@@ -105,15 +120,44 @@ def make(folder, tokenizer, seed=1, **settings):
     return c
 
 
-def smollm_tokenizer(path, source):
+def smollm_tokenizer(path, source, tokens=440):
     """A small tokenizer.json that cuts texts as SmolLM's does, with the tokens of its chats. Needs tokenizers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     t = Tokenizer(models.BPE())
     t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                pre_tokenizers.ByteLevel(add_prefix_space=False)])
     t.decoder = decoders.ByteLevel()
-    t.train([source], trainers.BpeTrainer(vocab_size=440, show_progress=False,
+    t.train([source], trainers.BpeTrainer(vocab_size=tokens, show_progress=False,
                                           special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
                                           initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     t.save(path)
     return t
+
+
+def pieces_tokenizer(path, source):
+    """A small tokenizer.json of Llama 2's and TinyLlama's kind: pieces, and bytes for other characters. As in files made
+    of SentencePiece's models, each pair of pieces that makes a piece is a merge, in the order of what they make."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    learnt = Tokenizer(models.BPE())
+    learnt.normalizer = normalizers.Replace(" ", "▁")
+    learnt.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    learnt.train([source], trainers.BpeTrainer(vocab_size=180, show_progress=False))
+    order = sorted(learnt.get_vocab(), key=learnt.get_vocab().get)
+    names = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] + order
+    ids = {name: i for i, name in enumerate(names)}
+    merges = [(name[:k], name[k:]) for name in order for k in range(1, len(name)) if name[:k] in ids and name[k:] in ids]
+    t = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    t.add_special_tokens(["<unk>", "<s>", "</s>"])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    t.save(path)
+    return t
+
+
+if __name__ == "__main__":
+    shape, folder, text = sys.argv[1:]
+    os.makedirs(folder, exist_ok=True)
+    smollm_tokenizer(os.path.join(folder, "learnt.json"), text, 8192)
+    make(folder, os.path.join(folder, "learnt.json"), **released[shape])
+    os.remove(os.path.join(folder, "learnt.json"))

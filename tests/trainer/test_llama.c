@@ -435,12 +435,12 @@ static void expect_rows(const char *line, const int *ids, const char *counts, in
 
 /* The row of a chat is cut as its text; the assistant's words and their end count. */
 static void rows_count_what_the_assistant_says(void) {
-    int              ids[64] = { 0 }, n = 0;
-    const char      *whole = "<|u|>\nq</s>\n<|assistant|>\nz</s>\n";
-    tokenizer       *t = read_tokenizer(TOKENIZER);
-    int64_t          count;
-    int32_t         *all = encode_text(t, whole, (int64_t)strlen(whole), &count);
-    char             counts[64] = "";
+    int         ids[64] = { 0 }, n = 0;
+    const char *whole = "<|u|>\nq</s>\n<|assistant|>\nz</s>\n";
+    tokenizer  *t = read_tokenizer(TOKENIZER, NULL);
+    int64_t     count;
+    int32_t    *all = encode_text(t, whole, (int64_t)strlen(whole), &count);
+    char        counts[64] = "";
     for (int64_t at = 0, byte = 0; at < count; at++) { /* "z</s>" counts */
         int64_t from = (int64_t)(strstr(whole, "z</s>") - whole);
         counts[n] = byte >= from && byte < from + 5 ? '1' : '0';
@@ -742,27 +742,76 @@ static void gguf_that_is_damaged_is_refused(void) {
 
 /* A model written as f32 and read again has the same logits; what GGUF lacks is refused. */
 static void models_pass_through_gguf(void) {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < LLAMA_CASES; i++) {
+        if (i == 2 || i == 4) continue; /* llama3, dynamic */
         write_model(&llama_cases[i]);
         CHECK_INT(run_apart(llama_main, "llama @ --gguf @/model.gguf --gguf-type f32" QUIET), 0);
-        expect_logits(&llama_cases[i], "@/model.gguf", "--tokenizer " TOKENIZER);
+        expect_logits(&llama_cases[i], "@/model.gguf", "");
     }
     CHECK_INT(run_apart(llama_main, "llama @/model.gguf --out @/back --tokenizer " TOKENIZER QUIET),
               0);
-    expect_logits(&llama_cases[1], "@/back", "");
+    expect_logits(&llama_cases[5], "@/back", "");
     CHECK_INT(run_apart(llama_main, "llama @ --gguf @/q8.gguf --gguf-type q8_0" QUIET), 0);
     expect_refusal("llama @/q8.gguf --tokenizer " TOKENIZER, 1, "q8.gguf",
                    "token_embd.weight is of dtype Q8_0");
-    expect_refusal("llama @/model.gguf", 2, "model.gguf",
-                   "give the model's tokenizer.json by --tokenizer");
     write_bytes(gguf_file, sizeof gguf_file);
-    expect_refusal("llama @/some.gguf --tokenizer " TOKENIZER, 1, "some.gguf",
-                   "has no num_hidden_layers");
+    expect_refusal("llama @/some.gguf", 1, "some.gguf", "has no num_hidden_layers");
     write_model(&llama_cases[4]);
     expect_refusal("llama @ --gguf @/d.gguf" QUIET, 1, "config.json", "GGUF has no such scaling");
     write_model(&llama_cases[2]);
     CHECK_INT(run_apart(llama_main, "llama @ --gguf @/3.gguf" QUIET), 0);
     expect_refusal("llama @/3.gguf --tokenizer " TOKENIZER, 1, "3.gguf", "rope_freqs.weight");
+}
+
+/* A tokenizer that is made of the tokens and merges of a file cuts texts as the one that was
+ * written. */
+static void tokenizers_pass_through_gguf(void) {
+    static const cut_kind cuts[][2] = { { CUT_GPT2, CUT_NOT },
+                                        { CUT_DIGITS, CUT_GPT2 },
+                                        { CUT_GPT4, CUT_NOT },
+                                        { CUT_GPT4_1, CUT_NOT } };
+    tokenizer            *t = read_tokenizer(TOKENIZER, NULL);
+    for (int k = 0; k < 4; k++) {
+        gguf_writer *w = gguf_new("llama");
+        gguf        *g = NULL;
+        tokenizer   *back;
+        char        *json;
+        const char  *root, *wrong;
+        t->n_cuts = k == 0 ? 1 : 2;
+        for (int i = 0; i < t->n_cuts; i++) {
+            t->cuts[i].kind = cuts[k][i];
+            t->cuts[i].prefix = 0;
+        }
+        t->ignore_merges = k == 2;
+        gguf_put_tokenizer(w, t, "{}", 424, 0, 0);
+        CHECK_INT(gguf_write(w, in_folder_of_test("some.gguf"), said, sizeof said), MIXP_OK);
+        CHECK_INT(read_some(&g), MIXP_OK);
+        json = gguf_tokenizer_json(g);
+        CHECK(json && strcmp(json, "{}") == 0);
+        free(json);
+        for (uint64_t i = 0; i < g->n_pairs; i++) /* without the file itself */
+            if (g->pairs[i].key_length == 26) g->pairs[i].key_length = 0;
+        json = gguf_tokenizer_json(g);
+        root = json ? json_check(json, (int64_t)strlen(json), &wrong) : NULL;
+        CHECK(root != NULL);
+        if (!root) return;
+        back = tokenizer_of("some.gguf", root, strlen(json));
+        CHECK_INT(back->count, t->count);
+        CHECK_INT(back->ignore_merges, t->ignore_merges);
+        for (size_t i = 0; i < sizeof tokenizer_cases / sizeof tokenizer_cases[0]; i++) {
+            int64_t  n, m_;
+            int64_t  size = (int64_t)strlen(tokenizer_cases[i].text);
+            int32_t *a = encode_text(t, tokenizer_cases[i].text, size, &n);
+            int32_t *b = encode_text(back, tokenizer_cases[i].text, size, &m_);
+            CHECK(n == m_ && (n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0));
+            free(a);
+            free(b);
+        }
+        free_tokenizer(back);
+        free(json);
+        gguf_free(g);
+    }
+    free_tokenizer(t);
 }
 
 int main(int argc, char **argv) {
@@ -789,6 +838,7 @@ int main(int argc, char **argv) {
     RUN(gguf_of_the_package_is_read);
     RUN(gguf_that_is_damaged_is_refused);
     RUN(models_pass_through_gguf);
+    RUN(tokenizers_pass_through_gguf);
     snprintf(command, sizeof command, "rm -r %s", folder);
     return test_report() | (system(command) != 0);
 }

@@ -23,7 +23,7 @@ static int check_ids(tokenizer *t, const char *text, const int *want, int n) {
 }
 
 static void texts_are_cut_as_recorded(void) {
-    tokenizer *t = read_tokenizer(FILE_NAME);
+    tokenizer *t = read_tokenizer(FILE_NAME, NULL);
     CHECK_INT(t->count, 420);
     for (size_t i = 0; i < sizeof tokenizer_cases / sizeof tokenizer_cases[0]; i++)
         CHECK(check_ids(t, tokenizer_cases[i].text, tokenizer_cases[i].ids, tokenizer_cases[i].n));
@@ -32,7 +32,7 @@ static void texts_are_cut_as_recorded(void) {
 
 /* Whatever the bytes, of which some are no UTF-8: the tokens' bytes are the text again. */
 static void any_text_comes_back(void) {
-    tokenizer *t = read_tokenizer(FILE_NAME);
+    tokenizer *t = read_tokenizer(FILE_NAME, NULL);
     uint32_t   state = 1;
     for (int k = 0; k < 400; k++) {
         char     text[128], back[1024];
@@ -65,7 +65,7 @@ static void older_files_are_read(void) {
     FILE      *f = fopen("test_tokenizer.tmp", "w");
     tokenizer *t;
     CHECK(f && fputs(json, f) >= 0 && fclose(f) == 0);
-    t = read_tokenizer("test_tokenizer.tmp");
+    t = read_tokenizer("test_tokenizer.tmp", NULL);
     CHECK_INT(t->count, 13);
     CHECK(check_ids(t, "ab ab\"a", want, 4));
     CHECK(!t->tokens[2].bytes);
@@ -90,7 +90,7 @@ static int read_apart(const char *json, char *said, size_t space) {
     if (child == 0) {
         int64_t count;
         if (!freopen("test_tokenizer.said", "w", stderr)) _exit(99);
-        free(encode_text(read_tokenizer("test_tokenizer.tmp"), "ab", 2, &count));
+        free(encode_text(read_tokenizer("test_tokenizer.tmp", NULL), "ab", 2, &count));
         exit(0);
     }
     waitpid(child, &status, 0);
@@ -164,7 +164,7 @@ static double seconds_of(int n) {
     fprintf(f, "]}}");
     fclose(f);
     begin = clock();
-    t = read_tokenizer("test_tokenizer.tmp");
+    t = read_tokenizer("test_tokenizer.tmp", NULL);
     memset(word, 'a', (size_t)n);
     free(encode_text(t, word, n, &count));
     CHECK_INT(count, n / 2 + n % 2);
@@ -182,7 +182,7 @@ static void time_grows_with_the_file(void) {
 
 /* test_tokenizer --encode FILE TEXT...: the tokens of each text, a line each. */
 static int encode_arguments(int argc, char **argv) {
-    tokenizer *t = read_tokenizer(argv[2]);
+    tokenizer *t = read_tokenizer(argv[2], NULL);
     for (int k = 3; k < argc; k++) {
         int64_t  n = 0;
         int32_t *ids = encode_text(t, argv[k], (int64_t)strlen(argv[k]), &n);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_tokenizers.sh - the trainer's tokenizer beside Hugging Face's `tokenizers`, on 39 files of different
+# test_tokenizers.sh - the trainer's tokenizer beside Hugging Face's `tokenizers`, on 45 files of different
 # makers' kinds: tokenizers_beside.py. Skipped where PYTHON lacks that package.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/../.." || exit 1

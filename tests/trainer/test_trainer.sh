@@ -195,7 +195,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export export-type vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard peak-tflops graph profile trail no-master help version; do
@@ -525,6 +525,28 @@ gpt 0 --init hf --data text --steps 3 --lr 1e-3 --batch 4 --eval-batches 2 --thr
 gpt 0 $small --steps 1 --out gpt2_run
 refuses "an export over a run" 1 "is the configuration of a run, which --export would replace" $small --steps 0 --export gpt2_run
 refuses "an export where no folder can be" 1 "cannot make the folder one/hf: .* Choose another --export" $small --steps 3 --export one/hf
+
+# --- GGUF, of which interop_gguf.py knows the numbers ---
+if [ -r "$root/tests/reference/tokenizer.json" ]; then
+    cp "$root/tests/reference/tokenizer.json" words.json
+    of_words="$small --tokenizer words.json --activation gelu-tanh"
+    losses_of() { gpt 0 "$@" --tokenizer words.json --data text --eval-only --eval-batches 2 --batch 4 --threads 1 --quiet && cat out; }
+    for bias in on off; do
+        rm -rf gg gg.gguf; gpt 0 $of_words --bias $bias --steps 10 --lr 1e-2 --export gg
+        gpt 0 $of_words --bias $bias --steps 10 --lr 1e-2 --export gg.gguf --export-type f32
+        check "--export says that llama.cpp loads it" grep -q "^export   gg.gguf, for llama.cpp to load$" out
+        losses_of --init gg >a; losses_of --init gg.gguf >b
+        check "--init of GGUF has the losses of the folder, bias $bias" sh -c 'test -s a && cmp -s a b'
+    done
+    refuses "GGUF without a tokenizer" 2 "FILE.gguf needs --tokenizer" $small --activation gelu-tanh --steps 0 --export x.gguf
+    refuses "GGUF of another GELU" 2 "gelu-tanh only" $small --tokenizer words.json --steps 0 --export x.gguf
+    refuses "what is there already" 1 "gg.gguf is there already" $of_words --steps 0 --export gg.gguf
+    printf 'GGUF\003\000\000\000' >cut.gguf
+    refuses "a GGUF file that is cut" 1 "cut.gguf: the file ends too early" --init cut.gguf --steps 0
+    rm -f gg8.gguf; gpt 0 $of_words --width 32 --bias on --steps 0 --export gg8.gguf --export-type q8_0
+    refuses "Q8_0 by its name" 1 "is of dtype Q8_0" --init gg8.gguf --tokenizer words.json --steps 0 --data text
+else skip "GGUF" "no tests/reference/tokenizer.json"; fi
+
 printf '{"model_type": "gpt2"}' >hf/config.json
 refuses "a config.json of nothing" 1 "has no n_layer" --init hf --steps 0
 

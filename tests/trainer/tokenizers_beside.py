@@ -80,6 +80,30 @@ def sentencepiece():
     return t
 
 
+def pieces(pre=None, normalizer=None, crossing=False):
+    """Llama 2's kind: pieces with spaces as U+2581, and tokens of bytes for the characters that are none."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    if not crossing:
+        trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trained.train([text], trainers.BpeTrainer(vocab_size=500, show_progress=False))
+    learnt = json.loads(trained.to_str())["model"]
+    names = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+    names += [name for name in sorted(learnt["vocab"], key=learnt["vocab"].get)]
+    t = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [tuple(m) for m in learnt["merges"]], unk_token="<unk>",
+                             fuse_unk=True, byte_fallback=True))
+    if normalizer:
+        t.normalizer = normalizer
+    if pre:
+        t.pre_tokenizer = pre
+    t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    t.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return t
+
+
+LLAMA2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+
+
 def wordpiece():
     t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     t.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -117,6 +141,12 @@ FILES = {
     "Lowercase": (train(normal=normalizers.Lowercase()), "normalizer"),
     "NFC, then Lowercase": (train(normal=normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])), "normalizer"),
     "StripAccents": (train(normal=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])), "normalizer"),
+    "Llama 2, TinyLlama": (pieces(normalizer=LLAMA2), ""),
+    "Llama 2, pieces across spaces": (pieces(normalizer=LLAMA2, crossing=True), ""),
+    "Llama 2, Metaspace at the beginning": (pieces(pre_tokenizers.Metaspace(prepend_scheme="first", split=False)), ""),
+    "Llama 2, Metaspace always": (pieces(pre_tokenizers.Metaspace(prepend_scheme="always", split=False)), ""),
+    "Llama 2, Metaspace never": (pieces(pre_tokenizers.Metaspace(prepend_scheme="never", split=False)), ""),
+    "Llama 2, Metaspace that splits": (pieces(pre_tokenizers.Metaspace()), "pre_tokenizer"),
     "ignore_merges": (ignoring_merges(), ""),
     "one special begins another, short first": (added("<|im_start|>", "<|im_start|>user", "<|im_end|>", special=True), ""),
     "one special begins another, long first": (added("<|im_start|>user", "<|im_start|>", "<|im_end|>", special=True), ""),
