@@ -587,12 +587,11 @@ static void test_bad_inputs_name_the_rule(void) {
     int64_t five[1] = { 5 }, bad_reshape[2] = { 7, -1 }, minus[2] = { -1, -1 }, wraps[3] = { 4, INT64_C(1) << 62, -1 }, three[3] = { 2, 3, 5 };
     int32_t out_of_range[6] = { 0, 1, 2, 3, 4, 6 };
     mixp_tensor *x = param2(6, 5), *w = param2(4, 3), *b = mixp_param(ctx, NULL, MIXP_F32, 1, five), *i32, *off;
-    mixp_tensor *both[2], *scalar, *none[2] = { NULL, NULL };
+    mixp_tensor *both[2], *none[2] = { NULL, NULL };
     const char *why = "";
     mixp_step_begin(ctx);
     i32 = mixp_input(ctx, MIXP_I32, 1, six, ids);
     off = mixp_input(ctx, MIXP_I32, 1, six, out_of_range);
-    scalar = mixp_sum(ctx, x, MIXP_ALL, 0);
     both[0] = x;
     both[1] = b;
     REFUSED(mixp_linear(ctx, x, w, NULL), MIXP_ERR_SHAPE);
