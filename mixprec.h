@@ -7376,18 +7376,18 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below, a new loss in MIXPI_LOSSES. A new
  * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
  * number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
 
-/* y with erf(y) = x, to half an ulp: Newton's steps in double from Giles' start ("Approximating the
- * erfinv function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. */
-static float mixpi_erfinv(float x) {
+/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv function",
+ * 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN beyond. */
+static double mixpi_erfinv(float x) {
     const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    if (size == 0 || size > 0x7F800000u) return x;
-    if (size > 0x3F800000u) return mixp_f32_of_bits(0x7FC00000u);
-    if (size == 0x3F800000u) return mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u); /* Inf */
+    if (size == 0 || size > 0x7F800000u) return (double)x;
+    if (size > 0x3F800000u) return (double)mixp_f32_of_bits(0x7FC00000u);
+    if (size == 0x3F800000u) return (double)mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u);
     const double w = -log((1.0 - (double)x) * (1.0 + (double)x)), s = sqrt(w);
     double y = w < 5.0 ? 0.8862 + w * (0.2325 + w * (-0.0093 + w * 0.00013)) : 0.0;
     if (w >= 5.0) y = s - (0.5 * log(s * s) + 0.5723649) / (2.0 * s);
@@ -7397,37 +7397,74 @@ static float mixpi_erfinv(float x) {
         const double off = (erf(y) - (double)x) / slope;
         y -= off / (1.0 + y * off);
     }
-    return (float)y;
+    return y;
 }
 
-/* Functions of the C library, one element at a time: the same bits on each instruction set. */
-static void mixpi_by_library(mixp_unary op, float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) switch ((int)op) {
-        case MIXP_UNARY_SIN: x[i] = sinf(x[i]); break;
-        case MIXP_UNARY_COS: x[i] = cosf(x[i]); break;
-        case MIXP_UNARY_TAN: x[i] = tanf(x[i]); break;
-        case MIXP_UNARY_ACOS: x[i] = acosf(x[i]); break;
-        case MIXP_UNARY_ASIN: x[i] = asinf(x[i]); break;
-        case MIXP_UNARY_SINH: x[i] = sinhf(x[i]); break;
-        case MIXP_UNARY_COSH: x[i] = coshf(x[i]); break;
-        case MIXP_UNARY_LOG2: x[i] = log2f(x[i]); break;
-        case MIXP_UNARY_LOG10: x[i] = log10f(x[i]); break;
-        default: x[i] = mixpi_erfinv(x[i]); break;
-        }
+/* Functions of the C library, and erfinv. Their slopes times dy; x is y for TAN. */
+static float mixpi_library_value(mixp_unary op, float x) {
+    switch ((int)op) {
+    case MIXP_UNARY_SIN: return sinf(x);
+    case MIXP_UNARY_COS: return cosf(x);
+    case MIXP_UNARY_TAN: return tanf(x);
+    case MIXP_UNARY_ACOS: return acosf(x);
+    case MIXP_UNARY_ASIN: return asinf(x);
+    case MIXP_UNARY_SINH: return sinhf(x);
+    case MIXP_UNARY_COSH: return coshf(x);
+    case MIXP_UNARY_LOG2: return log2f(x);
+    case MIXP_UNARY_LOG10: return log10f(x);
+    default: return (float)mixpi_erfinv(x);
+    }
+}
+static float mixpi_library_slope(mixp_unary op, float dy, float x) {
+    const double y = op == MIXP_UNARY_ERFINV ? mixpi_erfinv(x) : 0.0;
+    switch ((int)op) {
+    case MIXP_UNARY_SIN: return dy * cosf(x);
+    case MIXP_UNARY_COS: return -(dy * sinf(x));
+    case MIXP_UNARY_TAN: return dy * mixpi_fmaf(x, x, 1.0f);
+    case MIXP_UNARY_ACOS: return -(dy / sqrtf((1.0f - x) * (1.0f + x)));
+    case MIXP_UNARY_ASIN: return dy / sqrtf((1.0f - x) * (1.0f + x));
+    case MIXP_UNARY_SINH: return dy * coshf(x);
+    case MIXP_UNARY_COSH: return dy * sinhf(x);
+    case MIXP_UNARY_LOG2: return dy / (x * 0.693147182f);
+    case MIXP_UNARY_LOG10: return dy / (x * 2.30258512f);
+    default: return dy * (float)(0.88622692545275801 * exp(y * y));
+    }
 }
 
-/* POWER, ATAN2 and PRELU of a, b = s[0], s[1], or the slopes of dy, a, b = s[0], s[1], s[2]. */
-static void mixpi_map_pairs(int fn, float *y, const float *const *s, int64_t n) {
+/* Is op one of these functions? */
+static int mixpi_in_library(int op)
+{ return op >= MIXP_UNARY_LOG2 || op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS; }
+enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_COUNT - (int)MIXP_UNARY_LOG2 };
+
+/* Is fn computed by mixpi_singly? */
+static int mixpi_is_single(int fn) {
+    if (fn < MIXPI_FN_UNARY_D) return mixpi_in_library(fn - MIXPI_FN_UNARY);
+    if (fn < MIXPI_FN_BINARY) return mixpi_in_library(fn - MIXPI_FN_UNARY_D);
+    return (fn >= MIXPI_FN_BINARY + (int)MIXP_BINARY_POWER && fn < MIXPI_FN_DIVISOR_D) ||
+           (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
+}
+
+/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no code
+ * in any of them. */
+static void mixpi_singly(int fn, float *y, const float *const *s, int64_t n) {
     const int slope = fn - MIXPI_FN_POWER_D;
     const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);
-    for (int64_t i = 0; i < n; i++)
-        y[i] = slope < 0 ? mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i])
-                         : mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+    for (int64_t i = 0; i < n; i++) {
+        if (fn < MIXPI_FN_UNARY_D)
+            y[i] = mixpi_library_value((mixp_unary)(fn - MIXPI_FN_UNARY), s[0][i]);
+        else if (fn < MIXPI_FN_BINARY)
+            y[i] = mixpi_library_slope((mixp_unary)(fn - MIXPI_FN_UNARY_D), s[0][i], s[1][i]);
+        else if (slope < 0)
+            y[i] = mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i]);
+        else y[i] = mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+    }
 }
 
 typedef struct mixpi_map {
     int        fn, sources;
     float      p, q;            /* parameters of fn                                        */
+    /* computes fn of n elements; NULL: the instruction set's own functions                */
+    void     (*each)(int fn, float *y, const float *const *s, int64_t n);
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
@@ -7455,6 +7492,7 @@ static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
     int i, k;
     memset(m, 0, sizeof *m);
     m->fn = fn;
+    m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;
@@ -9848,7 +9886,6 @@ MIXPI_SMALL_BEGIN
 #define mixpi_vsigmoid       MIXPI_P(vsigmoid)
 #define mixpi_vnormal        MIXPI_P(vnormal)
 #define mixpi_vpow           MIXPI_P(vpow)
-#define mixpi_vlibrary       MIXPI_P(vlibrary)
 #define mixpi_vlarger        MIXPI_P(vlarger)
 #define mixpi_vsmaller       MIXPI_P(vsmaller)
 #define mixpi_vsign          MIXPI_P(vsign)
@@ -11162,14 +11199,6 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* See mixpi_by_library. */
-MIXPI_RARE mixpi_v mixpi_vlibrary(mixpi_v x, mixp_unary op) {
-    float t[16];
-    mixpi_vstore(t, x);
-    mixpi_by_library(op, t, 16);
-    return mixpi_vload(t);
-}
-
 /* The larger or the smaller; NaN if either is NaN: vmax and vmin propagate b's NaN, and the product
  * with 0 propagates a's. */
 MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
@@ -11390,31 +11419,9 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());
 }
 
-/* dy / (x log(base)) */
-MIXPI_V mixpi_v MIXPI_P(log_slope)(mixpi_v dy, mixpi_v x, float log_of_base)
-{ return mixpi_vdiv(dy, mixpi_vmul(x, mixpi_vset(log_of_base))); }
-
-/* dy / sqrt(1 - x^2), exact near 1. */
-MIXPI_V mixpi_v MIXPI_P(arc_slope)(mixpi_v dy, mixpi_v x) {
-    const mixpi_v one = mixpi_vset(1.0f);
-    const mixpi_v rest = mixpi_vmul(mixpi_vsub(one, x), mixpi_vadd(one, x));
-    return mixpi_vdiv(dy, mixpi_vsqrt(rest));
-}
-
-/* sqrt(pi)/2 e^(y^2), times dy, with y = erfinv(x); y^2 includes the bits that the rounded product
- * loses. */
-MIXPI_V mixpi_v MIXPI_P(erfinv_slope)(mixpi_v dy, mixpi_v x) {
-    const mixpi_v y = mixpi_vlibrary(x, MIXP_UNARY_ERFINV), h = mixpi_vmul(y, y);
-    const mixpi_v low = mixpi_vfma(y, y, mixpi_vneg(h)), e = mixpi_vexp(h);
-    /* where e is Inf, low is NaN */
-    const mixpi_v exact = mixpi_vselect_gt(mixpi_vset(88.0f), h, mixpi_vfma(e, low, e), e);
-    return mixpi_vmul(dy, mixpi_vmul(exact, mixpi_vset(0.886226925f)));
-}
-
-#define MIXPI_LIBRARY(x, op) mixpi_vlibrary(x, MIXP_UNARY_##op)
-/* One row for each mixp_unary, X(name, value of a, slope of b times dy); b is x, or y where
- * mixpi_unary_by_result says so. LOOP: functions that dominate a step, or are short, with a loop of
- * their own in MIXPI_P(values). CALL: all others. */
+/* One row for each mixp_unary that mixpi_library_value lacks, X(name, value of a, slope of b times
+ * dy); b is x, or y where mixpi_unary_by_result says so. LOOP: functions that dominate a step, or
+ * are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
 #define MIXPI_UNARIES(LOOP, CALL)                                                             \
     LOOP(RELU, MIXPI_P(relu)(a), MIXPI_P(relu_slope)(dy, b))                                  \
     LOOP(GELU_TANH, MIXPI_P(gelu_tanh)(a), MIXPI_P(gelu_tanh_slope)(dy, b))                   \
@@ -11431,16 +11438,6 @@ MIXPI_V mixpi_v MIXPI_P(erfinv_slope)(mixpi_v dy, mixpi_v x) {
     CALL(ROOT, mixpi_vsqrt(a), MIXPI_P(root_slope)(dy, b))                                    \
     CALL(POW, mixpi_vpow(a, p), MIXPI_P(pow_slope)(dy, b, p))                                 \
     CALL(ABS, mixpi_vabs(a), mixpi_vsign(b, dy))                                              \
-    CALL(SIN, MIXPI_LIBRARY(a, SIN), mixpi_vmul(dy, MIXPI_LIBRARY(b, COS)))                   \
-    CALL(COS, MIXPI_LIBRARY(a, COS), mixpi_vneg(mixpi_vmul(dy, MIXPI_LIBRARY(b, SIN))))       \
-    CALL(LOG2, MIXPI_LIBRARY(a, LOG2), MIXPI_P(log_slope)(dy, b, 0.693147182f))               \
-    CALL(LOG10, MIXPI_LIBRARY(a, LOG10), MIXPI_P(log_slope)(dy, b, 2.30258512f))              \
-    CALL(ACOS, MIXPI_LIBRARY(a, ACOS), mixpi_vneg(MIXPI_P(arc_slope)(dy, b)))                 \
-    CALL(ASIN, MIXPI_LIBRARY(a, ASIN), MIXPI_P(arc_slope)(dy, b))                             \
-    CALL(TAN, MIXPI_LIBRARY(a, TAN), mixpi_vmul(dy, mixpi_vfma(b, b, mixpi_vset(1.0f))))      \
-    CALL(SINH, MIXPI_LIBRARY(a, SINH), mixpi_vmul(dy, MIXPI_LIBRARY(b, COSH)))                \
-    CALL(COSH, MIXPI_LIBRARY(a, COSH), mixpi_vmul(dy, MIXPI_LIBRARY(b, SINH)))                \
-    CALL(ERFINV, MIXPI_LIBRARY(a, ERFINV), MIXPI_P(erfinv_slope)(dy, b))                      \
     CALL(SOFT_CAP, MIXPI_P(soft_cap)(a, p), MIXPI_P(soft_cap_slope)(dy, b, p))                \
     CALL(CLAMP, mixpi_vclamp(a, p, q), MIXPI_P(clamp_slope)(dy, b, p, q))                     \
     CALL(AFFINE, mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q)), mixpi_vmul(dy, mixpi_vset(p)))  \
@@ -11480,7 +11477,8 @@ MIXPI_RARE void MIXPI_P(unary_value)(mixp_unary op, float p, float q, float *y,
     mixpi_v rest;
     int64_t j;
     MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                        MIXP_UNARY_COUNT == MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
+                        (int)MIXP_UNARY_COUNT - MIXPI_LIBRARY_UNARIES ==
+                            MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
     switch ((int)op) {
     MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_VALUE)
     default: break;
@@ -11607,7 +11605,6 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
         MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), p, q, y, s[0], n);
     else if (fn < MIXPI_FN_BINARY)
         MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), p, q, y, s, n);
-    else if (fn < MIXPI_FN_LOSS) mixpi_map_pairs(fn, y, s, n);
     else if (fn < MIXPI_FN_LOSS_D)
         MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), q, y, s, n);
     else MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), p, q, y, s, n);
@@ -11705,7 +11702,8 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
     for (; k < 3; k++) s[k] = s[0];         /* not used by functions of fewer sources */
-    MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
+    if (m->each) m->each(m->fn, y, s, n);
+    else MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
 

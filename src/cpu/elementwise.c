@@ -122,14 +122,6 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* See mixpi_by_library. */
-MIXPI_RARE mixpi_v mixpi_vlibrary(mixpi_v x, mixp_unary op) {
-    float t[16];
-    mixpi_vstore(t, x);
-    mixpi_by_library(op, t, 16);
-    return mixpi_vload(t);
-}
-
 /* The larger or the smaller; NaN if either is NaN: vmax and vmin propagate b's NaN, and the product
  * with 0 propagates a's. */
 MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
@@ -350,31 +342,9 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());
 }
 
-/* dy / (x log(base)) */
-MIXPI_V mixpi_v MIXPI_P(log_slope)(mixpi_v dy, mixpi_v x, float log_of_base)
-{ return mixpi_vdiv(dy, mixpi_vmul(x, mixpi_vset(log_of_base))); }
-
-/* dy / sqrt(1 - x^2), exact near 1. */
-MIXPI_V mixpi_v MIXPI_P(arc_slope)(mixpi_v dy, mixpi_v x) {
-    const mixpi_v one = mixpi_vset(1.0f);
-    const mixpi_v rest = mixpi_vmul(mixpi_vsub(one, x), mixpi_vadd(one, x));
-    return mixpi_vdiv(dy, mixpi_vsqrt(rest));
-}
-
-/* sqrt(pi)/2 e^(y^2), times dy, with y = erfinv(x); y^2 includes the bits that the rounded product
- * loses. */
-MIXPI_V mixpi_v MIXPI_P(erfinv_slope)(mixpi_v dy, mixpi_v x) {
-    const mixpi_v y = mixpi_vlibrary(x, MIXP_UNARY_ERFINV), h = mixpi_vmul(y, y);
-    const mixpi_v low = mixpi_vfma(y, y, mixpi_vneg(h)), e = mixpi_vexp(h);
-    /* where e is Inf, low is NaN */
-    const mixpi_v exact = mixpi_vselect_gt(mixpi_vset(88.0f), h, mixpi_vfma(e, low, e), e);
-    return mixpi_vmul(dy, mixpi_vmul(exact, mixpi_vset(0.886226925f)));
-}
-
-#define MIXPI_LIBRARY(x, op) mixpi_vlibrary(x, MIXP_UNARY_##op)
-/* One row for each mixp_unary, X(name, value of a, slope of b times dy); b is x, or y where
- * mixpi_unary_by_result says so. LOOP: functions that dominate a step, or are short, with a loop of
- * their own in MIXPI_P(values). CALL: all others. */
+/* One row for each mixp_unary that mixpi_library_value lacks, X(name, value of a, slope of b times
+ * dy); b is x, or y where mixpi_unary_by_result says so. LOOP: functions that dominate a step, or
+ * are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
 #define MIXPI_UNARIES(LOOP, CALL)                                                             \
     LOOP(RELU, MIXPI_P(relu)(a), MIXPI_P(relu_slope)(dy, b))                                  \
     LOOP(GELU_TANH, MIXPI_P(gelu_tanh)(a), MIXPI_P(gelu_tanh_slope)(dy, b))                   \
@@ -391,16 +361,6 @@ MIXPI_V mixpi_v MIXPI_P(erfinv_slope)(mixpi_v dy, mixpi_v x) {
     CALL(ROOT, mixpi_vsqrt(a), MIXPI_P(root_slope)(dy, b))                                    \
     CALL(POW, mixpi_vpow(a, p), MIXPI_P(pow_slope)(dy, b, p))                                 \
     CALL(ABS, mixpi_vabs(a), mixpi_vsign(b, dy))                                              \
-    CALL(SIN, MIXPI_LIBRARY(a, SIN), mixpi_vmul(dy, MIXPI_LIBRARY(b, COS)))                   \
-    CALL(COS, MIXPI_LIBRARY(a, COS), mixpi_vneg(mixpi_vmul(dy, MIXPI_LIBRARY(b, SIN))))       \
-    CALL(LOG2, MIXPI_LIBRARY(a, LOG2), MIXPI_P(log_slope)(dy, b, 0.693147182f))               \
-    CALL(LOG10, MIXPI_LIBRARY(a, LOG10), MIXPI_P(log_slope)(dy, b, 2.30258512f))              \
-    CALL(ACOS, MIXPI_LIBRARY(a, ACOS), mixpi_vneg(MIXPI_P(arc_slope)(dy, b)))                 \
-    CALL(ASIN, MIXPI_LIBRARY(a, ASIN), MIXPI_P(arc_slope)(dy, b))                             \
-    CALL(TAN, MIXPI_LIBRARY(a, TAN), mixpi_vmul(dy, mixpi_vfma(b, b, mixpi_vset(1.0f))))      \
-    CALL(SINH, MIXPI_LIBRARY(a, SINH), mixpi_vmul(dy, MIXPI_LIBRARY(b, COSH)))                \
-    CALL(COSH, MIXPI_LIBRARY(a, COSH), mixpi_vmul(dy, MIXPI_LIBRARY(b, SINH)))                \
-    CALL(ERFINV, MIXPI_LIBRARY(a, ERFINV), MIXPI_P(erfinv_slope)(dy, b))                      \
     CALL(SOFT_CAP, MIXPI_P(soft_cap)(a, p), MIXPI_P(soft_cap_slope)(dy, b, p))                \
     CALL(CLAMP, mixpi_vclamp(a, p, q), MIXPI_P(clamp_slope)(dy, b, p, q))                     \
     CALL(AFFINE, mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q)), mixpi_vmul(dy, mixpi_vset(p)))  \
@@ -440,7 +400,8 @@ MIXPI_RARE void MIXPI_P(unary_value)(mixp_unary op, float p, float q, float *y,
     mixpi_v rest;
     int64_t j;
     MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                        MIXP_UNARY_COUNT == MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
+                        (int)MIXP_UNARY_COUNT - MIXPI_LIBRARY_UNARIES ==
+                            MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
     switch ((int)op) {
     MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_VALUE)
     default: break;
@@ -567,7 +528,6 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
         MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), p, q, y, s[0], n);
     else if (fn < MIXPI_FN_BINARY)
         MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), p, q, y, s, n);
-    else if (fn < MIXPI_FN_LOSS) mixpi_map_pairs(fn, y, s, n);
     else if (fn < MIXPI_FN_LOSS_D)
         MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), q, y, s, n);
     else MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), p, q, y, s, n);
@@ -665,7 +625,8 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
     for (; k < 3; k++) s[k] = s[0];         /* not used by functions of fewer sources */
-    MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
+    if (m->each) m->each(m->fn, y, s, n);
+    else MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
 

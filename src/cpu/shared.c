@@ -394,18 +394,18 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below, a new loss in MIXPI_LOSSES. A new
  * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
  * number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
 
-/* y with erf(y) = x, to half an ulp: Newton's steps in double from Giles' start ("Approximating the
- * erfinv function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. */
-static float mixpi_erfinv(float x) {
+/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv function",
+ * 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN beyond. */
+static double mixpi_erfinv(float x) {
     const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    if (size == 0 || size > 0x7F800000u) return x;
-    if (size > 0x3F800000u) return mixp_f32_of_bits(0x7FC00000u);
-    if (size == 0x3F800000u) return mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u); /* Inf */
+    if (size == 0 || size > 0x7F800000u) return (double)x;
+    if (size > 0x3F800000u) return (double)mixp_f32_of_bits(0x7FC00000u);
+    if (size == 0x3F800000u) return (double)mixp_f32_of_bits(mixp_bits_of_f32(x) + 0x40000000u);
     const double w = -log((1.0 - (double)x) * (1.0 + (double)x)), s = sqrt(w);
     double y = w < 5.0 ? 0.8862 + w * (0.2325 + w * (-0.0093 + w * 0.00013)) : 0.0;
     if (w >= 5.0) y = s - (0.5 * log(s * s) + 0.5723649) / (2.0 * s);
@@ -415,37 +415,74 @@ static float mixpi_erfinv(float x) {
         const double off = (erf(y) - (double)x) / slope;
         y -= off / (1.0 + y * off);
     }
-    return (float)y;
+    return y;
 }
 
-/* Functions of the C library, one element at a time: the same bits on each instruction set. */
-static void mixpi_by_library(mixp_unary op, float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) switch ((int)op) {
-        case MIXP_UNARY_SIN: x[i] = sinf(x[i]); break;
-        case MIXP_UNARY_COS: x[i] = cosf(x[i]); break;
-        case MIXP_UNARY_TAN: x[i] = tanf(x[i]); break;
-        case MIXP_UNARY_ACOS: x[i] = acosf(x[i]); break;
-        case MIXP_UNARY_ASIN: x[i] = asinf(x[i]); break;
-        case MIXP_UNARY_SINH: x[i] = sinhf(x[i]); break;
-        case MIXP_UNARY_COSH: x[i] = coshf(x[i]); break;
-        case MIXP_UNARY_LOG2: x[i] = log2f(x[i]); break;
-        case MIXP_UNARY_LOG10: x[i] = log10f(x[i]); break;
-        default: x[i] = mixpi_erfinv(x[i]); break;
-        }
+/* Functions of the C library, and erfinv. Their slopes times dy; x is y for TAN. */
+static float mixpi_library_value(mixp_unary op, float x) {
+    switch ((int)op) {
+    case MIXP_UNARY_SIN: return sinf(x);
+    case MIXP_UNARY_COS: return cosf(x);
+    case MIXP_UNARY_TAN: return tanf(x);
+    case MIXP_UNARY_ACOS: return acosf(x);
+    case MIXP_UNARY_ASIN: return asinf(x);
+    case MIXP_UNARY_SINH: return sinhf(x);
+    case MIXP_UNARY_COSH: return coshf(x);
+    case MIXP_UNARY_LOG2: return log2f(x);
+    case MIXP_UNARY_LOG10: return log10f(x);
+    default: return (float)mixpi_erfinv(x);
+    }
+}
+static float mixpi_library_slope(mixp_unary op, float dy, float x) {
+    const double y = op == MIXP_UNARY_ERFINV ? mixpi_erfinv(x) : 0.0;
+    switch ((int)op) {
+    case MIXP_UNARY_SIN: return dy * cosf(x);
+    case MIXP_UNARY_COS: return -(dy * sinf(x));
+    case MIXP_UNARY_TAN: return dy * mixpi_fmaf(x, x, 1.0f);
+    case MIXP_UNARY_ACOS: return -(dy / sqrtf((1.0f - x) * (1.0f + x)));
+    case MIXP_UNARY_ASIN: return dy / sqrtf((1.0f - x) * (1.0f + x));
+    case MIXP_UNARY_SINH: return dy * coshf(x);
+    case MIXP_UNARY_COSH: return dy * sinhf(x);
+    case MIXP_UNARY_LOG2: return dy / (x * 0.693147182f);
+    case MIXP_UNARY_LOG10: return dy / (x * 2.30258512f);
+    default: return dy * (float)(0.88622692545275801 * exp(y * y));
+    }
 }
 
-/* POWER, ATAN2 and PRELU of a, b = s[0], s[1], or the slopes of dy, a, b = s[0], s[1], s[2]. */
-static void mixpi_map_pairs(int fn, float *y, const float *const *s, int64_t n) {
+/* Is op one of these functions? */
+static int mixpi_in_library(int op)
+{ return op >= MIXP_UNARY_LOG2 || op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS; }
+enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_COUNT - (int)MIXP_UNARY_LOG2 };
+
+/* Is fn computed by mixpi_singly? */
+static int mixpi_is_single(int fn) {
+    if (fn < MIXPI_FN_UNARY_D) return mixpi_in_library(fn - MIXPI_FN_UNARY);
+    if (fn < MIXPI_FN_BINARY) return mixpi_in_library(fn - MIXPI_FN_UNARY_D);
+    return (fn >= MIXPI_FN_BINARY + (int)MIXP_BINARY_POWER && fn < MIXPI_FN_DIVISOR_D) ||
+           (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
+}
+
+/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no code
+ * in any of them. */
+static void mixpi_singly(int fn, float *y, const float *const *s, int64_t n) {
     const int slope = fn - MIXPI_FN_POWER_D;
     const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);
-    for (int64_t i = 0; i < n; i++)
-        y[i] = slope < 0 ? mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i])
-                         : mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+    for (int64_t i = 0; i < n; i++) {
+        if (fn < MIXPI_FN_UNARY_D)
+            y[i] = mixpi_library_value((mixp_unary)(fn - MIXPI_FN_UNARY), s[0][i]);
+        else if (fn < MIXPI_FN_BINARY)
+            y[i] = mixpi_library_slope((mixp_unary)(fn - MIXPI_FN_UNARY_D), s[0][i], s[1][i]);
+        else if (slope < 0)
+            y[i] = mixpi_pair_value((mixp_binary)(fn - MIXPI_FN_BINARY), s[0][i], s[1][i]);
+        else y[i] = mixpi_pair_slope(of, slope % 2, s[0][i], s[1][i], s[2][i]);
+    }
 }
 
 typedef struct mixpi_map {
     int        fn, sources;
     float      p, q;            /* parameters of fn                                        */
+    /* computes fn of n elements; NULL: the instruction set's own functions                */
+    void     (*each)(int fn, float *y, const float *const *s, int64_t n);
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
@@ -473,6 +510,7 @@ static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
     int i, k;
     memset(m, 0, sizeof *m);
     m->fn = fn;
+    m->each = mixpi_is_single(fn) ? mixpi_singly : NULL;
     m->y = y;
     m->axes.rank = rank;
     m->axes.arrays = 1;

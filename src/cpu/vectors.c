@@ -80,7 +80,6 @@
 #define mixpi_vsigmoid       MIXPI_P(vsigmoid)
 #define mixpi_vnormal        MIXPI_P(vnormal)
 #define mixpi_vpow           MIXPI_P(vpow)
-#define mixpi_vlibrary       MIXPI_P(vlibrary)
 #define mixpi_vlarger        MIXPI_P(vlarger)
 #define mixpi_vsmaller       MIXPI_P(vsmaller)
 #define mixpi_vsign          MIXPI_P(vsign)
