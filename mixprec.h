@@ -3793,6 +3793,8 @@ struct mixp_device {
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
     size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
+    /* The MIXP_EPILOGUES_ flags of a context whose description names none. NULL = no flag. */
+    int         (*epilogues)(const mixp_exec *x);
 };
 
 #ifndef MIXPREC_ONLY_FORMATS
@@ -3915,7 +3917,9 @@ typedef struct mixp_context_desc {
     void     *memory;                               /* your block for all host memory: see below.
                                                        NULL = use the allocator            */
     size_t    memory_bytes;
-    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags, or 0     */
+    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = what a
+                                                       measurement has shown to pay on this
+                                                       kind of GPU (none so far)            */
     const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
                                                        or NULL; copied                     */
     int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
@@ -3945,11 +3949,12 @@ typedef struct mixp_context_desc {
  * only on a simulation of cuBLASLt. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
- * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
- * flags. */
+ * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. The device names those
+ * of a description that names none. A CPU ignores all flags. */
 enum {
     MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
-    MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
+    MIXP_EPILOGUES_GELU = 2,    /* GELU by tanh, and its slope, in mixp_mlp                 */
+    MIXP_EPILOGUES_NONE = 4     /* none, whatever the device names; alone                   */
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
@@ -15349,7 +15354,7 @@ MIXPI_SMALL_BEGIN
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* These use kept answers. A CPUID instruction would trap under a hypervisor. */
@@ -17332,8 +17337,10 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
-    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
+    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
+    if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
+        return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
     return NULL;
 }
 
@@ -17356,6 +17363,12 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
 #endif
 }
 
+/* The flags of the description, or those that its device names. The device is attached. */
+static int mixpi_epilogues_of(const mixp_context *ctx, const mixp_context_desc *d) {
+    if (d->epilogues) return d->epilogues;
+    return ctx->device->epilogues ? ctx->device->epilogues(&ctx->exec) : 0;
+}
+
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
@@ -17371,7 +17384,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;
     ctx->errors.on_warning = d->on_warning;
-    ctx->products.epilogues = d->epilogues;
     ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
     ctx->made.in = 1;
@@ -17382,7 +17394,10 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
 
     /* The device comes last: what it refuses leaves nothing behind. */
     mixp_result r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
-    if (r == MIXP_OK) return ctx;
+    if (r == MIXP_OK) {
+        ctx->products.epilogues = mixpi_epilogues_of(ctx, d);
+        return ctx;
+    }
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
              : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"

@@ -1417,5 +1417,7 @@ struct mixp_device {
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
     size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
+    /* The MIXP_EPILOGUES_ flags of a context whose description names none. NULL = no flag. */
+    int         (*epilogues)(const mixp_exec *x);
 };
 

@@ -263,7 +263,7 @@ static void make_trainer(trainer *t) {
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
-        .seed = (uint64_t)c->seed, .threads = (int)c->threads, .epilogues = (int)c->epilogues,
+        .seed = (uint64_t)c->seed, .threads = (int)c->threads, .epilogues = c->epilogues ? (int)c->epilogues : MIXP_EPILOGUES_NONE,
         .narrow_products = (int)c->narrow,
         .ranks = !t->ranks.size ? NULL : t->is_profiled ? profile_ranks(&t->ranks) : &t->ranks});
     t->x = (int32_t *)malloc(batch);

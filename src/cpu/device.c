@@ -4,7 +4,7 @@
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* These use kept answers. A CPUID instruction would trap under a hypervisor. */

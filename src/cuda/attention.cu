@@ -209,6 +209,37 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     }
 }
 
+/* --- rows whose largest score repeats --------------------------------------------------- *
+ *
+ * Two keys of equal score, the others far below: y is the mean of two values of 8 or 11 bits, half
+ * the time halfway between two numbers, plus dust. Rounding to nearest follows the dust, which may
+ * have one sign in many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y,
+ * which pulls the gradient of q in one direction until training fails (arXiv 2510.04212; there the
+ * sum is stored before its division, with the same effect). Weights in bf16 are not the cause: they
+ * are rounded without bias and summed in f32. So y of such a row is rounded up or down with the
+ * probabilities that make its mean right, by a hash of its own bits: no row depends on another.
+ */
+
+/* Is the sum of a row's weights, of which the largest is 1, a small number of ones and dust? More
+ * dust than 2^-12 moves y off the half. Of rows whose weights are spread, one in 2,000 has such a
+ * sum by chance. */
+__device__ inline bool top_repeats(float sum) {
+    float dust = fabsf(sum - rintf(sum));
+    return sum > 1.5f && sum < 8.5f && dust > 0.0f && dust < 0.000244140625f;
+}
+/* Does storing y of this row toss a coin for each element? */
+__device__ inline bool is_tossed(const Heads &h, float sum) {
+    return h.out.dtype != MIXP_F32 && !h.out.accumulate && top_repeats(sum);
+}
+/* A number of f16 or bf16 next to x, by a coin. A large x stays, to be rounded as others are. */
+__device__ inline float tossed(mixp_dtype dtype, float x) {
+    uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
+    uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
+    coin = (coin ^ coin >> 12) * 0x297A2D39u;
+    if (!(fabsf(x) < 32768.0f)) return x;
+    return mixp_f32_of_bits((bits + ((coin ^ coin >> 15) & cut)) & ~cut);
+}
+
 /* --- forward on tensor cores ------------------------------------------------------------ */
 
 template <int D, bool bends> struct Forward {
@@ -354,20 +385,23 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool none;
+        bool none, toss;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
+        toss = is_tossed(h, sum);
         if (query >= h.t) continue;
         if (lane % 4 == 0)
             h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
                                               : bends ? top + log2f(sum) * ln_2
                                                       : (top + log2f(sum)) * ln_2;
         MIXPI_UNROLL
-        for (int n = 0; n < D / 8; n++)
-            put_pair(h.out, at + 8 * n, r.o[m][n][2 * half] * inverse,
-                     r.o[m][n][2 * half + 1] * inverse);
+        for (int n = 0; n < D / 8; n++) {
+            float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
+            put_pair(h.out, at + 8 * n, toss ? tossed(h.out.dtype, x) : x,
+                     toss ? tossed(h.out.dtype, y) : y);
+        }
     }
 }
 
@@ -818,7 +852,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
     float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
     const uint64_t draws = draws_key(h);
-    bool none;
+    bool none, toss;
     plain_fetch<plain_rows>(own, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
     for (int key = 0; key < end; key += plain_rows) {
         float s[2], most, shrink, slope;
@@ -850,11 +884,14 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     if (query >= h.t) return;
     none = h.may_hide && sum <= 0.0f;
     if (lane == 0) h.lse[(int64_t)z * h.t + query] = none ? INFINITY : top + logf(sum);
+    toss = is_tossed(h, sum);
     MIXPI_UNROLL
-    for (int j = 0; j < plain_parts; j++)
+    for (int j = 0; j < plain_parts; j++) {
+        float y = none ? 0.0f : o[j] / sum;
         if (lane + 8 * j < h.d)
             plain_put(h.out, head_at(h, h.y_at, z) + query * h.y_at.row + lane + 8 * j,
-                      none ? 0.0f : o[j] / sum);
+                      toss ? tossed(h.out.dtype, y) : y);
+    }
 }
 
 /* there: 0 for padding, whose gradient is 0. */

@@ -15,8 +15,10 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
-    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
+    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
+    if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
+        return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
     return NULL;
 }
 
@@ -39,6 +41,12 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
 #endif
 }
 
+/* The flags of the description, or those that its device names. The device is attached. */
+static int mixpi_epilogues_of(const mixp_context *ctx, const mixp_context_desc *d) {
+    if (d->epilogues) return d->epilogues;
+    return ctx->device->epilogues ? ctx->device->epilogues(&ctx->exec) : 0;
+}
+
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
@@ -54,7 +62,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;
     ctx->errors.on_warning = d->on_warning;
-    ctx->products.epilogues = d->epilogues;
     ctx->products.narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
     ctx->made.in = 1;
@@ -65,7 +72,10 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
 
     /* The device comes last: what it refuses leaves nothing behind. */
     mixp_result r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
-    if (r == MIXP_OK) return ctx;
+    if (r == MIXP_OK) {
+        ctx->products.epilogues = mixpi_epilogues_of(ctx, d);
+        return ctx;
+    }
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
              : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"

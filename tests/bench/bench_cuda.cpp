@@ -907,7 +907,7 @@ static void make_model(Model &m, mixp_dtype dtype, int level, int joins) {
     desc.gemm_measure = m.measured;
     desc.seed = 1;
     desc.why = &why;
-    desc.epilogues = joins;
+    desc.epilogues = joins ? joins : MIXP_EPILOGUES_NONE;
     desc.gemm_choices = text.empty() ? NULL : text.c_str();
     m.parameters = 0;
     m.dtype = dtype;

@@ -82,12 +82,17 @@ PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%)) \
              $(PTX_NEWEST:%=$(BUILD)/ptx/sm_%/test_cuda_narrow)
 PTX_FLAGS  = -std=c++17 --no-compress -x cu -Xcompiler -fPIC $(INCLUDES)
 ptx_for    = -gencode arch=compute_$1,code=compute_$1
+# nvcc 13 has no 7.0: the paths of 7.0, compiled for 7.5, stand in for it (PTX_GPU in runtime.cpp).
+PTX_VOLTA := $(if $(NVCC),$(if $(filter compute_70,$(shell $(NVCC) --list-gpu-arch 2>/dev/null)),70,75))
+PTX_OLDEST := $(if $(NVCC),$(foreach t,cuda cuda_attention cuda_rows,$(BUILD)/ptx/sm_70/test_$t))
 
 $(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) $(wildcard tests/support/cudasim*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -fwrapv -frounding-math \
 	    -ffp-contract=off -fno-strict-aliasing -fPIC -isystem $(CUDA)/include -Itests -Itests/support -c $< -o $@
 
+$(BUILD)/ptx/inside_70.o: private PTX_FLAGS += -DMIXPI_CUDA_ARCH=700
+$(BUILD)/ptx/inside_70.o: private ptx_for = -gencode arch=compute_$(PTX_VOLTA),code=compute_$(PTX_VOLTA)
 $(BUILD)/ptx/inside_%.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O3 $(call ptx_for,$*) -c $< -o $@
@@ -101,7 +106,7 @@ $(PTX_NAMES:%=$(BUILD)/ptx/sm_$1/%): $(BUILD)/ptx/sm_$1/%: $(BUILD)/ptx/%.o $(BU
         $(BUILD)/ptx/runtime.o $(LIB)
 	$(Q)mkdir -p $$(@D) && $(CXX) $$^ $$(OMP_LINK) -lm -o $$@
 endef
-$(foreach a,$(sort $(PTX_ARCHS) $(PTX_NEWEST)),$(eval $(call ptx_link,$a)))
+$(foreach a,$(sort 70 $(PTX_ARCHS) $(PTX_NEWEST)),$(eval $(call ptx_link,$a)))
 
 # Kernels with one fault each: does the interpreter report it?
 PTX_FAULTS := $(if $(NVCC),$(BUILD)/ptx/ptx_faults)
@@ -140,7 +145,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/trainer_sim $(BUILD)/bench_cuda_sim)
 .PHONY: test-ptx test-gpu
 
-test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)
+test-ptx: $(PTX_TESTS) $(PTX_OLDEST) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh'
 
 test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)

@@ -54,12 +54,24 @@ no_depots() {
 }
 check 'no local memory'                      no_depots
 
+# in_f32 KERNELS: they have no double. Most GPUs have one double unit for 32 or 64 f32 units.
+in_f32() {
+    awk -v kernels="$1" '
+        /\.entry/ { name = $0; on = $0 ~ kernels; n += on }
+        on && /\.f64/ { print name ": " $0; bad = 1 }
+        END { exit bad || n < 2 }' "$tmp/ptx"
+}
+check 'norms have no double'                 in_f32 'norm_(kept_)?rows'
+check "softmax's backward has no double"     in_f32 softmax_back_rows
+
 # refused TEXT OPTION...: nvcc says TEXT, in an #error of ours, and not much else.
 refused() {
     text=$1; shift
     ! "$NVCC" -I. -cubin mixprec_cuda.cu -o "$tmp/cubin" "$@" >"$tmp/refused" 2>&1 &&
         grep -q "error.*$text" "$tmp/refused" && [ "$(grep -c 'error' "$tmp/refused")" -le 3 ]
 }
+check 'a GPU before V100 is refused in words' refused 'compute capability 7.0' -std=c++17 -arch=sm_80 \
+                                             -DMIXPI_CUDA_ARCH=600
 check 'C++14 is refused in words'            refused 'is C++17' -std=c++14 -arch=sm_80
 check 'an older CUDA is refused in words'    refused 'CUDA 12.0 or newer' -std=c++17 -arch=sm_80 \
                                              -Xcompiler -w -DMIXPI_CUDA_VERSION=11080

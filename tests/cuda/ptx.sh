@@ -50,6 +50,12 @@ program() {
 for arch in $archs; do
     for path in "$build/sm_$arch"/test_cuda*; do program "$arch" "${path##*/}"; done
 done
+# The paths of 7.0, where attention has no tensor cores: `make test-ptx` builds these programs.
+if [ -x "$build/sm_70/test_cuda_rows" ]; then
+    export PTX_GPU=70
+    for name in cuda cuda_attention cuda_rows; do program 70 test_$name; done
+    unset PTX_GPU
+fi
 # narrow_tiles runs only on 10.0 and newer.
 [ ! -x "$build/sm_100/test_cuda_narrow" ] || program 100 test_cuda_narrow
 
@@ -64,6 +70,18 @@ case " $archs " in *' 80 '*)
         unset PTX_SCHEDULE
     done ;;
 esac
+
+# --- a build with --use_fast_math ---------------------------------------------------------
+# A product that flushes subnormals, as -ftz=true makes it, in the kernel that asks for a known answer.
+mkdir "$tmp/companion"
+flushed() {
+    MIXPREC_TEST_ONLY=none PTX_SAVE=$tmp/companion "$build/sm_$1/test_cuda_training" >/dev/null 2>&1
+    awk '/\.entry/ { on = /check_subnormals/ } on { n += sub(/mul\.f32/, "mul.ftz.f32") }
+        { print } END { exit n != 1 }' "$(find "$tmp/companion" -size +1000k)" >"$tmp/flushed.ptx" || return 1
+    MIXPREC_TEST_ONLY=trains_in_f32 PTX_FILE=$tmp/flushed.ptx $guard "$build/sm_$1/test_cuda_training" >"$tmp/out" 2>&1
+    grep -q 'compiled with --use_fast_math' "$tmp/out" || { tail -n 20 "$tmp/out"; return 1; }
+}
+case " $archs " in *' 80 '*) check '--use_fast_math is found by a known answer' flushed 80 ;; esac
 
 # --- coverage ----------------------------------------------------------------------------
 # Columns: architecture, kernel, instructions, those reached, a bit for each.

@@ -345,6 +345,8 @@ struct Step {
 };
 
 static int measuring;                   /* gemm_measure of the contexts to come */
+static const mixp_device *other;        /* their device, if it is not mixp_cuda's */
+/* epilogues: -1: none named */
 static mixp_context *context_of(int epilogues, const char *choices, const char **why) {
     mixp_context_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -352,7 +354,8 @@ static mixp_context *context_of(int epilogues, const char *choices, const char *
     if (!desc.device && !cudasim::simulated) exit(77);
     desc.seed = 3;
     desc.threads = 1;
-    desc.epilogues = epilogues;
+    if (other) desc.device = other;
+    desc.epilogues = epilogues < 0 ? 0 : epilogues ? epilogues : MIXP_EPILOGUES_NONE;
     desc.gemm_choices = choices;
     desc.gemm_measure = measuring;
     desc.why = why;
@@ -439,6 +442,34 @@ static void same_step(int epilogues, mixp_dtype dtype, int times, long joined) {
     step_close(&with);
 }
 
+static int both_flags(const mixp_exec *) { return MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_BIAS; }
+
+/* How many products of a step take an epilogue on the device `other`. */
+static long joined_by(int epilogues) {
+    static Step s;
+    long before = cudasim::count.joined;
+    step_open(&s, epilogues, NULL);
+    step_run(&s, MIXP_BF16, 1);
+    step_close(&s);
+    return cudasim::count.joined - before;
+}
+
+/* A description without flags has those that the device names; today's table names none. */
+static void named_by_the_device(void) {
+    const char *why = "";
+    mixp_device device = *mixp_cuda(0, &why);
+    if (!cudasim::simulated) return;
+    CHECK_INT(joined_by(-1), 0);
+    device.epilogues = both_flags;
+    other = &device;
+    CHECK_INT(joined_by(-1), 4);
+    CHECK_INT(joined_by(MIXP_EPILOGUES_BIAS), 2);
+    CHECK_INT(joined_by(0), 0);
+    CHECK(!context_of(MIXP_EPILOGUES_NONE | MIXP_EPILOGUES_BIAS, NULL, &why));
+    CHECK_TEXT(why, "MIXP_EPILOGUES_NONE");
+    other = NULL;
+}
+
 /* The first micro-batch's bias gradients are sums of a product; those that add are not. */
 static void test_step(void) {
     for (int d = 0; d < 3; d++) {
@@ -452,6 +483,7 @@ static void test_step(void) {
         same_step(MIXP_EPILOGUES_GELU, MIXP_F32, 1, 2);
         cudasim::gelu_kind = cudasim::exact_tanh;
     }
+    named_by_the_device();
     cudasim::epilogues = false;
     same_step(MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_BIAS, MIXP_BF16, 1, 0);
     cudasim::epilogues = true;

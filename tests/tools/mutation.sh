@@ -125,7 +125,7 @@ plant norm_back_buffers    'norm_backward: one buffer instead of two' \
 plant block_sums           'norm_backward: no barrier in block_sums' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
-    cuda_rows kept_rows 's/if (.*) sum/sum/'
+    cuda_rows kept_rows 's/if (.*) add_long/add_long/'
 plant back_next            'norm_back_kept: the last row twice' \
     cuda_rows kept_rows 's/r + 1, col/r, col/'
 plant add_rounded          'add_norm: the norm of what was not rounded' \
