@@ -2724,8 +2724,8 @@ MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
 { return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
- * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +
- * smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
+ * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target]
+ * + smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
  * is 0. dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;
@@ -4794,7 +4794,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
- * embedding, scatter_add, index_add, and functions made of these, such as mixp_mlp, var, std,
+ * embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp, var, std,
  * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
  * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
  * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
@@ -4864,7 +4864,8 @@ struct mixp_op {
     size_t      attrs_size;     /* bytes of attrs that mixp_apply copies                   */
     /* Checks inputs and attrs and calls mixp_call_output (or ..._alias). */
     mixp_result (*infer)(mixp_call *c);
-    /* Computes c->out. May keep tensors with mixp_call_save. */
+    /* Computes c->out. May keep tensors with mixp_call_save. Neither forward nor backward is called
+     * for a result without elements: its gradients are zeros. */
     mixp_result (*forward)(mixp_call *c);
     /* Reads c->out->grad and adds to the tensors of mixp_call_grad. Operators that it applies run
      * as under MIXP_NO_GRAD. NULL: no gradient flows. */
@@ -4915,7 +4916,9 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions may
+ * be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no elements
+ * are 0, means NaN, and gradients through empty results 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -5224,13 +5227,14 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below 0
- * it counts from the end. */
+/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below
+ * 0 it counts from the end. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
- * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's log-probability with ids[rows, 1]. Errors as in
- * mixp_embedding. Gradients of equal ids are added in order. */
+ * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's
+ * log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of equal ids are added
+ * in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
@@ -5277,8 +5281,8 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
- * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
- * 1024, take 16 bytes of scratch memory an element. */
+ * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048
+ * elements, and topk of them with k above 1024, take 16 bytes of scratch memory an element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -5443,10 +5447,10 @@ typedef struct mixp_loss_desc {
  *     loss = mixp_loss_apply(ctx, MIXP_OP_CROSS_ENTROPY, logits, labels, &d);
  *
  * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
- * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean is
- * over the rows. Several operators run, in f32, and take memory for three arrays of x's shape. Also
- * made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and gradients of
- * the targets of kl_div, bce and bce_with_logits.
+ * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean
+ * is over the rows. Several operators run, in f32, and take memory for three arrays of x's shape.
+ * Also made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and
+ * gradients of the targets of kl_div, bce and bce_with_logits.
  *
  * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
  * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
@@ -5462,8 +5466,8 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tenso
 
 /* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
  * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension counts
- * from the end. */
+ * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension
+ * counts from the end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);
@@ -17638,7 +17642,8 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
     return text;
 }
 
-/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits ptrdiff_t. */
+/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits
+ * ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
                                      const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
@@ -18077,6 +18082,7 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
                                  t->name, t->rank);
+    if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);
     std = gain / sqrt(fans ? (in + out) / 2.0 : in);
@@ -22445,12 +22451,13 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
                                       "q[b, t, heads*d], or q[b, t, heads, d]; "
                                       "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
-    if (k->kv_heads < 0 || k->heads % k->kv_heads)
+    if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
     k->b = q->shape[0];
     k->t = q->shape[1];
     k->d = mixpi_row_of(q) / k->heads;
     k->keys = key->rank > 1 ? key->shape[1] : 0;
+    if (k->keys < 1) return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and at least one key");
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
@@ -23702,7 +23709,7 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
                                  k->base, (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
-    k->rows = x->count / (k->t * k->heads * k->d);
+    k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }
@@ -23952,7 +23959,7 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixp_result r = mixpi_need_indices_after(c, 2);
     if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
     if (r != MIXP_OK) return r;
-    if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
+    if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
     if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
@@ -24355,7 +24362,11 @@ static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss
     return mixpi_apply_op(ctx, id, 2, x, t, NULL, &p);
 }
 
-#define MIXPI_LOSS(name, id, which)                                                                    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) {              return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,                                                  MIXP_REDUCE_MEAN);                                                     }
+#define MIXPI_LOSS(name, id, which)                                                           \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
+        return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,             \
+                                MIXP_REDUCE_MEAN);                                            \
+    }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)
@@ -26891,7 +26902,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SUM: case MIXP_OP_MEAN: case MIXP_OP_CUMSUM: case MIXP_OP_TRANSPOSE:
     case MIXP_OP_PERMUTE: case MIXP_OP_FLIP: case MIXP_OP_CONCAT: case MIXP_OP_STACK:
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
-    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL: return mixpi_applied_tangent(c);
+    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL:
+        return mixpi_applied_tangent(c);
     default: break;
     }
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,

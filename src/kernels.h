@@ -348,8 +348,8 @@ MIXPREC_HD int mixpi_entropy_has_options(const mixp_cross_entropy_args *k)
 { return k->before || k->weights || k->logs || k->sum || k->more || k->each; }
 
 /* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
- * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target] +
- * smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
+ * a row that does not count contributes zeros. With weights w: (softmax ((1 - smoothing) w[target]
+ * + smoothing mean(w)) - (1 - smoothing) w[target] onehot - smoothing w / cols). With logs, softmax
  * is 0. dlogits may be logits. */
 typedef struct mixp_cross_entropy_backward_args {
     int64_t        rows, cols;

@@ -4,7 +4,9 @@
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions may
+ * be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no elements
+ * are 0, means NaN, and gradients through empty results 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -313,13 +315,14 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below 0
- * it counts from the end. */
+/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below
+ * 0 it counts from the end. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
- * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's log-probability with ids[rows, 1]. Errors as in
- * mixp_embedding. Gradients of equal ids are added in order. */
+ * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's
+ * log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of equal ids are added
+ * in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
@@ -366,8 +369,8 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
  * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
- * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
- * 1024, take 16 bytes of scratch memory an element. */
+ * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048
+ * elements, and topk of them with k above 1024, take 16 bytes of scratch memory an element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -532,10 +535,10 @@ typedef struct mixp_loss_desc {
  *     loss = mixp_loss_apply(ctx, MIXP_OP_CROSS_ENTROPY, logits, labels, &d);
  *
  * Targets of cross_entropy may be probabilities of x's shape (distillation, mixup): f32, f16 or
- * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean is
- * over the rows. Several operators run, in f32, and take memory for three arrays of x's shape. Also
- * made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and gradients of
- * the targets of kl_div, bce and bce_with_logits.
+ * bf16, with a gradient. Class weights, smoothing and the reductions then are PyTorch's; the mean
+ * is over the rows. Several operators run, in f32, and take memory for three arrays of x's shape.
+ * Also made of several operators, in f32: weight of bce and bce_with_logits, pos_weight, and
+ * gradients of the targets of kl_div, bce and bce_with_logits.
  *
  * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
  * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
@@ -551,8 +554,8 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tenso
 
 /* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
  * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
- * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension counts
- * from the end. */
+ * may be -1. transpose: copies of any dtype with two dimensions swapped; a negative dimension
+ * counts from the end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);

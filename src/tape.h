@@ -61,7 +61,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
- * embedding, scatter_add, index_add, and functions made of these, such as mixp_mlp, var, std,
+ * embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp, var, std,
  * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
  * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
  * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
@@ -131,7 +131,8 @@ struct mixp_op {
     size_t      attrs_size;     /* bytes of attrs that mixp_apply copies                   */
     /* Checks inputs and attrs and calls mixp_call_output (or ..._alias). */
     mixp_result (*infer)(mixp_call *c);
-    /* Computes c->out. May keep tensors with mixp_call_save. */
+    /* Computes c->out. May keep tensors with mixp_call_save. Neither forward nor backward is called
+     * for a result without elements: its gradients are zeros. */
     mixp_result (*forward)(mixp_call *c);
     /* Reads c->out->grad and adds to the tensors of mixp_call_grad. Operators that it applies run
      * as under MIXP_NO_GRAD. NULL: no gradient flows. */

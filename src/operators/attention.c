@@ -108,12 +108,13 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
                                       "q[b, t, heads*d], or q[b, t, heads, d]; "
                                       "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
-    if (k->kv_heads < 0 || k->heads % k->kv_heads)
+    if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
     k->b = q->shape[0];
     k->t = q->shape[1];
     k->d = mixpi_row_of(q) / k->heads;
     k->keys = key->rank > 1 ? key->shape[1] : 0;
+    if (k->keys < 1) return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and at least one key");
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))

@@ -313,7 +313,7 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
                                  k->base, (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
-    k->rows = x->count / (k->t * k->heads * k->d);
+    k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }

@@ -191,7 +191,7 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixp_result r = mixpi_need_indices_after(c, 2);
     if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
     if (r != MIXP_OK) return r;
-    if (x->rank < 1 || w->rank != 2 || w->shape[1] != mixpi_last_dim(x) ||
+    if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
     if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
@@ -594,7 +594,11 @@ static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss
     return mixpi_apply_op(ctx, id, 2, x, t, NULL, &p);
 }
 
-#define MIXPI_LOSS(name, id, which)                                                                    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) {              return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,                                                  MIXP_REDUCE_MEAN);                                                     }
+#define MIXPI_LOSS(name, id, which)                                                           \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t) { \
+        return mixpi_apply_loss(ctx, MIXP_OP_##id, MIXP_LOSS_##which, 0.0f, x, t,             \
+                                MIXP_REDUCE_MEAN);                                            \
+    }
 MIXPI_LOSS(mse, MSE, MSE)
 MIXPI_LOSS(bce_with_logits, BCE_WITH_LOGITS, BCE_LOGITS)
 MIXPI_LOSS(bce, BCE, BCE)

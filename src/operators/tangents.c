@@ -263,7 +263,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SUM: case MIXP_OP_MEAN: case MIXP_OP_CUMSUM: case MIXP_OP_TRANSPOSE:
     case MIXP_OP_PERMUTE: case MIXP_OP_FLIP: case MIXP_OP_CONCAT: case MIXP_OP_STACK:
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
-    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL: return mixpi_applied_tangent(c);
+    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL:
+        return mixpi_applied_tangent(c);
     default: break;
     }
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,

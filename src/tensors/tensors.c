@@ -20,7 +20,8 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
     return text;
 }
 
-/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits ptrdiff_t. */
+/* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits
+ * ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
                                      const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
@@ -459,6 +460,7 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
                                  t->name, t->rank);
+    if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);
     std = gain / sqrt(fans ? (in + out) / 2.0 : in);

@@ -1,6 +1,6 @@
 /* distil.h - a small network learns from a large frozen one: temperature, the teacher's likely classes
- * (nucleus, by sort and cumsum), KL divergence of log-probabilities, a clamped feature loss, a reward for
- * the use of all classes, and a penalty on the size of its weights.
+ * (nucleus, by sort and cumsum), KL divergence of log-probabilities, cross entropy with probabilities, a
+ * clamped feature loss, a reward for the use of all classes, and a penalty on the size of its weights.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { DISTIL_ROWS = FIT(16), DISTIL_IN = FIT(8), DISTIL_WIDTH = FIT(16), DISTIL_CLASSES = 5 };
@@ -35,6 +35,18 @@ static mixp_tensor *distil_nucleus(session *s, mixp_tensor *x) {
     return mixp_masked_fill(c, x, mixp_ne(c, hidden, mixp_full(c, MIXP_F32, 0, NULL, 0.0)), -20.0f);
 }
 
+/* A tenth of the cross entropy with the teacher's probabilities, smoothed; a class that it seldom names
+ * counts more. */
+static mixp_tensor *distil_hard(session *s, mixp_tensor *x, mixp_tensor *teacher) {
+    float          weights[DISTIL_CLASSES] = { 1, 2, 1, 0.5f, 1 };
+    mixp_context  *c = s->ctx;
+    mixp_loss_desc d;
+    memset(&d, 0, sizeof d);
+    d.smoothing = 0.1f;
+    d.weight = floats(s, weights, DISTIL_CLASSES, 0, 0);
+    return mixp_scale(c, mixp_loss_apply(c, MIXP_OP_CROSS_ENTROPY, x, mixp_exp(c, teacher), &d), 0.1f);
+}
+
 static mixp_tensor *distil_loss(session *s, int turn, int training) {
     distil       *m = (distil *)s->model;
     mixp_context *c = s->ctx;
@@ -50,8 +62,10 @@ static mixp_tensor *distil_loss(session *s, int turn, int training) {
     }
     h = mixp_relu(c, mixp_linear(c, x, m->w1, NULL));
     loss = mixp_l1(c, mixp_clamp(c, h, -1, 3), features);
-    h = mixp_log_softmax(c, mixp_scale(c, mixp_linear(c, h, m->w2, NULL), 0.5f));
-    loss = mixp_add(c, mixp_scale(c, loss, 0.01f), mixp_kl_div(c, h, teacher, 1));
+    h = mixp_scale(c, mixp_linear(c, h, m->w2, NULL), 0.5f);
+    loss = mixp_add(c, mixp_scale(c, loss, 0.01f), distil_hard(s, h, teacher));
+    h = mixp_log_softmax(c, h);
+    loss = mixp_add(c, loss, mixp_kl_div(c, h, teacher, 1));
     h = mixp_scale(c, mixp_mean(c, mixp_exp(c, h), 0, 0), (float)DISTIL_CLASSES);
     loss = mixp_sub(c, loss, mixp_scale(c, mixp_prod(c, h, 0, 0), 0.01f));
     return mixp_add(c, loss, mixp_scale(c, mixp_mean(c, mixp_pow(c, m->w2, 2), MIXP_ALL, 0), 0.01f));

@@ -1,6 +1,6 @@
 /* tagger.h - a bidirectional LSTM that tags the symbols of sequences of several lengths (examples/recurrent.h). The
  * tag of a symbol says which of its neighbours is larger, so both directions count. Behind a sequence's end no target
- * counts.
+ * counts, and the first symbol of a sequence counts half.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "../../examples/recurrent.h"
@@ -11,6 +11,7 @@ typedef struct tagger {
     mixp_tensor      *emb, *head;
     recurrent_weights w[2];
     int32_t           symbol[TAGGER_ROWS][TAGGER_TIME], tag[TAGGER_ROWS][TAGGER_TIME], length[TAGGER_ROWS];
+    float             trust[TAGGER_ROWS * TAGGER_TIME];
 } tagger;
 
 static void tagger_open(session *s) {
@@ -32,6 +33,7 @@ static void tagger_batch(session *s) {
         int32_t *x = m->symbol[i];
         m->length[i] = 2 + below(s, TAGGER_TIME - 1);
         for (int t = 0; t < TAGGER_TIME; t++) x[t] = below(s, TAGGER_VOCAB);
+        for (int t = 0; t < TAGGER_TIME; t++) m->trust[i * TAGGER_TIME + t] = t ? 1.0f : 0.5f;
         for (int t = 0; t < TAGGER_TIME; t++) {
             const int before = t > 0 ? x[t - 1] : 0, after = t + 1 < m->length[i] ? x[t + 1] : 0;
             m->tag[i][t] = t >= m->length[i] ? MIXP_IGNORE : before < after ? 0 : before > after ? 1 : 2;
@@ -44,6 +46,7 @@ static mixp_tensor *tagger_loss(session *s, int turn, int training) {
     mixp_context  *c = s->ctx;
     mixp_tensor   *x = mixp_embedding(c, m->emb, ints(s, m->symbol[0], TAGGER_ROWS, TAGGER_TIME));
     recurrent_desc d;
+    mixp_loss_desc rows;
     memset(&d, 0, sizeof d);
     d.bidirectional = 1;
     d.lengths = ints(s, m->length, TAGGER_ROWS, 0);
@@ -51,5 +54,8 @@ static mixp_tensor *tagger_loss(session *s, int turn, int training) {
     (void)training;
     x = mixp_linear(c, recurrent(c, x, NULL, NULL, m->w, &d), m->head, NULL);
     x = shaped(s, x, TAGGER_ROWS * TAGGER_TIME, TAGGER_TAGS, 0, 0);
-    return mixp_cross_entropy(c, x, ints(s, m->tag[0], TAGGER_ROWS * TAGGER_TIME, 0), MIXP_IGNORE);
+    memset(&rows, 0, sizeof rows);
+    rows.reduction = MIXP_REDUCE_NONE;
+    x = mixp_loss_apply(c, MIXP_OP_CROSS_ENTROPY, x, ints(s, m->tag[0], TAGGER_ROWS * TAGGER_TIME, 0), &rows);
+    return mixp_mean(c, mixp_mul(c, x, floats(s, m->trust, TAGGER_ROWS * TAGGER_TIME, 0, 0)), MIXP_ALL, 0);
 }

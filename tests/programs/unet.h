@@ -44,6 +44,7 @@ static mixp_tensor *unet_loss(session *s, int turn, int training) {
     mixp_context    *c = s->ctx;
     const conv_desc  same = { { 0, 0, 0 }, { CONV_SAME, CONV_SAME, 0 }, { 0, 0, 0 }, 0, { 0, 0, 0 } };
     const conv_desc  twice = { { 2, 2, 0 }, { 0, 0, 0 }, { 0, 0, 0 }, 0, { 0, 0, 0 } };
+    mixp_loss_desc   few;
     interpolate_desc back = { INTERPOLATE_LINEAR, { UNET_SIZE, UNET_SIZE, 0 }, { 0, 0, 0 }, 0 };
     mixp_tensor     *x = floats(s, m->image, UNET_ROWS, UNET_SIZE, UNET_SIZE), *half, *join[3];
     (void)turn;
@@ -57,5 +58,8 @@ static mixp_tensor *unet_loss(session *s, int turn, int training) {
     join[1] = conv_transpose2d(c, half, shaped(s, m->up, UNET_WIDTH, UNET_WIDTH, 2, 2), NULL, &twice);
     join[2] = interpolate(c, half, &back);
     x = conv2d(c, mixp_concat(c, 3, join, 1), shaped(s, m->head, 1, 3 * UNET_WIDTH, 1, 1), m->bias, NULL);
-    return mixp_bce_with_logits(c, shaped(s, x, UNET_PIXELS, 1, 0, 0), floats(s, m->inside, UNET_PIXELS, 1, 0));
+    memset(&few, 0, sizeof few);
+    few.pos_weight = mixp_full(c, MIXP_F32, 0, NULL, 3);        /* few pixels lie inside */
+    x = shaped(s, x, UNET_PIXELS, 1, 0, 0);
+    return mixp_loss_apply(c, MIXP_OP_BCE_WITH_LOGITS, x, floats(s, m->inside, UNET_PIXELS, 1, 0), &few);
 }

@@ -267,6 +267,10 @@ static void is_number(const char *name, const mixp_tensor *y, double want) {
 /* Operators of [0, 3] and [2, 0]. */
 static void test_empty_values(void) {
     const int64_t four[2] = { 4, 3 }, minus[2] = { 3, -1 }, open[2] = { -1, 0 }, up[3] = { 4, 0, 3 }, wide[3] = { 0, 1, 3 };
+    const int64_t one_row[3] = { 1, 4, 3 }, no_keys[3] = { 1, 0, 3 };
+    const int64_t four_dims[4] = { 1, 4, 1, 3 }, no_heads[4] = { 1, 4, 0, 3 };
+    mixp_attention_desc heads;
+    mixp_rope_desc rope;
     const int swap[2] = { 1, 0 };
     const double nan = (double)case_nan(), inf = (double)case_inf;
     mixp_tensor *x, *w, *y, *both[2], *ids = NULL, *no_ids;
@@ -277,6 +281,8 @@ static void test_empty_values(void) {
     mixp_step_begin(case_c);
     x = no_rows(MIXP_F32, 0, 3);
     y = no_rows(MIXP_F32, 2, 0);
+    memset(&heads, 0, sizeof heads);
+    heads.heads = 1;
     no_ids = mixp_input(case_c, MIXP_I32, 1, x->shape, loss_ids);
     is_empty("add", mixp_add(case_c, x, x), 2);
     is_empty("mul", mixp_mul(case_c, x, mixp_full(case_c, MIXP_F32, 0, NULL, 2)), 2);
@@ -324,6 +330,19 @@ static void test_empty_values(void) {
     for (i = 0; i < 6; i++) CHECK_NEAR(got[i], 5, 0);
     got = case_read(mixp_scatter_add(case_c, w, 0, no_rows(MIXP_I32, 0, 3), x), 12);
     for (i = 0; i < 12; i++) CHECK_NEAR(got[i], case_number(i), 0);
+    case_refused(mixp_attention_apply(case_c, mixp_reshape(case_c, w, 3, one_row), mixp_reshape(case_c, x, 3, no_keys),
+                                      mixp_reshape(case_c, x, 3, no_keys), &heads), MIXP_ERR_SHAPE, "attention: ");
+    memset(&rope, 0, sizeof rope);
+    rope.head_dim = 2;
+    is_empty("rope", mixp_rope(case_c, no_rows(MIXP_F32, 0, 4), &rope), 2);
+    is_empty("rope of no heads", mixp_rope(case_c, y, &rope), 2);
+    is_empty("swiglu_packed", mixp_swiglu_packed(case_c, y), 2);
+    is_empty("var of rows", mixp_var(case_c, x, 1, 1, 0), 1);
+    case_refused(mixp_linear_cross_entropy(case_c, w, x, no_rows(MIXP_I32, 4, 1), MIXP_IGNORE, 0), MIXP_ERR_SHAPE,
+                 "linear_cross_entropy");
+    heads.heads = 0;
+    case_refused(mixp_attention_apply(case_c, mixp_reshape(case_c, w, 4, four_dims), mixp_reshape(case_c, x, 4, no_heads),
+                                      mixp_reshape(case_c, x, 4, no_heads), &heads), MIXP_ERR_SHAPE, "attention: ");
     case_refused(mixp_max(case_c, x, MIXP_ALL, 0), MIXP_ERR_SHAPE, "no largest of 0 elements");
     is_empty("reshape to [3, -1]", mixp_reshape(case_c, x, 2, minus), 2);
     case_refused(mixp_reshape(case_c, x, 2, open), MIXP_ERR_SHAPE, "reshape: x [0, 3]");
@@ -364,6 +383,26 @@ static void test_empty_gradients(void) {
         for (i = 0; i < 4; i++) CHECK_NEAR(got[i], i < 2, 0);
         variant_ok();
     }
+}
+
+/* nll is linear in its log-probabilities: its tangent is its value at theirs. */
+static void test_tangent_of_nll(void) {
+    const int64_t rows[1] = { LOSS_ROWS };
+    mixp_loss_desc d;
+    mixp_tensor *x, *ids, *along, *y;
+    memset(&d, 0, sizeof d);
+    case_c = case_context();
+    x = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_x);
+    mixp_step_begin(case_c);
+    ids = mixp_input(case_c, MIXP_I32, 1, rows, loss_ids);
+    along = loss_tensor(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_other);
+    d.weight = loss_tensor(MIXP_F32, 0, LOSS_COLS, loss_classes);
+    y = mixp_jvp(case_c, mixp_loss_apply(case_c, MIXP_OP_NLL, mixp_scale(case_c, x, 2), ids, &d), x, along);
+    CHECK_NEAR(mixp_item(y), 2 * mixp_item(mixp_loss_apply(case_c, MIXP_OP_NLL, along, ids, &d)), 1e-6);
+    d.reduction = MIXP_REDUCE_NONE;
+    y = mixp_jvp(case_c, mixp_loss_apply(case_c, MIXP_OP_NLL, x, ids, &d), x, along);
+    CHECK_NEAR(case_read(y, LOSS_ROWS)[2], -loss_classes[0] * loss_other[2 * LOSS_COLS], 1e-6);
+    variant_ok();
 }
 
 /* Losses of no rows. */
@@ -418,4 +457,5 @@ static void variant_run_cases(void) {
     RUN(test_empty_values);
     RUN(test_empty_gradients);
     RUN(test_empty_losses);
+    RUN(test_tangent_of_nll);
 }
