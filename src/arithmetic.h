@@ -705,14 +705,24 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t
     u->scale_v = 1.0f;
 }
 
-/* The scalars of Adam's update, with the bias corrections of step t. torch divides the rate by bc1
- * and sqrt(v) by sqrt(bc2); apex divides m and v. pow is the device's own and may differ by a unit
- * or two in a double's last place. The roundings to f32 removed that difference in all of 3 million
- * trials. */
-MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
-                                  mixp_step_scalars *u) {
-    double n = (double)(t > 1 ? t : 1);
-    double bc1 = 1.0 - MIXPI_LIBM(pow)(g->beta1, n), bc2 = 1.0 - MIXPI_LIBM(pow)(g->beta2, n);
+/* beta1 and beta2 to the power of a parameter's steps. pow is the device's own and may differ by a
+ * unit or two in a double's last place. The roundings to f32 removed that difference in all of 3
+ * million trials. */
+typedef struct mixpi_beta_powers { double steps, first, second; } mixpi_beta_powers;
+
+MIXPREC_HD mixpi_beta_powers mixpi_beta_powers_of(const mixp_param_group *g, int64_t t) {
+    mixpi_beta_powers b;
+    b.steps = (double)(t > 1 ? t : 1);
+    b.first = MIXPI_LIBM(pow)(g->beta1, b.steps);
+    b.second = MIXPI_LIBM(pow)(g->beta2, b.steps);
+    return b;
+}
+
+/* The scalars of Adam's update, with bias corrections. torch divides the rate by bc1 and sqrt(v) by
+ * sqrt(bc2); apex divides m and v. */
+MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr,
+                                  const mixpi_beta_powers *b, mixp_step_scalars *u) {
+    const double bc1 = 1.0 - b->first, bc2 = 1.0 - b->second;
     u->beta1 = (float)g->beta1;
     u->rest1 = (float)(1.0 - g->beta1);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
@@ -726,49 +736,37 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t 
     }
 }
 
-/* The product of NAdam's momentums of the steps 1 to t. *last: momentum of step t; *next: of step
- * t + 1. A product below 2^-60 no longer counts beside 1. */
+/* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is
+ * beta1 (1 - 0.96^(i momentum_decay) / 2). Their product no longer counts beside 1 below 2^-60. */
 MIXPI_HD_SELDOM
-MIXPREC_HD double mixpi_nadam_product(const mixp_param_group *g, int64_t t, double *last,
-                                      double *next) {
+MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr,
+                                   const mixpi_beta_powers *b, mixp_step_scalars *u) {
     const double each = MIXPI_LIBM(pow)(0.96, g->momentum_decay);
-    double power = each, product = 1.0;
-    int64_t i;
-    for (i = 0; i < t && product > 8.7e-19; i++, power *= each)
+    const double newest = MIXPI_LIBM(pow)(0.96, b->steps * g->momentum_decay);
+    const double last = g->beta1 * (1.0 - 0.5 * newest);
+    const double next = g->beta1 * (1.0 - 0.5 * (newest * each));
+    double power = each, product = 1.0, left = b->steps;
+    for (; left > 0.0 && product > 8.7e-19; left -= 1.0, power *= each)
         product *= g->beta1 * (1.0 - 0.5 * power);
-    *last = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, (double)t * g->momentum_decay));
-    *next = g->beta1 * (1.0 - 0.5 * MIXPI_LIBM(pow)(0.96, ((double)t + 1.0) * g->momentum_decay));
-    return product;
-}
-
-/* NAdam's scalars: the numerator is scale_g g + scale_m m, the denominator Adam's. */
-MIXPI_HD_SELDOM
-MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr, int64_t t,
-                                   mixp_step_scalars *u) {
-    double last, next;
-    const double product = mixpi_nadam_product(g, t > 1 ? t : 1, &last, &next);
-    mixpi_update_adam(g, lr, t, u);
     u->rate = (float)lr;
     u->scale_g = (float)((1.0 - last) / (1.0 - product));
     u->scale_m = (float)(next / mixpi_fma(-product, next, 1.0));
 }
 
-/* RAdam's scalars, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate
- * and Beyond", 2020). While v has too few values, the denominator is 1. */
+/* RAdam's part, for Adam's update (Liu et al., "On the Variance of the Adaptive Learning Rate and
+ * Beyond", 2020). While v has too few values, the denominator is 1. */
 MIXPI_HD_SELDOM
-MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr, int64_t t,
-                                   mixp_step_scalars *u) {
-    const double n = (double)(t > 1 ? t : 1), power = MIXPI_LIBM(pow)(g->beta2, n);
+MIXPREC_HD void mixpi_update_radam(const mixp_param_group *g, double lr,
+                                   const mixpi_beta_powers *b, mixp_step_scalars *u) {
+    const double bc1 = 1.0 - b->first, bc2 = 1.0 - b->second;
     const double most = 2.0 / (1.0 - g->beta2) - 1.0;
-    const double length = most - 2.0 * n * power / (1.0 - power);
+    const double length = most - 2.0 * b->steps * b->second / bc2;
     double rest;
-    mixpi_update_adam(g, lr, t, u);
     u->scale_v = length > 5.0 ? 1.0f : 0.0f;
     if (length <= 5.0) u->eps = 1.0f;
     if (length <= 5.0) return;
     rest = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
-    u->rate = (float)(lr / (1.0 - MIXPI_LIBM(pow)(g->beta1, n)) *
-                      MIXPI_LIBM(sqrt)(rest * (1.0 - power)));
+    u->rate = (float)(lr / bc1 * MIXPI_LIBM(sqrt)(rest * bc2));
 }
 
 /* The scalars of RMSprop, Lion and Muon, which have no bias correction: all come from the group. */
@@ -808,21 +806,27 @@ MIXPREC_HD void mixpi_update_decay(const mixp_step_plan *plan, const mixp_param_
     u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
 }
 
+/* The scalars of Adam and its relatives. */
+MIXPREC_HD void mixpi_update_corrected(mixp_optimizer_kind kind, const mixp_param_group *g,
+                                       double lr, int64_t t, mixp_step_scalars *u) {
+    const mixpi_beta_powers b = mixpi_beta_powers_of(g, t);
+    mixpi_update_adam(g, lr, &b, u);
+    if (kind == MIXP_OPTIMIZER_NADAM) mixpi_update_nadam(g, lr, &b, u);
+    if (kind == MIXP_OPTIMIZER_RADAM) mixpi_update_radam(g, lr, &b, u);
+}
+
 /* The scalars that one kind has. */
 MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_of(mixp_optimizer_kind kind, const mixp_param_group *g, double lr,
                                 int64_t t, mixp_step_scalars *u) {
     switch (kind) {
     case MIXP_OPTIMIZER_ADAM:
-    case MIXP_OPTIMIZER_ADAMW: mixpi_update_adam(g, lr, t, u); break;
+    case MIXP_OPTIMIZER_ADAMW:
+    case MIXP_OPTIMIZER_ADAMAX:
+    case MIXP_OPTIMIZER_NADAM:
+    case MIXP_OPTIMIZER_RADAM: mixpi_update_corrected(kind, g, lr, t, u); break;
     case MIXP_OPTIMIZER_SGD: mixpi_update_sgd(g, lr, t, u); break;
     case MIXP_OPTIMIZER_ADAGRAD: mixpi_update_adagrad(g, lr, t, u); break;
-    case MIXP_OPTIMIZER_ADAMAX: /* its v needs no correction */
-        mixpi_update_adam(g, lr, t, u);
-        u->scale_v = 1.0f;
-        break;
-    case MIXP_OPTIMIZER_NADAM: mixpi_update_nadam(g, lr, t, u); break;
-    case MIXP_OPTIMIZER_RADAM: mixpi_update_radam(g, lr, t, u); break;
     default: mixpi_update_plain(kind, g, lr, u); break;
     }
 }
