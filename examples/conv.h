@@ -1246,9 +1246,9 @@ CONV_API mixp_tensor *adaptive_max_pool(mixp_context *ctx, mixp_tensor *x, const
 }
 
 /* x[b, channels, ...] at `indices` (i32, in its channel, as max_pool gives them) of an image with size[i] values along
- * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with one index, which max_pool gives
- * where windows overlap, are equal: their mean is taken, and they share its gradient. MIXP_ERR_SHAPE: indices of another
- * shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
+ * dimension i, zeros elsewhere: torch.nn.functional.max_unpool1d, 2d and 3d. Values with one index, which max_pool
+ * gives where windows overlap, are equal: their mean is taken, and they share its gradient. MIXP_ERR_SHAPE: indices of
+ * another shape than x; MIXP_ERR_ARGUMENT: an index beyond the image. */
 CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor *indices, const int64_t *size) {
     int64_t      flat[2], whole[2], places[3];
     mixp_tensor *y, *count = NULL;
@@ -1525,8 +1525,8 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
 /* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
  * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
  * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE:
- * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch. A batch of
- * none leaves `keep` as it is.
+ * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch. A batch
+ * of none leaves `keep` as it is.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as

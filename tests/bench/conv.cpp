@@ -4,6 +4,7 @@
 #include "mixprec.h"
 #include "../../examples/conv.h"
 #include <chrono>
+#include <ctime>
 
 struct layer {
     mixp_context *ctx;
@@ -44,6 +45,43 @@ double layer_steps(layer *l, int count) {
     auto start = clock::now();
     for (int i = 0; i < count; i++) step(l);
     return std::chrono::duration<double>(clock::now() - start).count() / count;
+}
+
+// Runs a loop's tasks one after another, and adds up what two threads would save: each task goes to the thread that is
+// done first.
+static double saved;
+static double busy() {          // seconds of the processor for this thread
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+static void in_turn(void *, int64_t tasks, mixp_task task, void *arg) {
+    double thread[2] = { 0, 0 };
+    for (int64_t i = 0; i < tasks; i++) {
+        double start = busy();
+        task(arg, i, 0);
+        thread[thread[1] < thread[0]] += busy() - start;
+    }
+    saved += thread[0] < thread[1] ? thread[0] : thread[1];
+}
+
+// How many times as fast as one thread two would be, if both had a core and a loop began at no cost. The fastest of
+// `count` steps counts.
+double layer_two_threads(layer *l, int count) {
+    mixp_exec *x = const_cast<mixp_exec *>(mixp_context_exec(l->ctx));
+    auto parallel = x->parallel;
+    double least = 1e9, times = 0;
+    x->parallel = in_turn;
+    for (int i = 0; i < count; i++) {
+        saved = 0;
+        double start = busy();
+        step(l);
+        double seconds = busy() - start;
+        if (seconds < least) times = seconds / (seconds - saved);
+        if (seconds < least) least = seconds;
+    }
+    x->parallel = parallel;
+    return times;
 }
 
 // The sum of the result, to see that both compute the same; NaN on an error.

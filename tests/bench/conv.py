@@ -6,6 +6,9 @@
 Shapes of ResNet-18, batch 8, images of 32 and of 56; 2 threads each. Prints medians of ROUNDS turns, and the median,
 lowest and highest of PyTorch's time over ours. With THREADS 1, time is the processor's, which a busy machine changes
 little: OMP_NUM_THREADS=1 python3 tests/bench/conv.py build/bench/libconv.so 9 1
+
+Each line ends with how many times as fast as one thread two would be by the loops' tasks: what of a step is shared, and
+how evenly. It needs no second core.
 """
 import ctypes
 import statistics
@@ -24,6 +27,8 @@ lib.layer_new.argtypes = [ctypes.c_int] + 4 * [ctypes.c_int64] + [ctypes.c_int] 
 lib.layer_steps.restype = lib.layer_sum.restype = ctypes.c_double
 lib.layer_steps.argtypes = [ctypes.c_void_p, ctypes.c_int]
 lib.layer_sum.argtypes = [ctypes.c_void_p]
+lib.layer_two_threads.restype = ctypes.c_double
+lib.layer_two_threads.argtypes = [ctypes.c_void_p, ctypes.c_int]
 torch.set_num_threads(threads)
 random = numpy.random.default_rng(1)
 all_ratios = []
@@ -53,7 +58,10 @@ for size, channels in ((32, ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1
         pairs = [(mine(), theirs()) for _ in range(rounds)]
         ratios = sorted(b / a for a, b in pairs)
         all_ratios.append(statistics.median(ratios))
-        print("%2d x %2d, %3d to %3d, stride %d: mixprec %7.2f ms, PyTorch %7.2f ms; PyTorch / mixprec %.2f (%.2f to %.2f)"
+        shared = lib.layer_new(2, 8, into, out, size, stride, x.ctypes.data, w.ctypes.data)
+        print("%2d x %2d, %3d to %3d, stride %d: mixprec %7.2f ms, PyTorch %7.2f ms; PyTorch / mixprec %.2f (%.2f to %.2f);"
+              " by tasks 2 threads %.2f"
               % (size, size, into, out, stride, 1e3 * statistics.median(p[0] for p in pairs),
-                 1e3 * statistics.median(p[1] for p in pairs), all_ratios[-1], ratios[0], ratios[-1]))
+                 1e3 * statistics.median(p[1] for p in pairs), all_ratios[-1], ratios[0], ratios[-1],
+                 lib.layer_two_threads(shared, rounds)))
 print("geometric mean of the medians: %.2f" % statistics.geometric_mean(all_ratios))
