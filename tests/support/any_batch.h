@@ -185,6 +185,16 @@ static mixp_tensor *ab_scatter(ab_net *n) {
     return mixp_scatter_add(n->ctx, n->x, -1, twice, mixp_slice(n->ctx, n->y, -1, 0, 2));
 }
 
+static const int ab_turned[3] = { 0, 2, 1 };
+
+/* Adds five rows to four places of each sequence. */
+static mixp_tensor *ab_index_add(ab_net *n) {
+    static const int32_t places[5] = { 3, 70, 3, 0, 41 };
+    const int64_t many = 5;
+    mixp_tensor  *to = mixp_input(n->ctx, MIXP_I32, 1, &many, places);
+    return mixp_index_add(n->ctx, n->x, 1, to, mixp_slice(n->ctx, n->y, 1, 0, many));
+}
+
 static mixp_tensor *ab_joined(ab_net *n, int stack) {
     mixp_tensor *two[2];
     two[0] = n->x;
@@ -202,6 +212,21 @@ static mixp_tensor *ab_second(ab_net *n, int norm) {
 static mixp_tensor *ab_log_p(ab_net *n) {
     mixp_tensor *logits = mixp_linear(n->ctx, n->x, n->table, NULL);
     return mixp_gather(n->ctx, mixp_log_softmax(n->ctx, logits), -1, ab_column(n));
+}
+
+/* The loss of each row, or element. */
+static mixp_tensor *ab_loss(ab_net *n, mixp_op_id loss) {
+    mixp_context  *c = n->ctx;
+    mixp_loss_desc d;
+    const int      rows = loss == MIXP_OP_CROSS_ENTROPY || loss == MIXP_OP_NLL;
+    memset(&d, 0, sizeof d);
+    d.reduction = MIXP_REDUCE_NONE;
+    if (loss == MIXP_OP_LINEAR_CROSS_ENTROPY)
+        return mixp_linear_cross_entropy_apply(c, n->x, n->table, ab_named(n), &d);
+    if (rows) return mixp_loss_apply(c, loss, mixp_log_softmax(c, n->x), ab_named(n), &d);
+    if (loss == MIXP_OP_KL_DIV) return mixp_loss_apply(c, loss, mixp_log_softmax(c, n->x), mixp_softmax(c, n->y), &d);
+    if (loss == MIXP_OP_BCE_WITH_LOGITS) return mixp_loss_apply(c, loss, n->x, mixp_sigmoid(c, n->y), &d);
+    return mixp_loss_apply(c, loss, n->x, n->y, &d);
 }
 
 /* Attention of q = x, k = x, v = y, whose first kv_heads heads count. Tokens before the part are the cache. */
@@ -330,13 +355,38 @@ typedef struct ab_case {
     X(slice, AB_ROW, mixp_slice(c, x, -1, 3, 9)) X(concat, AB_ROW, ab_joined(n, 0))                  \
     X(stack, AB_ROW, ab_joined(n, 1))                                                                \
     X(squared_error, AB_ROW, mixp_mean(c, mixp_square(c, mixp_sub(c, x, y)), -1, 0))                 \
+    X(log2, AB_ROW, mixp_log2(c, ab_positive(n)))                                                    \
+    X(log10, AB_ROW, mixp_log10(c, ab_positive(n)))                                                  \
+    X(acos, AB_ROW, mixp_acos(c, mixp_scale(c, x, 0.4f)))                                            \
+    X(asin, AB_ROW, mixp_asin(c, mixp_scale(c, x, 0.4f)))                                            \
+    X(tan, AB_ROW, mixp_tan(c, x))                                                                   \
+    X(sinh, AB_ROW, mixp_sinh(c, x))                                                                 \
+    X(cosh, AB_ROW, mixp_cosh(c, x))                                                                 \
+    X(erfinv, AB_ROW, mixp_erfinv(c, mixp_scale(c, x, 0.4f)))                                        \
+    X(power, AB_ROW, mixp_power(c, ab_positive(n), y))                                               \
+    X(atan2, AB_ROW, mixp_atan2(c, x, y))                                                            \
+    X(prelu, AB_ROW, mixp_prelu(c, x, mixp_slice(c, n->gain, 0, 0, 1)))                              \
+    X(cumprod, AB_ROW, mixp_cumprod(c, x, -1))                                                       \
+    X(norm_of_order_3, AB_ROW, mixp_norm(c, x, 3.0f, -1, 0))                                         \
+    X(einsum, AB_ROW, mixp_einsum(c, "btc,dc->btd", x, n->square))                                   \
+    X(cross_entropy, AB_ROW, ab_loss(n, MIXP_OP_CROSS_ENTROPY))                                      \
+    X(linear_cross_entropy, AB_ROW, ab_loss(n, MIXP_OP_LINEAR_CROSS_ENTROPY))                        \
+    X(nll, AB_ROW, ab_loss(n, MIXP_OP_NLL))                                                          \
+    X(kl_div, AB_ROW, ab_loss(n, MIXP_OP_KL_DIV))                                                    \
+    X(mse, AB_ROW, ab_loss(n, MIXP_OP_MSE))                                                          \
+    X(l1, AB_ROW, ab_loss(n, MIXP_OP_L1))                                                            \
+    X(smooth_l1, AB_ROW, ab_loss(n, MIXP_OP_SMOOTH_L1))                                              \
+    X(huber, AB_ROW, ab_loss(n, MIXP_OP_HUBER))                                                      \
+    X(bce_with_logits, AB_ROW, ab_loss(n, MIXP_OP_BCE_WITH_LOGITS))                                  \
     X(sum_over_time, AB_SEQUENCE, mixp_sum(c, x, 1, 0))                                              \
     X(mean_over_time, AB_SEQUENCE, mixp_mean(c, x, 1, 0))                                            \
     X(max_over_time, AB_SEQUENCE, mixp_max(c, x, 1, 0))                                              \
     X(var_over_time, AB_SEQUENCE, mixp_var(c, x, 1, 1, 0))                                           \
     X(logsumexp_over_time, AB_SEQUENCE, mixp_logsumexp(c, x, 1, 0))                                  \
     X(cumsum_over_time, AB_PREFIX, mixp_cumsum(c, x, 1))                                             \
-    X(permute, AB_SEQUENCE, mixp_transpose(c, x, 1, 2))                                              \
+    X(permute, AB_SEQUENCE, mixp_permute(c, x, 3, ab_turned))                                        \
+    X(transpose, AB_SEQUENCE, mixp_transpose(c, x, 1, 2))                                            \
+    X(index_add, AB_SEQUENCE, ab_index_add(n))                                                       \
     X(attention, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 0, 0))                                 \
     X(attention_masked, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 1, 0))                          \
     X(attention_padded, AB_SEQUENCE, ab_attend(n, AB_HEADS, 0, 0.0f, 0, 1))                          \
