@@ -263,19 +263,19 @@ static void train(void) {
     int64_t batch = (int64_t)opt.batch, steps = (int64_t)opt.steps, tokens = 0,
             every = steps / 20 ? steps / 20 : 1;
     int32_t      *x = (int32_t *)malloc(2 * sizeof *x * (size_t)(batch * (int64_t)opt.block));
-    double        began = seconds_now(), sum = 0, seconds;
+    double        began = seconds_now(), sum = 0, summed = 0, seconds;
     struct rusage use;
     if (!x) die(1, "out of memory for a batch");
     for (int64_t step = 0; step < steps; step++) {
         int32_t *y = x + batch * (int64_t)opt.block;
         int64_t  t = fill_rows(step, batch, (uint64_t)opt.seed, x, y);
         sum += train_step(x, y, batch, t);
+        summed++;
         tokens += batch * t;
         if (step && (step + 1) % every && step + 1 < steps) continue;
-        printf("step %5lld  loss %.6f\n", (long long)step + 1,
-               sum / (double)(step ? (step % every) + 1 : 1));
+        printf("step %5lld  loss %.6f\n", (long long)step + 1, sum / summed);
         fflush(stdout);
-        sum = 0;
+        sum = summed = 0;
     }
     seconds = seconds_now() - began;
     getrusage(RUSAGE_SELF, &use);

@@ -26,7 +26,7 @@ $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/support/ledger.h $(BUILD)/
 # Benches are built to check that they still compile with the header.
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so $(BUILD)/bench/libsmall.so $(BUILD)/bench/libconv.so)
 
-.PHONY: bench bench-small bench-conv bench-kernels bench-cuda ledger
+.PHONY: bench bench-small bench-conv bench-llama bench-kernels bench-cuda ledger
 
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
@@ -36,6 +36,10 @@ bench-small: $(BUILD)/bench/libsmall.so   ## a small network's step beside PyTor
 
 bench-conv: $(BUILD)/bench/libconv.so   ## conv2d of examples/conv.h beside PyTorch's, turn by turn
 	$(Q)$(PYTHON) tests/bench/conv.py $(BUILD)/bench/libconv.so
+
+bench-llama: $(BUILD)/llama   ## a step of examples/llama.c beside transformers', turn by turn (needs torch and peft)
+	$(Q)mkdir -p $(BUILD)/bench && $(PYTHON) tests/support/llama_models.py smollm2 $(BUILD)/bench/smollm2 docs/guide.md
+	$(Q)$(PYTHON) tests/bench/llama.py $(BUILD)/llama $(BUILD)/bench/smollm2 3 1
 
 bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers (takes minutes)
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done

@@ -404,6 +404,8 @@ static void whole_models_are_saved(void) {
     loss = printed[1];
     CHECK_INT(run_apart(llama_main, "llama @/two --data @/text --steps 1 --lr 0" QUIET), 0);
     CHECK(printed[1] == loss);
+    CHECK_INT(run_apart(llama_main, "llama @ --data @/text --steps 50 --batch 1 --lr 0" QUIET), 0);
+    for (int i = 1; i < 26; i++) CHECK(printed[2 * i + 1] == printed[1]); /* means of equal losses */
     CHECK_INT(
         run_apart(llama_main, "llama @ --data @/text --steps 3 --dtype fp16 --sample 2 --lora 2"),
         0);
