@@ -43,6 +43,8 @@ struct Sub { template <class T> T operator()(T x, T y) const { return (T)(wide(x
 struct Mul { template <class T> T operator()(T x, T y) const { return (T)(wide(x) * wide(y)); }
              float operator()(float x, float y) const { return canonical(x * y); }
              double operator()(double x, double y) const { return canonical(x * y); } };
+struct MulFlushed { float operator()(float x, float y) const
+                    { return canonical(flushed(flushed(x) * flushed(y))); } };
 struct Mad { template <class T> T operator()(T x, T y, T z) const
              { return (T)(wide(x) * wide(y) + wide(z)); } };
 struct Fma { template <class T> T operator()(T x, T y, T z) const
@@ -301,6 +303,7 @@ inline void add_functions(Opcodes &t) {
     t["rcp.rn.f64"] = unary<double, Rcp>;
     t["cvt.rn.f16x2.f32"] = convert_pair<half_code>;
     t["cvt.rn.bf16x2.f32"] = convert_pair<bf16_code>;
+    t["mul.ftz.f32"] = binary<float, MulFlushed>;
     t["ex2.approx.ftz.f32"] = unary<float, Ex2Approx>;
     t["ex2.approx.f32"] = unary<float, Ex2ApproxFull>;
     t["rcp.approx.ftz.f32"] = unary<float, RcpApprox>;

@@ -161,7 +161,7 @@ plant 'div.rn by way of an approximate reciprocal' 80 cuda_optimizers adamw upda
 plant 'max for min' 80 cuda_rows softmax softmax_rowsILi32E 'max[.]f32' all 's/max/min/'
 plant 'a sign left out' 80 $heads $forward 'neg[.]f32' all 's/neg/mov/'
 plant 'copysign left out' 80 cuda test_unary map_dense 'copysign' all 's/copysign[.]f32([^,]*), ([^,]*), ([^;]*);/mov.f32 \1, \3;/'
-plant 'the other choice' 80 cuda_rows kept_rows norm_kept_rows 'selp[.]f32' all 's/, ([^,]*), ([^,]*), ([^,]*);/, \2, \1, \3;/'
+plant 'the other choice' 80 $heads $forward 'selp[.]f32' all 's/, ([^,]*), ([^,]*), ([^,]*);/, \2, \1, \3;/'
 plant 'bf16 widened by 15 bits' 80 cuda test_dropout dropout_dense 'shl[.]b32.*, 16;' all 's/, 16;/, 15;/'
 plant 'a random number with or for xor' 80 cuda test_dropout dropout_dense 'xor[.]b64' 1 's/xor/or/'
 plant 'the square of a norm' 80 cuda_optimizers gather_prepares gather_chunks 'sqrt[.]rn[.]f64' all 's/sqrt[.]rn/mov/'
