@@ -508,7 +508,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         cudaError_t e = cudaEventSynchronize(s->sent[i]);
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
-            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice, s->stream);
+            e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyDefault, s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
         r = checked(s, e, "upload");
@@ -661,7 +661,7 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
     r = check_stream(k.state, "download");
     if (r == MIXP_OK)
         r = k.launched("download",
-                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, k.stream));
+                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
@@ -689,8 +689,8 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     r = check_stream(s, "post");
     if (r == MIXP_OK) r = post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDeviceToHost,
-                                               k.stream));
+        r = k.launched("post",
+                       cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
 }
 

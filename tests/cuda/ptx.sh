@@ -64,6 +64,9 @@ case " $archs " in *' 80 '*)
     export PTX_ROUGH=1
     for name in cuda cuda_rows cuda_attention cuda_functions; do program 80 test_$name ', rough'; done
     unset PTX_ROUGH
+    export PTX_MANAGED=0 MIXPREC_TEST_ONLY=transfers
+    program 80 test_cuda ', in mapped memory'
+    unset PTX_MANAGED MIXPREC_TEST_ONLY
     for order in reversed permuted; do
         export PTX_SCHEDULE=$order
         for name in cuda_rows cuda_optimizers cuda_attention; do program 80 test_$name ", $order"; done
