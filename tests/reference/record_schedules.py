@@ -1,12 +1,12 @@
 """Records PyTorch's learning rates for test_schedules.c: python3 record_schedules.py > schedules.h
 
-Rates of steps 0 to 9, and of each fifth step after them, of 200 (schedule_cases.py).
+Rates of 200 steps (schedule_cases.py): of steps 0 to 9, 81 and 199, and of each fifth step, which the milestones are.
 SPDX-License-Identifier: MIT OR Unlicense"""
 from generate import array, header, number
 from schedule_cases import CASES, FIELDS, LR, NUMBERS, rates
 
 STEPS = 200
-SHOWN = list(range(10)) + list(range(14, STEPS, 5))
+SHOWN = list(range(10)) + list(range(10, STEPS, 5)) + [81, 199]
 
 
 def main():
@@ -27,8 +27,7 @@ def main():
     print("};")
     array("int", "schedule_shown", SHOWN)
     print("/* [case][step shown] */")
-    array("double", "schedule_rates", [r for c in CASES for i, r in enumerate(rates(c[3], STEPS))
-                                       if i in SHOWN], 17)
+    array("double", "schedule_rates", [t[i] for c in CASES for t in [rates(c[3], STEPS)] for i in SHOWN], 17)
     print("#endif")
 
 
