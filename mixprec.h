@@ -16296,7 +16296,7 @@ static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
     return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
 }
 
-static void mixpi_host_put(mixp_context *ctx, void *p) {
+static void mixpi_host_free(mixp_context *ctx, void *p) {
     ctx->exec.host.release(p, ctx->exec.host.user);
 }
 
@@ -16307,15 +16307,15 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
 }
 
 /* Reports every failure of the device, in whichever call it appears. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_result r) {
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
+/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was `told`:
  * on_error must hear of a failure once, even if it cleared the error. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r) {
-    return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r);
+static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
+                                            mixp_result r) {
+    return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);
 }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
@@ -16374,7 +16374,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     /* The memory itself: the device's, or what follows the record. */
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
-        mixpi_host_put(ctx, p);
+        mixpi_host_free(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                           "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
                           (double)bytes, (double)ctx->memory.permanent,
@@ -16392,7 +16392,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     for (; p; p = next) {
         next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
-        mixpi_host_put(ctx, p);
+        mixpi_host_free(ctx, p);
     }
 }
 
@@ -16408,7 +16408,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, d
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
     mixp_convert_args k;
@@ -16416,7 +16416,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 /* Bytes of t's data. */
@@ -16562,7 +16562,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 }
 
 /* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
+static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return; /* no harm: the buffer is not reused */
     f->data = data;
@@ -16862,7 +16862,7 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
 /* Copies with a function of the device; NULL: device memory is host memory. */
 static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
                                  size_t bytes) {
-    if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
+    if (by) return mixpi_note_failure(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }
@@ -17311,7 +17311,7 @@ static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
     const int n = k->n_parts;
     mixp_result r;
     if (!n) return MIXP_OK;
-    r = kernels->restore ? mixpi_noted(ctx, "restore", kernels->restore(&ctx->exec, k))
+    r = kernels->restore ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
                          : mixpi_restore_by_hand(ctx, k);
     k->n_parts = 0;
     return r;
@@ -17406,7 +17406,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
         ctx->products.epilogues = mixpi_epilogues_of(ctx, d);
         return ctx;
     }
-    mixpi_host_put(ctx, ctx);
+    mixpi_host_free(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
              : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
              : r == MIXP_ERR_FORMAT
@@ -17445,7 +17445,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     for (g = ctx->capture.graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
 #if MIXPI_POOL
     mixpi_pool_stop(ctx->pool);
-    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+    if (ctx->pool) mixpi_host_free(ctx, ctx->pool);
 #endif
     mixpi_piece_free(ctx, ctx->memory.host.first);
     mixpi_piece_free(ctx, ctx->memory.dev.first);
@@ -17453,7 +17453,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_piece_free(ctx, ctx->memory.scratch);
     mixpi_piece_free(ctx, ctx->memory.pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
-    mixpi_host_put(ctx, ctx);
+    mixpi_host_free(ctx, ctx);
 }
 
 /* Fails during a capture, for calls that a graph must not repeat. */
@@ -17478,7 +17478,8 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    mixp_result r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r =
+        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -17525,7 +17526,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+    if (!g || mixpi_note_failure(ctx, "mixp_capture_end", r) != MIXP_OK) {
         if (g) mixpi_owned_free(ctx, g);
         return NULL;
     }
@@ -17568,8 +17569,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_noted(ctx, "mixp_replay",
-                    ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+    r = mixpi_note_failure(ctx, "mixp_replay",
+                           ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
     return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
@@ -17577,7 +17578,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
  * memory. */
 static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
-    return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
+    return ctx->device->wait ? mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec))
+                             : MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
@@ -17847,7 +17849,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
                                  (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
                                  (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
                                  k->trans_b ? ", b transposed" : "");
-    return mixpi_noted(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
+    return mixpi_note_failure(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
@@ -18608,7 +18610,7 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
 }
 
 /* Notes the recipe of delayed scaling of a region that may train. */
-static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *region) {
+static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
     const mixp_recipe *r = region->cast.recipe;
     if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
@@ -18618,7 +18620,7 @@ static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *reg
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
  * from the region, because the other ranks may have met one. */
-static void mixpi_regions_trained(const mixp_context *ctx) {
+static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
     if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
@@ -18650,7 +18652,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
-        mixpi_region_opened(ctx, region);
+        mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
@@ -19385,9 +19387,9 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     r = mixpi_watcher_stored(e, in);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
 
     /* Record it, if a gradient will flow back. */
     const int grad = mixpi_note_inputs(e, in);
@@ -19840,10 +19842,10 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     k.x = mixpi_tensor_in(g);
     k.low = MIXP_F16;
     k.row = row;
-    r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
-    mixpi_arena_give(ctx, a, row, sizeof *row);
+    mixpi_arena_free(ctx, a, row, sizeof *row);
     return r;
 }
 
@@ -19918,7 +19920,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
-    if (g->data) mixpi_arena_give(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
+    if (g->data) mixpi_arena_free(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
     g->data = NULL;
     return r;
 }
@@ -19963,7 +19965,7 @@ static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
-    mixpi_arena_give(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
+    mixpi_arena_free(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
 }
 
@@ -20188,7 +20190,7 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walk.running = 1;
     mixpi_unscaled_begin(ctx);
-    mixpi_regions_trained(ctx);
+    mixpi_regions_lend_recipe(ctx);
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
@@ -20392,7 +20394,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     for (i = 0; i < n_inputs && r == MIXP_OK; i++)
         r = mixpi_check_input_gradient(ctx, fn, user, inputs[i], eps, memory, worst);
 
-    mixpi_host_put(ctx, memory);
+    mixpi_host_free(ctx, memory);
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 
@@ -20463,7 +20465,7 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
 /* The same outside of operators, with a report: the tape reports failures of operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
-    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {
@@ -20882,7 +20884,7 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
         k.limits[i] =
             (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
     if (ctx->device->kernels->turn)
-        return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
+        return mixpi_note_failure(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
     for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
     return MIXP_OK;
 }
@@ -20927,7 +20929,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
-        if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
+        if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
     return r;
@@ -20995,7 +20997,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     table = (double *)mixpi_host_take(ctx, bytes + own);
     if (!table) return mixpi_out_of_memory(ctx, bytes + own);
     r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -21287,7 +21289,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
 }
 
 static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
-    if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+    if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 /* Transforms k->x in place of itself, into an array of the arena. */
@@ -21596,7 +21598,7 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
 }
 
 /* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
-static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
+static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     mixpi_casting *casting = c->ctx->casting;
     const char *why;
@@ -21703,7 +21705,7 @@ static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
         const int cast = mixpi_is_cast(maker->call.op);
         maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
         freed->own.spent = 1;
-        mixpi_arena_give(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
+        mixpi_arena_free(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
     }
 }
 /* --- linear and matmul: one product ----------------------------------------------------- */
@@ -21887,7 +21889,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
 
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
-    const int coded = mixpi_coded_wanted(c, &p->quantise);
+    const int coded = mixpi_wants_codes(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
@@ -21978,7 +21980,7 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     }
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -22029,7 +22031,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -22302,7 +22304,7 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
     r = mixpi_mlp_walk(c, &down, dz);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }
 
@@ -23369,7 +23371,7 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;
     term->own.spent = 1;
-    mixpi_arena_give(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
+    mixpi_arena_free(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
@@ -23563,7 +23565,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -24013,7 +24015,7 @@ static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h, mix
 }
 
 static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
-    if (t) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
+    if (t) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
@@ -25045,7 +25047,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     if (!mask ||
         mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
         return NULL;
-    mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+    mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }
@@ -25087,7 +25089,7 @@ static float *mixpi_scan_room(mixp_call *c, int64_t n) {
     return (float *)mixpi_arena_take(c->ctx, &c->ctx->memory.dev, (size_t)n * sizeof(float));
 }
 static void mixpi_scan_give(mixp_call *c, float *room, int64_t n) {
-    if (room) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, room, (size_t)n * sizeof(float));
+    if (room) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, room, (size_t)n * sizeof(float));
 }
 
 /* Rows of the lowest level of prod's tree: n, and ones up to a power of 2. */
@@ -25315,7 +25317,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 0, "id", p->classes, MIXPI_NO_INDEX) : r;
 }
 
@@ -25329,7 +25331,7 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
     if (r == MIXP_OK)
         r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
     return r;
 }
 
@@ -25409,7 +25411,7 @@ static mixp_result mixpi_scatter_forward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -25428,7 +25430,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     k.y = mixpi_tensor_out(picked, 0);
     r = MIXPI_RUN(c, gather, &k);
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
     return r;
 }
 
@@ -27459,7 +27461,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     k.y.data = mixpi_arena_take(ctx, &ctx->memory.dev, mixpi_bytes(loss));
     if (!k.y.data) return MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
-    mixpi_arena_give(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
+    mixpi_arena_free(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
     return r;
 }
 
@@ -28216,8 +28218,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
 }
 
 /* Writes group `index`, which must be below `count`. */
-static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
-                                   const mixp_param_group *group) {
+static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
+                                     const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -28237,7 +28239,7 @@ MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_g
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                           "mixp_optimizer_add_group: the group is NULL; start from "
                           "mixp_optimizer_group(opt, 0, &g)");
-    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
+    if (!opt || !group || mixpi_group_write(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
@@ -28254,7 +28256,7 @@ MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int inde
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
                                                  const mixp_param_group *g) {
-    if (opt && g) return mixpi_group_put(opt, index, opt->plan.n_groups, g);
+    if (opt && g) return mixpi_group_write(opt, index, opt->plan.n_groups, g);
     return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_set_group: the group is NULL; start from "
                              "mixp_optimizer_group(opt, 0, &g)");
@@ -28267,7 +28269,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
     for (int i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
         mixp_param_group g = opt->plan.groups[i];
         g.lr = lr;
-        r = mixpi_group_put(opt, i, opt->plan.n_groups, &g);
+        r = mixpi_group_write(opt, i, opt->plan.n_groups, &g);
     }
     return r;
 }
@@ -28486,7 +28488,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
 }
 
 /* What is averaged: the f32 master weight if there is one, otherwise the weight. */
-static mixp_in mixpi_averaged(const mixp_param_row *row) {
+static mixp_in mixpi_average_of(const mixp_param_row *row) {
     if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
     return mixpi_in(row->weight, row->weight_dtype);
 }
@@ -28502,8 +28504,8 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     memset(&row, 0, sizeof row);
     row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
     row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
-    row.grad_dtype = mixpi_averaged(&of).dtype;
-    row.grad = mixpi_averaged(&of).data == of.master ? of.master : of.weight;
+    row.grad_dtype = mixpi_average_of(&of).dtype;
+    row.grad = mixpi_average_of(&of).data == of.master ? of.master : of.weight;
     row.count = of.count;
     row.active = slot->kept != MIXPI_AWAY && of.count > 0;
     row.rate = (float)(1.0 - decay);
@@ -29235,8 +29237,8 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
 /* Starts the copy of `bytes` of counts to the host. */
 static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
     mixp_context *ctx = opt->ctx;
-    return mixpi_noted(ctx, "mixp_optimizer_sample",
-                       ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
+    return mixpi_note_failure(ctx, "mixp_optimizer_sample",
+                              ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
 }
 
 /* Allocates the counters for all parameters added so far; at a later addition also for those to
@@ -29336,8 +29338,8 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     mixp_result r;
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
     if (ctx->training.tally_of == opt && !opt->tally_recorded)
-        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
-                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+        r = mixpi_note_failure(ctx, "mixp_optimizer_underflow",
+                               ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
     opt->tally_here = r == MIXP_OK;
     return r;
@@ -30438,8 +30440,8 @@ static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t coun
     return p;
 }
 
-static void mixpi_st_release(mixp_context *ctx, void *p) {
-    if (p && ctx) mixpi_host_put(ctx, p);
+static void mixpi_st_free(mixp_context *ctx, void *p) {
+    if (p && ctx) mixpi_host_free(ctx, p);
     else free(p);
 }
 
@@ -30648,7 +30650,7 @@ static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
 }
 
 /* Writes a code point as UTF-8. Returns the end of the written text. */
-static char *mixpi_utf8_put(char *out, uint32_t code) {
+static char *mixpi_utf8_append(char *out, uint32_t code) {
     static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
     int i, n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
     for (i = n - 1; i > 0; i--) {
@@ -30676,7 +30678,7 @@ static char *mixpi_json_escape(mixpi_json *j, char *out) {
         if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
         code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
     }
-    return mixpi_utf8_put(out, code);
+    return mixpi_utf8_append(out, code);
 }
 
 /* Copies the character at the cursor. Returns the end of the written text, or NULL if invalid. */
@@ -31187,11 +31189,11 @@ struct mixp_safetensors {
 
 static void mixpi_st_clear(mixp_safetensors *file) {
     mixp_context *ctx = file->ctx;
-    mixpi_st_release(ctx, file->header);
-    mixpi_st_release(ctx, file->items);
-    mixpi_st_release(ctx, file->names);
-    mixpi_st_release(ctx, file->pairs);
-    mixpi_st_release(ctx, file->data);
+    mixpi_st_free(ctx, file->header);
+    mixpi_st_free(ctx, file->items);
+    mixpi_st_free(ctx, file->names);
+    mixpi_st_free(ctx, file->pairs);
+    mixpi_st_free(ctx, file->data);
     memset(file, 0, sizeof *file);
     file->ctx = ctx;
 }
@@ -31531,7 +31533,7 @@ static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
             mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "a metadata key or value is NULL or not UTF-8");
     }
     mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
-    mixpi_st_release(plan->ctx, pairs);
+    mixpi_st_free(plan->ctx, pairs);
 }
 
 /* Checks an entry and finds its type. */
@@ -31595,14 +31597,14 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
         mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
     }
     mixpi_save_end(&save);
-    mixpi_st_release(plan->ctx, save.buffer);
+    mixpi_st_free(plan->ctx, save.buffer);
 }
 
 static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     if (r->result == MIXP_OK) mixpi_plan_make(r, plan);
     if (r->result == MIXP_OK) mixpi_plan_write(r, plan);
-    mixpi_st_release(plan->ctx, plan->header);
-    mixpi_st_release(plan->ctx, plan->items);
+    mixpi_st_free(plan->ctx, plan->header);
+    mixpi_st_free(plan->ctx, plan->items);
     return r->result;
 }
 
@@ -32116,10 +32118,10 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                               s->items[i].e.name);
 }
 
-static void mixpi_state_release(mixpi_state *s) {
-    mixpi_st_release(s->ctx, s->names);
-    mixpi_st_release(s->ctx, s->items);
-    mixpi_st_release(s->ctx, s->groups);
+static void mixpi_state_free(mixpi_state *s) {
+    mixpi_st_free(s->ctx, s->names);
+    mixpi_st_free(s->ctx, s->items);
+    mixpi_st_free(s->ctx, s->groups);
 }
 /* --- checkpoints: which parameters a group has ------------------------------------------------ *
  *
@@ -32289,7 +32291,7 @@ static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
         mixpi_groups_fill(map + o * MIXP_MAX_GROUPS);
     }
     if (bad >= 0) mixpi_groups_refuse(r, bad, there ? there : "", here);
-    mixpi_st_release(what->ctx, here);
+    mixpi_st_free(what->ctx, here);
     return map;
 }
 /* --- loaded weights that are not finite ------------------------------------------------------- */
@@ -32434,7 +32436,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
     /* Are the names unique? Then the device must finish. */
     mixp_result r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -32545,10 +32548,10 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
 
     mixpi_plan_save(r, &plan);
 
-    mixpi_state_release(&state);
-    mixpi_st_release(what->ctx, pairs);
-    mixpi_st_release(what->ctx, kinds);
-    mixpi_st_release(what->ctx, groups);
+    mixpi_state_free(&state);
+    mixpi_st_free(what->ctx, pairs);
+    mixpi_st_free(what->ctx, kinds);
+    mixpi_st_free(what->ctx, groups);
     mixpi_crew_busy(what->ctx, busy);
 }
 
@@ -32586,7 +32589,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
 
     if (writes) mixpi_checkpoint_write(what, &r, own);
     if (crew) crew->give_back(what, borrowed);
-    mixpi_st_release(what->ctx, own);
+    mixpi_st_free(what->ctx, own);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
     if (!crew && !owned) return r.result;
@@ -33015,7 +33018,7 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
                           "program's '%.60s'; make the same kinds, or load the weights alone with "
                           "mixp_checkpoint_load_weights",
                           i, there, here);
-    mixpi_st_release(what->ctx, here);
+    mixpi_st_free(what->ctx, here);
 }
 
 /* Reads the header and compares it with the program's state. The data is read only if the header
@@ -33062,7 +33065,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     for (int o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++)
         what->optimizers[o]->loaded = 1;
     if (crew) crew->give_back(what, borrowed);
@@ -33232,7 +33235,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
-    mixpi_st_release(s->ctx, converted);
+    mixpi_st_free(s->ctx, converted);
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
@@ -33252,7 +33255,7 @@ static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, cons
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     r = mixpi_check_names(ctx, who);
     if (r != MIXP_OK || !ctx->device->wait) return r;
-    return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    return mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
 }
 
 MIXPI_SELDOM
@@ -33278,7 +33281,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
 
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
@@ -33309,7 +33312,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
 
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
@@ -33474,7 +33477,7 @@ typedef struct mixpi_site {
     int32_t      falls, clean;
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
-    int          pin_told;      /* 1: an event has reported the pin */
+    int          pin_reported;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     double       lost;          /* share of the variation that rounding lost in the newest sample,
                                    on the rank that lost most; 0: not measured */
@@ -33561,7 +33564,7 @@ struct mixpi_watch {
                                    0 = autocast casts nothing */
     mixpi_pin  *pins;
     int         n_pins;
-    int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
+    int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
     int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
@@ -33654,7 +33657,7 @@ static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
         w->pins[i].fits = 1;
         site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
     }
-    if (site->pinned != was) site->pin_told = 0;
+    if (site->pinned != was) site->pin_reported = 0;
 }
 
 /* Does the site's own state make it store f32? */
@@ -33993,7 +33996,7 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     if (!host) mixpi_out_of_memory(ctx, used);
     else r = mixpi_download(ctx, host, old, used);
     if (host && r == MIXP_OK) r = mixpi_upload(ctx, p, host, used);
-    if (host) mixpi_host_put(ctx, host);
+    if (host) mixpi_host_free(ctx, host);
     if (host && r == MIXP_OK) return p;
     mixpi_owned_free(ctx, p);
     return NULL;
@@ -34120,8 +34123,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     if (r == MIXP_OK)
         r = p->shifts ? mixpi_mean_square(ctx, error, n, work, to)
                       : mixpi_variation(ctx, error, rows, cols, work, means, to);
-    if (work) mixpi_arena_give(ctx, &ctx->memory.dev, work, all);
-    if (means) mixpi_arena_give(ctx, &ctx->memory.dev, means, one);
+    if (work) mixpi_arena_free(ctx, &ctx->memory.dev, work, all);
+    if (means) mixpi_arena_free(ctx, &ctx->memory.dev, means, one);
     return r;
 }
 
@@ -34135,7 +34138,7 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixpi_inspe
     if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), p.low, n);
     p.low = mixpi_in(rounded, low);
     if (r == MIXP_OK) r = mixpi_inspect_pair(ctx, number, &p);
-    if (rounded) mixpi_arena_give(ctx, &ctx->memory.dev, rounded, bytes);
+    if (rounded) mixpi_arena_free(ctx, &ctx->memory.dev, rounded, bytes);
     return r;
 }
 
@@ -34210,7 +34213,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
     for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
-            mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
+            mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
         c->in[i] = read[i];
     }
 }
@@ -34231,7 +34234,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     if (r == MIXP_OK)
         r = how == MIXPI_NARROWED ? mixpi_inspect(ctx, e->site, out, other, 1)
                                   : mixpi_inspect(ctx, e->site, other, out, how == MIXPI_WIDENED);
-    if (other) mixpi_arena_give(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
+    if (other) mixpi_arena_free(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
     return r;
 }
 
@@ -34284,7 +34287,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = is_grad ? &ctx->watch->rows[total] : NULL;
-    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
 /* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */
@@ -34638,7 +34641,7 @@ static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int 
     mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
     r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
     if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -34670,7 +34673,7 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
     for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -34791,7 +34794,7 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
         s.end = n - s.first < most ? n : s.first + most;
         r = mixpi_share_some(ctx, &s, table);
     }
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -34806,7 +34809,7 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
-    if (list) mixpi_host_put(ctx, list);
+    if (list) mixpi_host_free(ctx, list);
     if (r != MIXP_OK) return r;
     *origin = h.origin;
     *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;
@@ -35125,7 +35128,7 @@ static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mix
 }
 
 /* Is the array all zeros while its neighbour has tiny numbers? Then all values were flushed. */
-static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+static int mixpi_has_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
     if (!mixpi_is_low(low)) return 0;
     return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
            mixpi_is_small(neighbour, low);
@@ -35154,7 +35157,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    if (r == MIXP_OK)
+        r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -35185,10 +35189,11 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
-                                         mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
-        const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
-                                        mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+        const int value =
+            mixpi_has_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
+                               mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
+                                            mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
@@ -35673,13 +35678,13 @@ static void mixpi_settle_events(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     for (int n = 1; n <= w->n_sites; n++) {
         mixpi_site *site = mixpi_site_at(ctx, n);
-        if (!site->pinned || site->pin_told) continue;
-        site->pin_told = 1;
+        if (!site->pinned || site->pin_reported) continue;
+        site->pin_reported = 1;
         mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
     }
-    if (w->full && !w->full_told)
+    if (w->full && !w->full_reported)
         mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
-    w->full_told = w->full;
+    w->full_reported = w->full;
 }
 
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
@@ -35746,7 +35751,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
 
     /* The sample that was sent before arrives. */
     if (posted && r == MIXP_OK) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
     if (r != MIXP_OK || !fresh) return r;
@@ -35756,7 +35761,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
     if (d->post) {
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        r = mixpi_note_failure(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
         w->posted = r == MIXP_OK ? fresh : 0;
         return r;
     }
@@ -35918,13 +35923,14 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
 
     /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
     }
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
-    if (r == MIXP_OK) r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK)
+        r = mixpi_note_failure(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
     if (r == MIXP_OK) w->posted_scaler = s;
     return r;
 }
@@ -36024,8 +36030,8 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
 
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
-        r = mixpi_noted(ctx, "guard",
-                        ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
+        r = mixpi_note_failure(
+            ctx, "guard", ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
 
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0; /* an observer's sites may have found no room */
@@ -36520,7 +36526,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
-    w->n_sites = w->full = w->full_told = w->turns = 0;
+    w->n_sites = w->full = w->full_reported = w->turns = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
     w->looked = w->whole = w->settled = w->probed = 0;
@@ -37163,7 +37169,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
     if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
-    mixpi_host_put(ctx, rows);
+    mixpi_host_free(ctx, rows);
     if (r != MIXP_OK) return r;
 
     d->rows = new_rows;
@@ -37233,7 +37239,7 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
         r = mixpi_download(ctx, host, (const char *)t->data + at, n);
         if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
     }
-    mixpi_host_put(ctx, host);
+    mixpi_host_free(ctx, host);
     return r;
 }
 
@@ -37444,7 +37450,7 @@ static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_tables_compare(ctx, all, n, what, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -37456,7 +37462,7 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
     for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
     r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return r;
 }
 
@@ -37468,7 +37474,7 @@ static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_start_settings(ctx, d, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -37489,7 +37495,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -37528,7 +37534,7 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
         if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
         else d->leaves[from + i].tensor->own.ranks.leaf = 0;
     }
-    mixpi_host_put(ctx, met);
+    mixpi_host_free(ctx, met);
     return r;
 }
 
@@ -37570,7 +37576,7 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);
     for (int64_t i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
-    mixpi_host_put(ctx, due);
+    mixpi_host_free(ctx, due);
     return r;
 }
 /* --- buckets that arrive; buffers of divided gradients --- */
@@ -37592,7 +37598,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
     b->flying = 0;
     b->landed = 1;
-    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
+    return mixpi_note_failure_since(ctx, told, "a mean over ranks", r);
 }
 
 /* May another gradient use w? */
@@ -37857,7 +37863,7 @@ static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
-    if (r != MIXP_OK) return mixpi_noted_since(ctx, told, "a sum over ranks", r);
+    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, told, "a sum over ranks", r);
     return mixpi_bucket_sum(ctx, b);
 }
 
@@ -38493,7 +38499,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
-    mixpi_host_put(ctx, counts);
+    mixpi_host_free(ctx, counts);
     if (r != MIXP_OK) return r;
 
     /* The tables have that many rows. */
@@ -38502,7 +38508,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_buffers_tell(ctx, n, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -38550,7 +38556,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
         if (found)
             r = mixpi_setting_differs(ctx, word, found, table[word],
                                       table[(int64_t)found * MIXPI_SETTINGS + word]);
-        mixpi_host_put(ctx, table);
+        mixpi_host_free(ctx, table);
     }
 
     /* If the ranks cannot be asked, no name. */
@@ -38759,8 +38765,9 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
                             view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_noted(ctx, "the mean of a view",
-                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
+            r = mixpi_note_failure(
+                ctx, "the mean of a view",
+                mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
     return r;
@@ -38872,7 +38879,7 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
     if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -38890,7 +38897,7 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
     mixpi_weights_list(ctx, all);
     r = mixpi_tensors_compare(ctx, all, n, "weight");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return mixpi_crew_stop(ctx, r);
 }
 
@@ -38964,7 +38971,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     k.a_strides[0] = 1;
     k.b = mixpi_in(divisor, MIXP_F32);
     k.y = mixpi_tensor_out(t, 0);
-    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "the mean of a buffer",
+                              ctx->device->kernels->binary(&ctx->exec, &k));
 }
 
 /* The mean over the ranks, summed in f32. */
@@ -39202,7 +39210,7 @@ MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     if (!memory) return;
     for (int o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
-    mixpi_st_release(what->ctx, memory);
+    mixpi_st_free(what->ctx, memory);
 }
 
 MIXPI_SELDOM
@@ -39228,7 +39236,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     table[k->rank] = (double)(int)r;
     mixp_result shared = mixpi_ranks_share(what->ctx, table, 1);
     mixp_result of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
-    mixpi_host_put(what->ctx, table);
+    mixpi_host_free(what->ctx, table);
 
     /* The rank's own failure, then the exchange's, then rank 0's. */
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);

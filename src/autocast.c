@@ -241,7 +241,7 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
 }
 
 /* Notes the recipe of delayed scaling of a region that may train. */
-static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *region) {
+static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
     const mixp_recipe *r = region->cast.recipe;
     if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
@@ -251,7 +251,7 @@ static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *reg
 
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
  * from the region, because the other ranks may have met one. */
-static void mixpi_regions_trained(const mixp_context *ctx) {
+static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
     if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
@@ -283,7 +283,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
-        mixpi_region_opened(ctx, region);
+        mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;

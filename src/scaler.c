@@ -418,7 +418,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     k.y.data = mixpi_arena_take(ctx, &ctx->memory.dev, mixpi_bytes(loss));
     if (!k.y.data) return MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
-    mixpi_arena_give(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
+    mixpi_arena_free(ctx, &ctx->memory.dev, k.y.data, mixpi_bytes(loss));
     return r;
 }
 

@@ -74,7 +74,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
     /* Are the names unique? Then the device must finish. */
     mixp_result r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -185,10 +186,10 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
 
     mixpi_plan_save(r, &plan);
 
-    mixpi_state_release(&state);
-    mixpi_st_release(what->ctx, pairs);
-    mixpi_st_release(what->ctx, kinds);
-    mixpi_st_release(what->ctx, groups);
+    mixpi_state_free(&state);
+    mixpi_st_free(what->ctx, pairs);
+    mixpi_st_free(what->ctx, kinds);
+    mixpi_st_free(what->ctx, groups);
     mixpi_crew_busy(what->ctx, busy);
 }
 
@@ -226,7 +227,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
 
     if (writes) mixpi_checkpoint_write(what, &r, own);
     if (crew) crew->give_back(what, borrowed);
-    mixpi_st_release(what->ctx, own);
+    mixpi_st_free(what->ctx, own);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
     if (!crew && !owned) return r.result;
@@ -655,7 +656,7 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
                           "program's '%.60s'; make the same kinds, or load the weights alone with "
                           "mixp_checkpoint_load_weights",
                           i, there, here);
-    mixpi_st_release(what->ctx, here);
+    mixpi_st_free(what->ctx, here);
 }
 
 /* Reads the header and compares it with the program's state. The data is read only if the header
@@ -702,7 +703,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
 
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     for (int o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++)
         what->optimizers[o]->loaded = 1;
     if (crew) crew->give_back(what, borrowed);

@@ -168,6 +168,6 @@ static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
         mixpi_groups_fill(map + o * MIXP_MAX_GROUPS);
     }
     if (bad >= 0) mixpi_groups_refuse(r, bad, there ? there : "", here);
-    mixpi_st_release(what->ctx, here);
+    mixpi_st_free(what->ctx, here);
     return map;
 }

@@ -491,8 +491,8 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
                               s->items[i].e.name);
 }
 
-static void mixpi_state_release(mixpi_state *s) {
-    mixpi_st_release(s->ctx, s->names);
-    mixpi_st_release(s->ctx, s->items);
-    mixpi_st_release(s->ctx, s->groups);
+static void mixpi_state_free(mixpi_state *s) {
+    mixpi_st_free(s->ctx, s->names);
+    mixpi_st_free(s->ctx, s->items);
+    mixpi_st_free(s->ctx, s->groups);
 }

@@ -18,11 +18,11 @@ struct mixp_safetensors {
 
 static void mixpi_st_clear(mixp_safetensors *file) {
     mixp_context *ctx = file->ctx;
-    mixpi_st_release(ctx, file->header);
-    mixpi_st_release(ctx, file->items);
-    mixpi_st_release(ctx, file->names);
-    mixpi_st_release(ctx, file->pairs);
-    mixpi_st_release(ctx, file->data);
+    mixpi_st_free(ctx, file->header);
+    mixpi_st_free(ctx, file->items);
+    mixpi_st_free(ctx, file->names);
+    mixpi_st_free(ctx, file->pairs);
+    mixpi_st_free(ctx, file->data);
     memset(file, 0, sizeof *file);
     file->ctx = ctx;
 }

@@ -75,8 +75,8 @@ static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t coun
     return p;
 }
 
-static void mixpi_st_release(mixp_context *ctx, void *p) {
-    if (p && ctx) mixpi_host_put(ctx, p);
+static void mixpi_st_free(mixp_context *ctx, void *p) {
+    if (p && ctx) mixpi_host_free(ctx, p);
     else free(p);
 }
 
@@ -285,7 +285,7 @@ static int mixpi_json_hex(mixpi_json *j, uint32_t *u) {
 }
 
 /* Writes a code point as UTF-8. Returns the end of the written text. */
-static char *mixpi_utf8_put(char *out, uint32_t code) {
+static char *mixpi_utf8_append(char *out, uint32_t code) {
     static const unsigned char lead[5] = { 0, 0, 0xC0, 0xE0, 0xF0 };
     int i, n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
     for (i = n - 1; i > 0; i--) {
@@ -313,7 +313,7 @@ static char *mixpi_json_escape(mixpi_json *j, char *out) {
         if (!mixpi_json_need(j, pair, "half a surrogate pair")) return NULL;
         code = 0x10000 + ((code & 0x3FF) << 10) + (low & 0x3FF);
     }
-    return mixpi_utf8_put(out, code);
+    return mixpi_utf8_append(out, code);
 }
 
 /* Copies the character at the cursor. Returns the end of the written text, or NULL if invalid. */

@@ -157,7 +157,7 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     converted = mixpi_weights_convert(s);
     if (r->result == MIXP_OK) mixpi_weights_apply(s);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, file, "mixp_checkpoint_load_weights");
-    mixpi_st_release(s->ctx, converted);
+    mixpi_st_free(s->ctx, converted);
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
@@ -177,7 +177,7 @@ static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, cons
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     r = mixpi_check_names(ctx, who);
     if (r != MIXP_OK || !ctx->device->wait) return r;
-    return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    return mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
 }
 
 MIXPI_SELDOM
@@ -203,7 +203,7 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
 
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
@@ -234,7 +234,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
 
-    mixpi_state_release(&state);
+    mixpi_state_free(&state);
     mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);

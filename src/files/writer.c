@@ -115,7 +115,7 @@ static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
             mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "a metadata key or value is NULL or not UTF-8");
     }
     mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
-    mixpi_st_release(plan->ctx, pairs);
+    mixpi_st_free(plan->ctx, pairs);
 }
 
 /* Checks an entry and finds its type. */
@@ -179,14 +179,14 @@ static void mixpi_plan_write(mixpi_report *r, const mixpi_plan *plan) {
         mixpi_save_put(&save, item->e.data, item->e.bytes, item->on_device);
     }
     mixpi_save_end(&save);
-    mixpi_st_release(plan->ctx, save.buffer);
+    mixpi_st_free(plan->ctx, save.buffer);
 }
 
 static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     if (r->result == MIXP_OK) mixpi_plan_make(r, plan);
     if (r->result == MIXP_OK) mixpi_plan_write(r, plan);
-    mixpi_st_release(plan->ctx, plan->header);
-    mixpi_st_release(plan->ctx, plan->items);
+    mixpi_st_free(plan->ctx, plan->header);
+    mixpi_st_free(plan->ctx, plan->items);
     return r->result;
 }
 

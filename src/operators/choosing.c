@@ -163,7 +163,7 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 

@@ -241,7 +241,7 @@ static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h, mix
 }
 
 static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
-    if (t) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
+    if (t) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,

@@ -221,7 +221,7 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     reader.in = &term;
     if (mixpi_call_readers(&reader, 0) != 1) return;
     term->own.spent = 1;
-    mixpi_arena_give(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
+    mixpi_arena_free(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,

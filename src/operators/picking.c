@@ -86,7 +86,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 0, "id", p->classes, MIXPI_NO_INDEX) : r;
 }
 
@@ -100,7 +100,7 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
     if (r == MIXP_OK)
         r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
     return r;
 }
 
@@ -180,7 +180,7 @@ static mixp_result mixpi_scatter_forward(mixp_call *c) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -199,7 +199,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     k.y = mixpi_tensor_out(picked, 0);
     r = MIXPI_RUN(c, gather, &k);
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
     return r;
 }
 

@@ -182,7 +182,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
 
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
-    const int coded = mixpi_coded_wanted(c, &p->quantise);
+    const int coded = mixpi_wants_codes(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
@@ -273,7 +273,7 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     }
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -324,7 +324,7 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     if (!sums) return MIXP_ERR_MEMORY;
     r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
 }
 
@@ -597,7 +597,7 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
     r = mixpi_mlp_walk(c, &down, dz);
-    mixpi_arena_give(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
+    mixpi_arena_free(c->ctx, &c->ctx->memory.dev, dz->data, mixpi_bytes(dz));
     return r;
 }
 

@@ -94,7 +94,7 @@ MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int
     if (!mask ||
         mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
         return NULL;
-    mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+    mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
     return mask;
 }

@@ -39,7 +39,7 @@ static float *mixpi_scan_room(mixp_call *c, int64_t n) {
     return (float *)mixpi_arena_take(c->ctx, &c->ctx->memory.dev, (size_t)n * sizeof(float));
 }
 static void mixpi_scan_give(mixp_call *c, float *room, int64_t n) {
-    if (room) mixpi_arena_give(c->ctx, &c->ctx->memory.dev, room, (size_t)n * sizeof(float));
+    if (room) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, room, (size_t)n * sizeof(float));
 }
 
 /* Rows of the lowest level of prod's tree: n, and ones up to a power of 2. */

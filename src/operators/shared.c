@@ -10,7 +10,7 @@
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
 /* The same outside of operators, with a report: the tape reports failures of operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
-    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+    mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {

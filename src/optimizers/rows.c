@@ -215,7 +215,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
 }
 
 /* What is averaged: the f32 master weight if there is one, otherwise the weight. */
-static mixp_in mixpi_averaged(const mixp_param_row *row) {
+static mixp_in mixpi_average_of(const mixp_param_row *row) {
     if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
     return mixpi_in(row->weight, row->weight_dtype);
 }
@@ -231,8 +231,8 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     memset(&row, 0, sizeof row);
     row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
     row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
-    row.grad_dtype = mixpi_averaged(&of).dtype;
-    row.grad = mixpi_averaged(&of).data == of.master ? of.master : of.weight;
+    row.grad_dtype = mixpi_average_of(&of).dtype;
+    row.grad = mixpi_average_of(&of).data == of.master ? of.master : of.weight;
     row.count = of.count;
     row.active = slot->kept != MIXPI_AWAY && of.count > 0;
     row.rate = (float)(1.0 - decay);

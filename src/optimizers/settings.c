@@ -449,8 +449,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
 }
 
 /* Writes group `index`, which must be below `count`. */
-static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
-                                   const mixp_param_group *group) {
+static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
+                                     const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -470,7 +470,7 @@ MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_g
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                           "mixp_optimizer_add_group: the group is NULL; start from "
                           "mixp_optimizer_group(opt, 0, &g)");
-    if (!opt || !group || mixpi_group_put(opt, index, index + 1, group) != MIXP_OK) return -1;
+    if (!opt || !group || mixpi_group_write(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
@@ -487,7 +487,7 @@ MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int inde
 
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
                                                  const mixp_param_group *g) {
-    if (opt && g) return mixpi_group_put(opt, index, opt->plan.n_groups, g);
+    if (opt && g) return mixpi_group_write(opt, index, opt->plan.n_groups, g);
     return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
                              "mixp_optimizer_set_group: the group is NULL; start from "
                              "mixp_optimizer_group(opt, 0, &g)");
@@ -500,7 +500,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr) {
     for (int i = 0; r == MIXP_OK && i < opt->plan.n_groups; i++) {
         mixp_param_group g = opt->plan.groups[i];
         g.lr = lr;
-        r = mixpi_group_put(opt, i, opt->plan.n_groups, &g);
+        r = mixpi_group_write(opt, i, opt->plan.n_groups, &g);
     }
     return r;
 }

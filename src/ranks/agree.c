@@ -199,8 +199,9 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
                             view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_noted(ctx, "the mean of a view",
-                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
+            r = mixpi_note_failure(
+                ctx, "the mean of a view",
+                mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
     return r;

@@ -28,7 +28,7 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
         r = mixpi_download(ctx, host, (const char *)t->data + at, n);
         if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
     }
-    mixpi_host_put(ctx, host);
+    mixpi_host_free(ctx, host);
     return r;
 }
 
@@ -239,7 +239,7 @@ static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_tables_compare(ctx, all, n, what, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -251,7 +251,7 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
     for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
     r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return r;
 }
 
@@ -263,7 +263,7 @@ static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_start_settings(ctx, d, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -284,7 +284,7 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -323,7 +323,7 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
         if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
         else d->leaves[from + i].tensor->own.ranks.leaf = 0;
     }
-    mixpi_host_put(ctx, met);
+    mixpi_host_free(ctx, met);
     return r;
 }
 
@@ -365,6 +365,6 @@ static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     for (int64_t i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
     r = mixpi_bits_join(ctx, due, d->n_buckets);
     for (int64_t i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
-    mixpi_host_put(ctx, due);
+    mixpi_host_free(ctx, due);
     return r;
 }

@@ -209,7 +209,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
     if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
-    mixpi_host_put(ctx, rows);
+    mixpi_host_free(ctx, rows);
     if (r != MIXP_OK) return r;
 
     d->rows = new_rows;

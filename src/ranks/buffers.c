@@ -22,7 +22,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     k.a_strides[0] = 1;
     k.b = mixpi_in(divisor, MIXP_F32);
     k.y = mixpi_tensor_out(t, 0);
-    return mixpi_noted(ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "the mean of a buffer",
+                              ctx->device->kernels->binary(&ctx->exec, &k));
 }
 
 /* The mean over the ranks, summed in f32. */

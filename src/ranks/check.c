@@ -59,7 +59,7 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
     if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -77,7 +77,7 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
     mixpi_weights_list(ctx, all);
     r = mixpi_tensors_compare(ctx, all, n, "weight");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return mixpi_crew_stop(ctx, r);
 }
 

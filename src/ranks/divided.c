@@ -19,7 +19,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
     b->flying = 0;
     b->landed = 1;
-    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
+    return mixpi_note_failure_since(ctx, told, "a mean over ranks", r);
 }
 
 /* May another gradient use w? */

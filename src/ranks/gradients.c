@@ -173,7 +173,7 @@ static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
-    if (r != MIXP_OK) return mixpi_noted_since(ctx, told, "a sum over ranks", r);
+    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, told, "a sum over ranks", r);
     return mixpi_bucket_sum(ctx, b);
 }
 

@@ -262,7 +262,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
-    mixpi_host_put(ctx, counts);
+    mixpi_host_free(ctx, counts);
     if (r != MIXP_OK) return r;
 
     /* The tables have that many rows. */
@@ -271,7 +271,7 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     r = mixpi_buffers_tell(ctx, n, table);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -319,7 +319,7 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
         if (found)
             r = mixpi_setting_differs(ctx, word, found, table[word],
                                       table[(int64_t)found * MIXPI_SETTINGS + word]);
-        mixpi_host_put(ctx, table);
+        mixpi_host_free(ctx, table);
     }
 
     /* If the ranks cannot be asked, no name. */

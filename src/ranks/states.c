@@ -166,7 +166,7 @@ MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     if (!memory) return;
     for (int o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
-    mixpi_st_release(what->ctx, memory);
+    mixpi_st_free(what->ctx, memory);
 }
 
 MIXPI_SELDOM
@@ -192,7 +192,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     table[k->rank] = (double)(int)r;
     mixp_result shared = mixpi_ranks_share(what->ctx, table, 1);
     mixp_result of_0 = (mixp_result)(int)mixpi_whole_of(table[0]);
-    mixpi_host_put(what->ctx, table);
+    mixpi_host_free(what->ctx, table);
 
     /* The rank's own failure, then the exchange's, then rank 0's. */
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);

@@ -49,7 +49,7 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
 }
 
 /* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
-static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
+static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     mixpi_casting *casting = c->ctx->casting;
     const char *why;
@@ -156,6 +156,6 @@ static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
         const int cast = mixpi_is_cast(maker->call.op);
         maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
         freed->own.spent = 1;
-        mixpi_arena_give(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
+        mixpi_arena_free(ctx, &ctx->memory.dev, freed->data, mixpi_bytes(freed));
     }
 }

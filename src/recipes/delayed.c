@@ -118,7 +118,7 @@ static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
         k.limits[i] =
             (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i), -s->recipe.margin);
     if (ctx->device->kernels->turn)
-        return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
+        return mixpi_note_failure(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
     for (int i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
     return MIXP_OK;
 }
@@ -163,7 +163,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
-        if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
+        if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
     return r;
@@ -231,7 +231,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     table = (double *)mixpi_host_take(ctx, bytes + own);
     if (!table) return mixpi_out_of_memory(ctx, bytes + own);
     r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 

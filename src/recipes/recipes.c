@@ -169,7 +169,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
 }
 
 static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
-    if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
+    if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
 /* Transforms k->x in place of itself, into an array of the arena. */

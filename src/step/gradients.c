@@ -10,8 +10,8 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
 /* Starts the copy of `bytes` of counts to the host. */
 static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
     mixp_context *ctx = opt->ctx;
-    return mixpi_noted(ctx, "mixp_optimizer_sample",
-                       ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
+    return mixpi_note_failure(ctx, "mixp_optimizer_sample",
+                              ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
 }
 
 /* Allocates the counters for all parameters added so far; at a later addition also for those to
@@ -111,8 +111,8 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     mixp_result r;
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
     if (ctx->training.tally_of == opt && !opt->tally_recorded)
-        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
-                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+        r = mixpi_note_failure(ctx, "mixp_optimizer_underflow",
+                               ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
     opt->tally_here = r == MIXP_OK;
     return r;

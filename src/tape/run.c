@@ -221,9 +221,9 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     r = mixpi_watcher_stored(e, in);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
 
     /* Record it, if a gradient will flow back. */
     const int grad = mixpi_note_inputs(e, in);

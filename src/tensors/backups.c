@@ -122,7 +122,7 @@ static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
     const int n = k->n_parts;
     mixp_result r;
     if (!n) return MIXP_OK;
-    r = kernels->restore ? mixpi_noted(ctx, "restore", kernels->restore(&ctx->exec, k))
+    r = kernels->restore ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
                          : mixpi_restore_by_hand(ctx, k);
     k->n_parts = 0;
     return r;

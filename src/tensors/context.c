@@ -76,7 +76,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
         ctx->products.epilogues = mixpi_epilogues_of(ctx, d);
         return ctx;
     }
-    mixpi_host_put(ctx, ctx);
+    mixpi_host_free(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
              : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
              : r == MIXP_ERR_FORMAT
@@ -115,7 +115,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     for (g = ctx->capture.graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
 #if MIXPI_POOL
     mixpi_pool_stop(ctx->pool);
-    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+    if (ctx->pool) mixpi_host_free(ctx, ctx->pool);
 #endif
     mixpi_piece_free(ctx, ctx->memory.host.first);
     mixpi_piece_free(ctx, ctx->memory.dev.first);
@@ -123,7 +123,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_piece_free(ctx, ctx->memory.scratch);
     mixpi_piece_free(ctx, ctx->memory.pieces);
     if (ctx->device->detach) ctx->device->detach(&ctx->exec);
-    mixpi_host_put(ctx, ctx);
+    mixpi_host_free(ctx, ctx);
 }
 
 /* Fails during a capture, for calls that a graph must not repeat. */
@@ -148,7 +148,8 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    mixp_result r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    mixp_result r =
+        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -195,7 +196,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx->capture.cast_recorded) mixpi_lows_doubt(ctx);
     r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+    if (!g || mixpi_note_failure(ctx, "mixp_capture_end", r) != MIXP_OK) {
         if (g) mixpi_owned_free(ctx, g);
         return NULL;
     }
@@ -238,8 +239,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
-    r = mixpi_noted(ctx, "mixp_replay",
-                    ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+    r = mixpi_note_failure(ctx, "mixp_replay",
+                           ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
     return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 
@@ -247,7 +248,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
  * memory. */
 static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
-    return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
+    return ctx->device->wait ? mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec))
+                             : MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {

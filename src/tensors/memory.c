@@ -16,7 +16,7 @@ static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
     return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
 }
 
-static void mixpi_host_put(mixp_context *ctx, void *p) {
+static void mixpi_host_free(mixp_context *ctx, void *p) {
     ctx->exec.host.release(p, ctx->exec.host.user);
 }
 
@@ -27,15 +27,15 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
 }
 
 /* Reports every failure of the device, in whichever call it appears. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_result r) {
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_noted, but silent if an error was reported since ctx->errors.reported was `told`:
+/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was `told`:
  * on_error must hear of a failure once, even if it cleared the error. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r) {
-    return ctx->errors.reported != told ? r : mixpi_noted(ctx, who, r);
+static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
+                                            mixp_result r) {
+    return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);
 }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
@@ -94,7 +94,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     /* The memory itself: the device's, or what follows the record. */
     p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
-        mixpi_host_put(ctx, p);
+        mixpi_host_free(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                           "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
                           (double)bytes, (double)ctx->memory.permanent,
@@ -112,7 +112,7 @@ static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
     for (; p; p = next) {
         next = p->next;
         if (p->from_device && ctx->device->release) ctx->device->release(&ctx->exec, p->data);
-        mixpi_host_put(ctx, p);
+        mixpi_host_free(ctx, p);
     }
 }
 
@@ -128,7 +128,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n, d
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src, int64_t n) {
     mixp_convert_args k;
@@ -136,7 +136,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 /* Bytes of t's data. */
@@ -282,7 +282,7 @@ static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
 }
 
 /* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
-static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
+static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size_t bytes) {
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return; /* no harm: the buffer is not reused */
     f->data = data;

@@ -221,7 +221,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
                                  (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
                                  (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
                                  k->trans_b ? ", b transposed" : "");
-    return mixpi_noted(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
+    return mixpi_note_failure(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {

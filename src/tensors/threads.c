@@ -264,7 +264,7 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
 /* Copies with a function of the device; NULL: device memory is host memory. */
 static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
                                  size_t bytes) {
-    if (by) return mixpi_noted(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
+    if (by) return mixpi_note_failure(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;
 }

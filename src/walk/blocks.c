@@ -23,7 +23,7 @@ static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
-    mixpi_arena_give(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
+    mixpi_arena_free(t->ctx, &t->ctx->memory.dev, t->data, mixpi_bytes(t));
     t->data = NULL;
 }
 

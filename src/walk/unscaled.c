@@ -31,10 +31,10 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
     k.x = mixpi_tensor_in(g);
     k.low = MIXP_F16;
     k.row = row;
-    r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     if (!far) return r;
     if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
-    mixpi_arena_give(ctx, a, row, sizeof *row);
+    mixpi_arena_free(ctx, a, row, sizeof *row);
     return r;
 }
 

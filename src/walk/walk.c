@@ -43,7 +43,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
-    if (g->data) mixpi_arena_give(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
+    if (g->data) mixpi_arena_free(ctx, &ctx->memory.dev, g->data, mixpi_bytes(g));
     g->data = NULL;
     return r;
 }

@@ -69,8 +69,8 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
 
     /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
     if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
-        r = mixpi_noted(ctx, "guard",
-                        ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
+        r = mixpi_note_failure(
+            ctx, "guard", ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
 
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0; /* an observer's sites may have found no room */

@@ -20,7 +20,7 @@ static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mix
 }
 
 /* Is the array all zeros while its neighbour has tiny numbers? Then all values were flushed. */
-static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+static int mixpi_has_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
     if (!mixpi_is_low(low)) return 0;
     return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
            mixpi_is_small(neighbour, low);
@@ -49,7 +49,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    if (r == MIXP_OK)
+        r = mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -80,10 +81,11 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
-                                         mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
-        const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
-                                        mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+        const int value =
+            mixpi_has_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
+                               mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
+                                            mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;

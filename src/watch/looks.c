@@ -27,7 +27,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = is_grad ? &ctx->watch->rows[total] : NULL;
-    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    return mixpi_note_failure(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
 /* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */

@@ -88,8 +88,8 @@ static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, const mixpi
     if (r == MIXP_OK)
         r = p->shifts ? mixpi_mean_square(ctx, error, n, work, to)
                       : mixpi_variation(ctx, error, rows, cols, work, means, to);
-    if (work) mixpi_arena_give(ctx, &ctx->memory.dev, work, all);
-    if (means) mixpi_arena_give(ctx, &ctx->memory.dev, means, one);
+    if (work) mixpi_arena_free(ctx, &ctx->memory.dev, work, all);
+    if (means) mixpi_arena_free(ctx, &ctx->memory.dev, means, one);
     return r;
 }
 
@@ -103,7 +103,7 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixpi_inspe
     if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), p.low, n);
     p.low = mixpi_in(rounded, low);
     if (r == MIXP_OK) r = mixpi_inspect_pair(ctx, number, &p);
-    if (rounded) mixpi_arena_give(ctx, &ctx->memory.dev, rounded, bytes);
+    if (rounded) mixpi_arena_free(ctx, &ctx->memory.dev, rounded, bytes);
     return r;
 }
 
@@ -178,7 +178,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
     for (int i = MIXPI_WEIGHED - 1; i >= 0; i--) {
         mixp_tensor *t = c->in[i];
         if (t != read[i] && t && how == MIXPI_NARROWED)
-            mixpi_arena_give(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
+            mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
         c->in[i] = read[i];
     }
 }
@@ -199,7 +199,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
     if (r == MIXP_OK)
         r = how == MIXPI_NARROWED ? mixpi_inspect(ctx, e->site, out, other, 1)
                                   : mixpi_inspect(ctx, e->site, other, out, how == MIXPI_WIDENED);
-    if (other) mixpi_arena_give(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
+    if (other) mixpi_arena_free(ctx, &ctx->memory.dev, other->data, mixpi_bytes(other));
     return r;
 }
 

@@ -20,7 +20,7 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     if (!host) mixpi_out_of_memory(ctx, used);
     else r = mixpi_download(ctx, host, old, used);
     if (host && r == MIXP_OK) r = mixpi_upload(ctx, p, host, used);
-    if (host) mixpi_host_put(ctx, host);
+    if (host) mixpi_host_free(ctx, host);
     if (host && r == MIXP_OK) return p;
     mixpi_owned_free(ctx, p);
     return NULL;

@@ -232,13 +232,13 @@ static void mixpi_settle_events(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     for (int n = 1; n <= w->n_sites; n++) {
         mixpi_site *site = mixpi_site_at(ctx, n);
-        if (!site->pinned || site->pin_told) continue;
-        site->pin_told = 1;
+        if (!site->pinned || site->pin_reported) continue;
+        site->pin_reported = 1;
         mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
     }
-    if (w->full && !w->full_told)
+    if (w->full && !w->full_reported)
         mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
-    w->full_told = w->full;
+    w->full_reported = w->full;
 }
 
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
@@ -305,7 +305,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
 
     /* The sample that was sent before arrives. */
     if (posted && r == MIXP_OK) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
     if (r != MIXP_OK || !fresh) return r;
@@ -315,7 +315,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
     if (d->post) {
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        r = mixpi_note_failure(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
         w->posted = r == MIXP_OK ? fresh : 0;
         return r;
     }
@@ -477,13 +477,14 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
 
     /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
     }
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
-    if (r == MIXP_OK) r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK)
+        r = mixpi_note_failure(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
     if (r == MIXP_OK) w->posted_scaler = s;
     return r;
 }

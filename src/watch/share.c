@@ -173,7 +173,7 @@ static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int 
     mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
     r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
     if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -205,7 +205,7 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
     for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -326,7 +326,7 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
         s.end = n - s.first < most ? n : s.first + most;
         r = mixpi_share_some(ctx, &s, table);
     }
-    mixpi_host_put(ctx, table);
+    mixpi_host_free(ctx, table);
     return r;
 }
 
@@ -341,7 +341,7 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
-    if (list) mixpi_host_put(ctx, list);
+    if (list) mixpi_host_free(ctx, list);
     if (r != MIXP_OK) return r;
     *origin = h.origin;
     *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;

@@ -72,7 +72,7 @@ typedef struct mixpi_site {
     int32_t      falls, clean;
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
-    int          pin_told;      /* 1: an event has reported the pin */
+    int          pin_reported;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     double       lost;          /* share of the variation that rounding lost in the newest sample,
                                    on the rank that lost most; 0: not measured */
@@ -159,7 +159,7 @@ struct mixpi_watch {
                                    0 = autocast casts nothing */
     mixpi_pin  *pins;
     int         n_pins;
-    int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
+    int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
     int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
@@ -252,7 +252,7 @@ static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
         w->pins[i].fits = 1;
         site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
     }
-    if (site->pinned != was) site->pin_told = 0;
+    if (site->pinned != was) site->pin_reported = 0;
 }
 
 /* Does the site's own state make it store f32? */
