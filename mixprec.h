@@ -2130,7 +2130,6 @@ MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
     *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
     *p = mixpi_fmaf(-rate, direction, *p);
 }
-
 /* --- states of fewer bytes ----------------------------------------------------------------- *
  *
  * Random numbers are keyed by (seed, applied steps, tensor, element), with one word per element.
@@ -4920,9 +4919,9 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions may
- * be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no elements
- * are 0, means NaN, and gradients through empty results 0.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions
+ * may be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no
+ * elements are 0, means NaN, and gradients through empty results 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -7389,13 +7388,14 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below, a new loss in MIXPI_LOSSES. A new
- * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
- * number. */
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below; a new loss in
+ * MIXPI_LOSSES. A new binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then
+ * add 1 to its number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
 
-/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv function",
- * 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN beyond. */
+/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv
+ * function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN
+ * beyond. */
 static double mixpi_erfinv(float x) {
     const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
     if (size == 0 || size > 0x7F800000u) return (double)x;
@@ -7457,8 +7457,8 @@ static int mixpi_is_single(int fn) {
            (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
 }
 
-/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no code
- * in any of them. */
+/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no
+ * code in any of them. */
 static void mixpi_singly(int fn, float *y, const float *const *s, int64_t n) {
     const int slope = fn - MIXPI_FN_POWER_D;
     const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);
@@ -16311,8 +16311,8 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was `told`:
- * on_error must hear of a failure once, even if it cleared the error. */
+/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
+ * `told`: on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
                                             mixp_result r) {
     return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);

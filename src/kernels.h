@@ -1,6 +1,6 @@
 #pragma once
 #include "results.h"
-#include "arithmetic.h"
+#include "small.h"
 /* ==== 4. KERNELS ======================================================= >>kernels ====
  *
  * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in

@@ -10,6 +10,7 @@ extern "C" {
 #include "results.h"
 #include "formats.h"
 #include "arithmetic.h"
+#include "small.h"
 #include "kernels.h"
 #ifndef MIXPREC_ONLY_FORMATS
 #include "tensors.h"

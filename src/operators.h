@@ -4,9 +4,9 @@
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions may
- * be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no elements
- * are 0, means NaN, and gradients through empty results 0.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions
+ * may be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no
+ * elements are 0, means NaN, and gradients through empty results 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all

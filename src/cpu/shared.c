@@ -394,13 +394,14 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below, a new loss in MIXPI_LOSSES. A new
- * binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then add 1 to its
- * number. */
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, or one below; a new loss in
+ * MIXPI_LOSSES. A new binary function needs a case in MIXPI_P(values), or in mixpi_pair_value; then
+ * add 1 to its number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 10);
 
-/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv function",
- * 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN beyond. */
+/* y with erf(y) = x: Newton's steps in double from Giles' start ("Approximating the erfinv
+ * function", 2010), whose relative error is 1e-3 near 0 and less elsewhere. Inf at 1, NaN
+ * beyond. */
 static double mixpi_erfinv(float x) {
     const uint32_t size = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
     if (size == 0 || size > 0x7F800000u) return (double)x;
@@ -462,8 +463,8 @@ static int mixpi_is_single(int fn) {
            (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
 }
 
-/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no code
- * in any of them. */
+/* y = fn of the sources s, one element at a time: the same bits on each instruction set, and no
+ * code in any of them. */
 static void mixpi_singly(int fn, float *y, const float *const *s, int64_t n) {
     const int slope = fn - MIXPI_FN_POWER_D;
     const mixp_binary of = (mixp_binary)(MIXP_BINARY_POWER + slope / 2);

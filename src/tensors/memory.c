@@ -31,8 +31,8 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
 
-/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was `told`:
- * on_error must hear of a failure once, even if it cleared the error. */
+/* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
+ * `told`: on_error must hear of a failure once, even if it cleared the error. */
 static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
                                             mixp_result r) {
     return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);

@@ -281,7 +281,6 @@ plant guard_probe        never   guard_everyday depth_costs_two_skips
 plant guard_meant        never   guard_everyday masks_of_inf
 plant siblings_fall      always  guard_everyday depth_costs_two_skips
 plant retry_loss         zero    guard_everyday an_evaluation_is_repeated
-plant logits_low         never   guard_everyday logits_of_one_operator
 plant heads_differ       never   guard_ranks ranks_may_part
 plant agree_guard        zero    guard_ranks guards_started_later
 plant retries            bound   guard       test_retry
