@@ -104,6 +104,12 @@ struct Ex2ApproxFull { float operator()(float x) const {
 } };
 struct RcpApprox { float operator()(float x) const
     { return canonical(flushed(approximate(x, 1.0f / flushed(x), 1))); } };
+struct RsqrtApprox { float operator()(float x) const
+    { return canonical(flushed(approximate(x, 1.0f / std::sqrt(flushed(x)), 2))); } };
+struct DivApprox { float operator()(float x, float y) const
+    { return canonical(flushed(approximate(x, flushed(x) / flushed(y), 2))); } };
+struct Lg2Approx { float operator()(float x) const
+    { return canonical(flushed(approximate(x, std::log2(flushed(x)), 2))); } };
 /* Only the upper half of the result is significant. */
 struct RcpApproxDouble { double operator()(double x) const
     { return canonical(as<double>(bits_of(1.0 / flushed(x)) & ~(u64)0xFFFFFFFF)); } };
@@ -307,6 +313,9 @@ inline void add_functions(Opcodes &t) {
     t["ex2.approx.ftz.f32"] = unary<float, Ex2Approx>;
     t["ex2.approx.f32"] = unary<float, Ex2ApproxFull>;
     t["rcp.approx.ftz.f32"] = unary<float, RcpApprox>;
+    t["div.approx.ftz.f32"] = binary<float, DivApprox>;
+    t["lg2.approx.ftz.f32"] = unary<float, Lg2Approx>;
+    t["rsqrt.approx.ftz.f32"] = unary<float, RsqrtApprox>;
     t["rcp.approx.ftz.f64"] = unary<double, RcpApproxDouble>;
 }
 inline void add_shifts(Opcodes &t) {

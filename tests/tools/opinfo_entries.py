@@ -944,6 +944,8 @@ def avg_pool(dims):
 def sizes_of(x, size, dims):
     """PyTorch's None keeps a size."""
     size = list(size) if isinstance(size, (tuple, list)) else [size] * dims
+    if len(size) != dims or x.rank < dims:
+        raise ValueError("sizes of another image")      # C would read beyond the array
     return [x.shape[x.rank - dims + i] if n is None else n for i, n in enumerate(size)]
 
 
