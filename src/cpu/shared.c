@@ -452,8 +452,11 @@ static float mixpi_library_slope(mixp_unary op, float dy, float x) {
 
 /* Is op one of these functions? */
 static int mixpi_in_library(int op)
-{ return op >= MIXP_UNARY_LOG2 || op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS; }
-enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_COUNT - (int)MIXP_UNARY_LOG2 };
+{
+    if (op >= MIXP_UNARY_LOG2 && op <= MIXP_UNARY_ERFINV) return 1;
+    return op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS;
+}
+enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_ERFINV + 1 - (int)MIXP_UNARY_LOG2 };
 
 /* Is fn computed by mixpi_singly? */
 static int mixpi_is_single(int fn) {

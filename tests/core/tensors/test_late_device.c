@@ -308,7 +308,7 @@ static void shapes_that_no_operator_takes(void) {
     CHECK(mixp_embedding(ctx, cube, ids) == NULL);
     told(ctx, MIXP_ERR_SHAPE, "table[vocab, c]");
     CHECK(mixp_cross_entropy(ctx, cube, ids, -100) == NULL);
-    told(ctx, MIXP_ERR_SHAPE, "logits[..., vocab]");
+    told(ctx, MIXP_ERR_SHAPE, "x[..., classes]");
     memset(&rope, 0, sizeof rope);
     rope.head_dim = 2;
     rope.base = -1.0;
