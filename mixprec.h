@@ -159,12 +159,13 @@
  * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
- * generation token by token agree to the bit: the forward pass of every operator, on each
- * instruction set and AMX, at each level, at any number of threads. Not so: results that are made
- * from the batch (means, batch norm in training), dropout, a recipe (its scales and its choice of
- * linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by shape. Under a
- * guard it holds between two updates; beside a cache only while no site has fallen back, because
- * attention and what follows it are other sites there.
+ * generation token by token agree to the bit. This covers the forward pass of every operator, on
+ * each instruction set and AMX, at each level, at any number of threads. Exceptions: results that
+ * are made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
+ * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
+ * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
+ * while no site has fallen back, because attention with a cache, and the operators after it, are
+ * other sites.
  *
  * The first row holds under any flags, rounding mode and FTZ/DAZ. The first column holds in each
  * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.
@@ -305,7 +306,8 @@
 #  define MIXPREC_HD static inline
 #endif
 
-/* A function of MIXPREC_HD that runs once a step: the host optimises it for size. */
+/* Marks a MIXPREC_HD function that runs a few times a step: the host compiler optimises it for
+ * size. */
 #if MIXPI_GNU && !defined(__CUDACC__)
 #  define MIXPI_HD_SELDOM __attribute__((__cold__))
 #else
@@ -824,7 +826,7 @@ typedef struct mixp_rounding {
  * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
  * LINEAR with total W, lr a * lr and min_factor e/a. ConstantLR(f, W) is MULTI_STEP with lr f * lr,
  * gamma 1/f and the milestone W. PolynomialLR(T, p) is POLYNOMIAL with total T and power p.
- * LambdaLR is FUNCTION, and so is every chain that is not here. */
+ * LambdaLR is FUNCTION. Write every other chain as a FUNCTION. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
@@ -836,7 +838,8 @@ typedef enum mixp_schedule_kind {
                                    another to min_factor * lr in step total - 1            */
     MIXP_SCHEDULE_WSD,          /* warm-up, stable, decay: stays at lr; falls linearly to
                                    min_factor * lr over the last `decay` steps of `total`  */
-    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the power `power` of what is left to go  */
+    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the remaining share of steps to the power
+                                   `power`                                                 */
     MIXP_SCHEDULE_MULTI_STEP,   /* lr * gamma^(number of milestones <= t), as MultiStepLR  */
     MIXP_SCHEDULE_WAVE,         /* as COSINE; after `total` it rises to lr, and falls again, as
                                    CosineAnnealingLR after T_max                           */
@@ -863,16 +866,16 @@ typedef struct mixp_schedule {
                                        the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
     int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
                                        steps of a fall; 0 = every                          */
-    double             start_factor;    /* of lr, 0..1: the rate of the first step of a warm-up,
-                                       which rises linearly to lr in step `warmup`; 0 = nanoGPT's
-                                       warm-up. ONE_CYCLE: 0 = 1/25                        */
+    double             start_factor;    /* share of lr, 0..1, in the first step of a warm-up; the
+                                       rate then rises linearly to lr in step `warmup`. 0 =
+                                       nanoGPT's warm-up. ONE_CYCLE: 0 = 1/25              */
     double             power;       /* POLYNOMIAL: at least 0                              */
     int64_t            growth;      /* RESTARTS: T_mult, at least 1; 0 = 1                 */
-    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: in rising order; the first 0
-                                       ends the list                                       */
-    double             pct_start;   /* ONE_CYCLE: 0..1, in place of `warmup`, which holds only whole
-                                       steps; 0 = warmup / total                           */
-    int                linear;      /* ONE_CYCLE: 1: lines in place of cosines             */
+    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: steps since the warm-up, in
+                                       rising order; the first 0 ends the list             */
+    double             pct_start;   /* ONE_CYCLE: share of `total` that rises, 0..1; replaces
+                                       `warmup`, which holds only whole steps. 0 = warmup / total */
+    int                linear;      /* ONE_CYCLE: 1: straight lines, 0: cosines            */
     int                three_phase; /* ONE_CYCLE: 1: falls to start_factor * lr in as many steps as
                                        it rose, and then to min_factor * lr                */
     /* FUNCTION: the factor of lr after `applied` steps, finite and at least 0. The step calls it in
@@ -1175,10 +1178,10 @@ typedef struct mixp_spike_state {
     int64_t entered[2];         /* norms and losses entered; each window is a ring      */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
     int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
-    double  z, mean, sd;        /* those of the value with the highest z; 0 until one is judged */
+    double  z, mean, sd;        /* figures of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
-/* How many steps the host may be ahead of a device that applies a function's factors. */
+/* Limit of the steps by which the host may be ahead of a device, for MIXP_SCHEDULE_FUNCTION. */
 enum { MIXPI_FACTORS = 16 };
 
 /* The host's instructions for one step. */
@@ -1208,8 +1211,8 @@ typedef struct mixp_step_plan {
     const float  *loss;         /* device memory; NULL: ignored                            */
     int32_t       maximize;     /* 1: the weights move along the gradient                  */
     int32_t       amsgrad, centered, decoupled; /* see mixp_optimizer_desc                 */
-    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: of lr, from the applied step
-                                               `factors_from` on                           */
+    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: factors of lr, the first
+                                               for the applied step `factors_from`         */
     int64_t       factors_from;
 } mixp_step_plan;
 
@@ -1218,13 +1221,13 @@ typedef struct mixp_step_plan {
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
     int32_t    nesterov, cautious;
-    float factor;               /* what gradients are multiplied by: 1/scale, and the clip */
+    float factor;               /* factor of gradients: 1/scale times the clip; `maximize`: < 0 */
     float l2;                   /* weight decay added to the gradient                      */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-    float scale_g;              /* NAdam: of the gradient in the numerator; others: 0      */
+    float scale_g;              /* NAdam: factor of the gradient in the numerator; others: 0 */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -1375,7 +1378,7 @@ MIXPREC_HD double mixpi_real_power(double x, double p) {
     return rest > 0.0 ? product * MIXPI_LIBM(pow)(x, rest) : product;
 }
 
-/* A phase of OneCycleLR, `done` of which is over. */
+/* The factor of lr in a phase of OneCycleLR. done: share of the phase that is over. */
 MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, double to,
                                         double done) {
     return mixpi_fma(s->linear ? 1.0 - done : mixpi_half_cosine(done), from - to, to);
@@ -1542,8 +1545,9 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr,
     }
 }
 
-/* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is
- * beta1 (1 - 0.96^(i momentum_decay) / 2). Their product no longer counts beside 1 below 2^-60. */
+/* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is beta1 (1 -
+ * 0.96^(i momentum_decay) / 2). A product of momentums below 2^-60 does not change the results, so
+ * the loop ends there. */
 MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr,
                                    const mixpi_beta_powers *b, mixp_step_scalars *u) {
@@ -1601,7 +1605,7 @@ MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
            plan->kind >= MIXP_OPTIMIZER_LION;
 }
 
-/* Is one element updated by mixp_adam_element? */
+/* Does mixp_adam_element update the elements of this kind? */
 MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 { return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
 
@@ -2038,8 +2042,8 @@ MIXPREC_HD float mixpi_variance(float a, float b) {
     return 0.0f > left ? 0.0f : left;
 }
 
-/* The same, centered. g: the gradient with its decay. third: the mean gradient. m: not read without
- * momentum. */
+/* One element of centered RMSprop. g: the gradient with its decay. third: the mean gradient. m: not
+ * read without momentum. */
 MIXPREC_HD void mixpi_rmsprop_centered(const mixp_step_scalars *u, float g, float *p, float *m,
                                        float *v, float *third) {
     float step;
@@ -2710,14 +2714,14 @@ typedef struct mixp_cross_entropy_args {
                                    top, and 1 / the sum of exp(x - top). Kept apart, because
                                    one log-sum-exp would lose digits to a large top        */
     float         *counted;     /* number of counted rows, for the backward pass           */
-    int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
-                                   and count, and this call continues both: they had
-                                   `more`. 0: first call                                   */
+    int64_t        before;      /* rows of earlier calls, all with `more` 1: loss and counted
+                                   hold their mean and count, and this call continues both.
+                                   0: first call                                           */
     const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
     int            logs;        /* 1: logits are log-probabilities: lse is 0               */
     int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
-    int            more;        /* 1: another call continues this one: a mean of no weight is the
-                                   sum until then                                          */
+    int            more;        /* 1: another call continues this one. If the weights so far are
+                                   0, loss[0] holds the sum, not NaN                       */
     float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
                                    instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
@@ -3753,8 +3757,8 @@ typedef struct mixp_gemm_count {
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
     int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
-    int64_t apart;              /* with an epilogue that the library does not do: the product counts
-                                   above, a kernel of its own does the epilogue            */
+    int64_t apart;              /* products whose epilogue the library lacks: a separate kernel
+                                   does it. The product also counts in a field above       */
 } mixp_gemm_count;
 
 struct mixp_device {
@@ -3796,7 +3800,8 @@ struct mixp_device {
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
     size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
-    /* The MIXP_EPILOGUES_ flags of a context whose description names none. NULL = no flag. */
+    /* Returns the MIXP_EPILOGUES_ flags for a context whose description has epilogues 0. NULL = no
+     * flag. */
     int         (*epilogues)(const mixp_exec *x);
 };
 
@@ -3920,8 +3925,8 @@ typedef struct mixp_context_desc {
     void     *memory;                               /* your block for all host memory: see below.
                                                        NULL = use the allocator            */
     size_t    memory_bytes;
-    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = what a
-                                                       measurement has shown to pay on this
+    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = those
+                                                       that were measured to pay on this
                                                        kind of GPU (none so far)            */
     const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
                                                        or NULL; copied                     */
@@ -3952,12 +3957,13 @@ typedef struct mixp_context_desc {
  * only on a simulation of cuBLASLt. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
- * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. The device names those
- * of a description that names none. A CPU ignores all flags. */
+ * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. If a description has
+ * epilogues 0, the device chooses the flags. A CPU ignores all flags. */
 enum {
     MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
     MIXP_EPILOGUES_GELU = 2,    /* GELU by tanh, and its slope, in mixp_mlp                 */
-    MIXP_EPILOGUES_NONE = 4     /* none, whatever the device names; alone                   */
+    MIXP_EPILOGUES_NONE = 4     /* no epilogue, also where the device would choose one; do not
+                                   combine it with other flags                             */
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
@@ -4919,9 +4925,10 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions
- * may be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no
- * elements are 0, means NaN, and gradients through empty results 0.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As in PyTorch,
+ * dimensions may be 0 (except those of parameters and buffers, the keys and heads of attention, and
+ * the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN, and gradients
+ * through empty results are 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -4980,7 +4987,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
  *     triplet_margin              F32      three tensors        all           f32 scalar
- *     loss_apply and ..._apply    the loss's own                              options of the losses
+ *     loss_apply, ..._apply       those of the loss                           see mixp_loss_desc
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
@@ -5128,8 +5135,8 @@ MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
-/* On a CPU these are the C library's f32 functions, except erfinv, y with erf(y) = x: to 1 unit in
- * the last place; Inf at 1, NaN beyond. */
+/* F32. On a CPU these are the C library's f32 functions, except erfinv. erfinv: y with erf(y) = x,
+ * to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
 MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
@@ -5138,22 +5145,23 @@ MIXPREC_API mixp_tensor *mixp_tan(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sinh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cosh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
-/* power (F32): a to the power b. The gradient of a is 0 where b is 0; that of b is 0 where a is 0
- * and b is not below 0, and NaN where a is below 0. atan2 (PROMOTE): the angle of the point (b, a).
+/* power (F32): a to the power b. The gradient of a is 0 where b is 0. The gradient of b is 0 where
+ * a is 0 and b >= 0, and NaN where a < 0. atan2 (PROMOTE): the angle of the point (b, a).
  * Both broadcast as NumPy does. */
 MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* PROMOTE. x + value a / b, with NumPy's broadcasting: three operators. */
+/* PROMOTE. x + value a / b, with NumPy's broadcasting. Runs mixp_div, mixp_scale and mixp_add. */
 MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
                                       mixp_tensor *b, float value);
-/* LOW. x where x > 0, otherwise w x. w[channels] is for dimension 1 of x, or w has one element.
- * MIXP_ERR_SHAPE: w is neither. */
+/* LOW. x where x > 0, otherwise w x. w has one element, or w[channels] with the size of dimension 1
+ * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
 /* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension. A letter that the result lacks is summed. Without "->" the result has the
- * letters that stand once, in alphabetical order. The function permutes and reshapes both operands,
- * and runs one mixp_matmul; letters of one operand alone are summed first, by mixp_sum.
- * MIXP_ERR_ARGUMENT: the equation has not two operands, or a letter twice in one of them.
+ * for each dimension, at most 8 an operand. A letter that the result lacks is summed. Without "->"
+ * the result has the letters that occur once, in alphabetical order. The function permutes and
+ * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
+ * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
+ * operands, has a letter twice in one of them, or a letter of the result in none.
  * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
                                      mixp_tensor *b);
@@ -5188,8 +5196,8 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient; Inf and -Inf are the largest and the smallest |x|, with the gradient of
- * mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
+ * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
+ * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
  * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep);
@@ -5199,8 +5207,9 @@ MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float orde
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
-/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. log2(n) products
- * of slices run, and keep as many copies of x for the gradient; no gradient divides. */
+/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. The function
+ * runs log2(n) products, n the size of dim, and each keeps a copy of x for the gradient. The
+ * gradient does not divide by x. */
 MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. Over the last dimension. */
@@ -5230,14 +5239,14 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below
- * 0 it counts from the end. */
+/* mixp_embedding whose table gets no gradient in the row `padding` (PyTorch's padding_idx); a
+ * negative padding counts from the end. MIXP_ERR_SHAPE: the table has no row `padding`. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
- * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's
- * log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of equal ids are added
- * in order. */
+ * dimensions have the sizes of x, or smaller sizes: then only the first elements of x are read.
+ * Example: a target's log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of
+ * equal ids are added in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
@@ -5262,30 +5271,32 @@ MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor 
 MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
                                       mixp_dtype dtype);
 /* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
- * (i32) has the shape of src, or of src's first elements; its other dimensions are those of x, or
- * smaller. index_add: the same with ids[m],
- * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
- * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
+ * (i32) has the rank of x; no dimension is larger than that of src, nor, except dim, than that of
+ * x. Only src's first elements, as many as ids has, are added. index_add: the same with ids[m], one
+ * id for each index of src along dim. Additions to one element run in increasing j, in f32, and are
+ * rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* PROMOTE. x with src[.., j, ..] in place of [.., ids[.., j, ..], ..] along dim; shapes and errors
- * are those of scatter_add. If ids name an element more than once, it becomes the sum of its
- * sources. Two scatter_add and a masked_fill run. */
+/* PROMOTE. x, with element [.., ids[.., j, ..], ..] along dim replaced by src[.., j, ..]. Shapes
+ * and errors are those of scatter_add. An element that ids name more than once becomes the sum of
+ * its sources; in PyTorch it becomes any one of them. Runs two scatter_add and a masked_fill. */
 MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
                                       mixp_tensor *src);
-/* KEEP. For each value the number of edges below it (right 1: below or equal), i32: the place where
- * it keeps the ascending edges in order; a NaN goes behind all. edges[n], or edges[..., n] for
- * values[..., m]. All edges are compared with all values: 5 n m bytes of memory. At most 2^24
- * edges; no gradient. */
+/* KEEP. For each value the number of edges below it (right 1: below or equal): the index at which
+ * the value keeps the ascending edges in order. A NaN is above all edges. edges[n] for values of
+ * any shape, or edges[..., n] for values[..., m]. Result: i32, the shape of values, no gradient.
+ * All edges are compared with all values: 5 n m bytes of memory. MIXP_ERR_SHAPE: shapes that do not
+ * fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
 MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
                                            mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
- * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
- * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048
- * elements, and topk of them with k above 1024, take 16 bytes of scratch memory an element. */
+ * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
+ * a dim that is not the last, the function makes two transposed copies. On a GPU, sort of rows of
+ * more than 2048 elements, and topk of them with k above 1024, take 16 bytes of scratch memory an
+ * element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -5336,14 +5347,13 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
                                                    float smoothing);
 /* LOW. mixp_cross_entropy of the logits x[..., in] w[vocab, in]', without storing all logits. The
  * logits are f32: `chunk` rows are computed at a time, and again for the gradients. These products
- * then cost a third more work. Their memory is 4 * chunk * vocab bytes, in the backward pass of low
- * inputs 6 * chunk * vocab. chunk 0 = an eighth of the rows, or the rows of 2^22 values if that is
- * more. The loss and its gradients are closer to those of f32 than mixp_linear and
- * mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs the
- * loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype once,
- * and w's gradient sums the rows in another order than mixp_linear.
- * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
- * mixp_cross_entropy. */
+ * then cost a third more work. Their memory is 4 * chunk * vocab bytes; with low inputs, in the
+ * backward pass, 6 * chunk * vocab bytes. chunk 0 = an eighth of the rows, or the rows of 2^22
+ * values if that is more. The loss and its gradients are closer to those of f32 than mixp_linear
+ * and mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs
+ * the loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype
+ * once, and w's gradient sums the rows in another order than mixp_linear. Result: f32 scalar.
+ * MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
@@ -5439,10 +5449,11 @@ typedef struct mixp_loss_desc {
     int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
 } mixp_loss_desc;
 
-/* A loss of two tensors, with options; desc NULL = PyTorch's defaults. loss: MIXP_OP_CROSS_ENTROPY,
- * NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class, gradients and errors are
- * those of the function with that name, and so are the bits where its options are these. kl_div's
- * mean is PyTorch's: over all elements.
+/* Applies a loss of two tensors with options; desc NULL = PyTorch's defaults. Returns an f32
+ * scalar, or with MIXP_REDUCE_NONE one f32 value for each row or element. loss:
+ * MIXP_OP_CROSS_ENTROPY, NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class,
+ * gradients and errors are those of the function with that name; with equal options the bits are,
+ * too. kl_div's mean is PyTorch's: over all elements.
  *
  *     mixp_loss_desc d;
  *     memset(&d, 0, sizeof d);
@@ -5456,10 +5467,11 @@ typedef struct mixp_loss_desc {
  * gradients of the targets of kl_div, bce and bce_with_logits.
  *
  * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
- * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
+ * does not have, or class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit
+ * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* The same for losses of three tensors. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors. Targets of linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
@@ -5489,9 +5501,10 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. roll: shifts elements along dim, to higher indices if shift is above 0; what leaves at the
- * end enters at the beginning. tril, triu: x[..., rows, cols] with zeros where col - row is above
- * (triu: below) diagonal. roll joins two slices; tril and triu fill by a mask. */
+/* KEEP. roll: shifts elements along dim, to higher indices if shift > 0; elements that leave at one
+ * end enter at the other. roll joins two slices. tril, triu: x[..., rows, cols] with zeros where
+ * col - row is above (triu: below) diagonal. They run mixp_masked_fill. MIXP_ERR_SHAPE: tril or
+ * triu of a rank below 2, or of more than 2^24 rows or columns. */
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
 MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
@@ -5693,7 +5706,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
-    mixp_moment_kind m, v;      /* first and second moment; v: kinds that divide by one     */
+    mixp_moment_kind m, v;      /* first and second moment. v: all kinds except SGD, Lion, Muon */
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
@@ -5739,15 +5752,15 @@ typedef struct mixp_optimizer_desc {
     mixp_optimizer_states states;   /* all f32                                             */
     mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
     mixp_muon_settings muon;    /* Muon                                                    */
-    int           maximize;     /* 1: the step goes uphill: a reward in place of a loss    */
+    int           maximize;     /* 1: steps increase the loss, as for a reward             */
     int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
                                    more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
     int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
                                    gradient as one more state, in f32; states.v must be f32 */
     int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */
     double        lr_decay;     /* Adagrad: step t has the rate lr / (1 + (t - 1) lr_decay) */
-    double        initial_sum;  /* Adagrad: where the sums of squares start                */
-    double        momentum_decay;   /* NAdam                                               */
+    double        initial_sum;  /* Adagrad: first value of the sums of squares, at least 0 */
+    double        momentum_decay;   /* NAdam: at least 0                                   */
 } mixp_optimizer_desc;
 
 /* The defaults of each kind. Fields that a comment does not name are 0.
@@ -5758,15 +5771,17 @@ MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
 MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
 /* SGD: lr 1e-3. */
 MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
-/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. Centered, the variance is at least 0:
- * PyTorch takes the root of a negative one, which rounding can make, and the weight becomes NaN. */
+/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. With `centered`, a variance that
+ * rounding makes negative counts as 0; in PyTorch its root makes the weight NaN. */
 MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
-/* torch.optim.Adagrad: lr 1e-2, eps 1e-10, which must stay above 0. Its sum of squares is v. */
+/* torch.optim.Adagrad: lr 1e-2, eps 1e-10; eps must be above 0. The sum of squares is the state
+ * v. */
 MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void);
-/* torch.optim.Adamax: Adam's, with lr 2e-3. Its decaying maximum is v. */
+/* torch.optim.Adamax: Adam's, with lr 2e-3. The decaying maximum is the state v. */
 MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void);
 /* torch.optim.NAdam: Adam's, with lr 2e-3 and momentum_decay 4e-3. The product of its momentums
- * follows from the current beta1 and momentum_decay, and from the parameter's steps. */
+ * is no state: each step computes it from the current beta1 and momentum_decay, and the parameter's
+ * number of steps. */
 MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void);
 /* torch.optim.RAdam: Adam's. */
 MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void);
@@ -5899,8 +5914,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device. The rate
- * of MIXP_SCHEDULE_FUNCTION calls the function. */
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device. With
+ * MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 

@@ -18,7 +18,7 @@
  * LinearLR(a, 1, W) is CONSTANT with warmup W and start_factor a; LinearLR(a, e, W) with e < a is
  * LINEAR with total W, lr a * lr and min_factor e/a. ConstantLR(f, W) is MULTI_STEP with lr f * lr,
  * gamma 1/f and the milestone W. PolynomialLR(T, p) is POLYNOMIAL with total T and power p.
- * LambdaLR is FUNCTION, and so is every chain that is not here. */
+ * LambdaLR is FUNCTION. Write every other chain as a FUNCTION. */
 typedef enum mixp_schedule_kind {
     MIXP_SCHEDULE_CONSTANT,
     MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
@@ -30,7 +30,8 @@ typedef enum mixp_schedule_kind {
                                    another to min_factor * lr in step total - 1            */
     MIXP_SCHEDULE_WSD,          /* warm-up, stable, decay: stays at lr; falls linearly to
                                    min_factor * lr over the last `decay` steps of `total`  */
-    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the power `power` of what is left to go  */
+    MIXP_SCHEDULE_POLYNOMIAL,   /* as LINEAR, with the remaining share of steps to the power
+                                   `power`                                                 */
     MIXP_SCHEDULE_MULTI_STEP,   /* lr * gamma^(number of milestones <= t), as MultiStepLR  */
     MIXP_SCHEDULE_WAVE,         /* as COSINE; after `total` it rises to lr, and falls again, as
                                    CosineAnnealingLR after T_max                           */
@@ -57,16 +58,16 @@ typedef struct mixp_schedule {
                                        the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
     int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
                                        steps of a fall; 0 = every                          */
-    double             start_factor;    /* of lr, 0..1: the rate of the first step of a warm-up,
-                                       which rises linearly to lr in step `warmup`; 0 = nanoGPT's
-                                       warm-up. ONE_CYCLE: 0 = 1/25                        */
+    double             start_factor;    /* share of lr, 0..1, in the first step of a warm-up; the
+                                       rate then rises linearly to lr in step `warmup`. 0 =
+                                       nanoGPT's warm-up. ONE_CYCLE: 0 = 1/25              */
     double             power;       /* POLYNOMIAL: at least 0                              */
     int64_t            growth;      /* RESTARTS: T_mult, at least 1; 0 = 1                 */
-    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: in rising order; the first 0
-                                       ends the list                                       */
-    double             pct_start;   /* ONE_CYCLE: 0..1, in place of `warmup`, which holds only whole
-                                       steps; 0 = warmup / total                           */
-    int                linear;      /* ONE_CYCLE: 1: lines in place of cosines             */
+    int64_t            milestones[MIXP_MAX_MILESTONES]; /* MULTI_STEP: steps since the warm-up, in
+                                       rising order; the first 0 ends the list             */
+    double             pct_start;   /* ONE_CYCLE: share of `total` that rises, 0..1; replaces
+                                       `warmup`, which holds only whole steps. 0 = warmup / total */
+    int                linear;      /* ONE_CYCLE: 1: straight lines, 0: cosines            */
     int                three_phase; /* ONE_CYCLE: 1: falls to start_factor * lr in as many steps as
                                        it rose, and then to min_factor * lr                */
     /* FUNCTION: the factor of lr after `applied` steps, finite and at least 0. The step calls it in
@@ -369,10 +370,10 @@ typedef struct mixp_spike_state {
     int64_t entered[2];         /* norms and losses entered; each window is a ring      */
     int32_t in_a_row;           /* spikes skipped since the last applied step           */
     int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
-    double  z, mean, sd;        /* those of the value with the highest z; 0 until one is judged */
+    double  z, mean, sd;        /* figures of the value with the highest z; 0 until one is judged */
 } mixp_spike_state;
 
-/* How many steps the host may be ahead of a device that applies a function's factors. */
+/* Limit of the steps by which the host may be ahead of a device, for MIXP_SCHEDULE_FUNCTION. */
 enum { MIXPI_FACTORS = 16 };
 
 /* The host's instructions for one step. */
@@ -402,8 +403,8 @@ typedef struct mixp_step_plan {
     const float  *loss;         /* device memory; NULL: ignored                            */
     int32_t       maximize;     /* 1: the weights move along the gradient                  */
     int32_t       amsgrad, centered, decoupled; /* see mixp_optimizer_desc                 */
-    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: of lr, from the applied step
-                                               `factors_from` on                           */
+    double        factors[MIXPI_FACTORS];   /* MIXP_SCHEDULE_FUNCTION: factors of lr, the first
+                                               for the applied step `factors_from`         */
     int64_t       factors_from;
 } mixp_step_plan;
 
@@ -412,13 +413,13 @@ typedef struct mixp_step_plan {
 typedef struct mixp_step_scalars {
     mixp_adam_order order;
     int32_t    nesterov, cautious;
-    float factor;               /* what gradients are multiplied by: 1/scale, and the clip */
+    float factor;               /* factor of gradients: 1/scale times the clip; `maximize`: < 0 */
     float l2;                   /* weight decay added to the gradient                      */
     float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
     float beta1, rest1, beta2, rest2, momentum, eps;
     float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
     float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
-    float scale_g;              /* NAdam: of the gradient in the numerator; others: 0      */
+    float scale_g;              /* NAdam: factor of the gradient in the numerator; others: 0 */
 } mixp_step_scalars;
 
 /* The agreement of the ranks of a world about one look. */
@@ -569,7 +570,7 @@ MIXPREC_HD double mixpi_real_power(double x, double p) {
     return rest > 0.0 ? product * MIXPI_LIBM(pow)(x, rest) : product;
 }
 
-/* A phase of OneCycleLR, `done` of which is over. */
+/* The factor of lr in a phase of OneCycleLR. done: share of the phase that is over. */
 MIXPREC_HD double mixpi_one_cycle_phase(const mixp_schedule *s, double from, double to,
                                         double done) {
     return mixpi_fma(s->linear ? 1.0 - done : mixpi_half_cosine(done), from - to, to);
@@ -736,8 +737,9 @@ MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr,
     }
 }
 
-/* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is
- * beta1 (1 - 0.96^(i momentum_decay) / 2). Their product no longer counts beside 1 below 2^-60. */
+/* NAdam's part: the numerator is scale_g g + scale_m m. The momentum of step i is beta1 (1 -
+ * 0.96^(i momentum_decay) / 2). A product of momentums below 2^-60 does not change the results, so
+ * the loop ends there. */
 MIXPI_HD_SELDOM
 MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr,
                                    const mixpi_beta_powers *b, mixp_step_scalars *u) {
@@ -795,7 +797,7 @@ MIXPREC_HD int mixpi_is_decoupled(const mixp_step_plan *plan) {
            plan->kind >= MIXP_OPTIMIZER_LION;
 }
 
-/* Is one element updated by mixp_adam_element? */
+/* Does mixp_adam_element update the elements of this kind? */
 MIXPREC_HD int mixpi_is_adam(mixp_optimizer_kind kind)
 { return kind < MIXP_OPTIMIZER_SGD || kind == MIXP_OPTIMIZER_RADAM; }
 
@@ -1232,8 +1234,8 @@ MIXPREC_HD float mixpi_variance(float a, float b) {
     return 0.0f > left ? 0.0f : left;
 }
 
-/* The same, centered. g: the gradient with its decay. third: the mean gradient. m: not read without
- * momentum. */
+/* One element of centered RMSprop. g: the gradient with its decay. third: the mean gradient. m: not
+ * read without momentum. */
 MIXPREC_HD void mixpi_rmsprop_centered(const mixp_step_scalars *u, float g, float *p, float *m,
                                        float *v, float *third) {
     float step;

@@ -53,7 +53,8 @@
 #  define MIXPREC_HD static inline
 #endif
 
-/* A function of MIXPREC_HD that runs once a step: the host optimises it for size. */
+/* Marks a MIXPREC_HD function that runs a few times a step: the host compiler optimises it for
+ * size. */
 #if MIXPI_GNU && !defined(__CUDACC__)
 #  define MIXPI_HD_SELDOM __attribute__((__cold__))
 #else

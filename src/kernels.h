@@ -331,14 +331,14 @@ typedef struct mixp_cross_entropy_args {
                                    top, and 1 / the sum of exp(x - top). Kept apart, because
                                    one log-sum-exp would lose digits to a large top        */
     float         *counted;     /* number of counted rows, for the backward pass           */
-    int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
-                                   and count, and this call continues both: they had
-                                   `more`. 0: first call                                   */
+    int64_t        before;      /* rows of earlier calls, all with `more` 1: loss and counted
+                                   hold their mean and count, and this call continues both.
+                                   0: first call                                           */
     const float   *weights;     /* [cols + 1]: the columns' weights, and their mean; NULL = 1 */
     int            logs;        /* 1: logits are log-probabilities: lse is 0               */
     int            sum;         /* 1: loss[0] is the sum, and counted[0] becomes 1         */
-    int            more;        /* 1: another call continues this one: a mean of no weight is the
-                                   sum until then                                          */
+    int            more;        /* 1: another call continues this one. If the weights so far are
+                                   0, loss[0] holds the sum, not NaN                       */
     float         *each;        /* [rows]: the rows' losses, 0 of a row that does not count,
                                    instead of loss and counted; or NULL                    */
 } mixp_cross_entropy_args;
@@ -1374,8 +1374,8 @@ typedef struct mixp_gemm_count {
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
     int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
-    int64_t apart;              /* with an epilogue that the library does not do: the product counts
-                                   above, a kernel of its own does the epilogue            */
+    int64_t apart;              /* products whose epilogue the library lacks: a separate kernel
+                                   does it. The product also counts in a field above       */
 } mixp_gemm_count;
 
 struct mixp_device {
@@ -1417,7 +1417,8 @@ struct mixp_device {
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
     /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
     size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
-    /* The MIXP_EPILOGUES_ flags of a context whose description names none. NULL = no flag. */
+    /* Returns the MIXP_EPILOGUES_ flags for a context whose description has epilogues 0. NULL = no
+     * flag. */
     int         (*epilogues)(const mixp_exec *x);
 };
 

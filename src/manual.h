@@ -159,12 +159,13 @@
  * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
- * generation token by token agree to the bit: the forward pass of every operator, on each
- * instruction set and AMX, at each level, at any number of threads. Not so: results that are made
- * from the batch (means, batch norm in training), dropout, a recipe (its scales and its choice of
- * linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by shape. Under a
- * guard it holds between two updates; beside a cache only while no site has fallen back, because
- * attention and what follows it are other sites there.
+ * generation token by token agree to the bit. This covers the forward pass of every operator, on
+ * each instruction set and AMX, at each level, at any number of threads. Exceptions: results that
+ * are made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
+ * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
+ * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
+ * while no site has fallen back, because attention with a cache, and the operators after it, are
+ * other sites.
  *
  * The first row holds under any flags, rounding mode and FTZ/DAZ. The first column holds in each
  * rounding mode, and with FTZ or DAZ set or not: all threads of a call run in the caller's mode.

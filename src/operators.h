@@ -4,9 +4,10 @@
  *
  * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
  * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As there, dimensions
- * may be 0 (but not those of parameters and buffers, nor the keys of attention): sums of no
- * elements are 0, means NaN, and gradients through empty results 0.
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As in PyTorch,
+ * dimensions may be 0 (except those of parameters and buffers, the keys and heads of attention, and
+ * the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN, and gradients
+ * through empty results are 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -65,7 +66,7 @@
  *     bce                         BANNED   x, target            both          f32 scalar
  *     nll                         F32      x, targets           x             f32 scalar
  *     triplet_margin              F32      three tensors        all           f32 scalar
- *     loss_apply and ..._apply    the loss's own                              options of the losses
+ *     loss_apply, ..._apply       those of the loss                           see mixp_loss_desc
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
@@ -213,8 +214,8 @@ MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
 /* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
  * or not finite. */
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
-/* On a CPU these are the C library's f32 functions, except erfinv, y with erf(y) = x: to 1 unit in
- * the last place; Inf at 1, NaN beyond. */
+/* F32. On a CPU these are the C library's f32 functions, except erfinv. erfinv: y with erf(y) = x,
+ * to 1 unit in the last place; +-Inf at x = +-1, NaN where |x| > 1. */
 MIXPREC_API mixp_tensor *mixp_log2(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log10(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_acos(mixp_context *ctx, mixp_tensor *x);
@@ -223,22 +224,23 @@ MIXPREC_API mixp_tensor *mixp_tan(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_sinh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cosh(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_erfinv(mixp_context *ctx, mixp_tensor *x);
-/* power (F32): a to the power b. The gradient of a is 0 where b is 0; that of b is 0 where a is 0
- * and b is not below 0, and NaN where a is below 0. atan2 (PROMOTE): the angle of the point (b, a).
+/* power (F32): a to the power b. The gradient of a is 0 where b is 0. The gradient of b is 0 where
+ * a is 0 and b >= 0, and NaN where a < 0. atan2 (PROMOTE): the angle of the point (b, a).
  * Both broadcast as NumPy does. */
 MIXPREC_API mixp_tensor *mixp_power(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_atan2(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* PROMOTE. x + value a / b, with NumPy's broadcasting: three operators. */
+/* PROMOTE. x + value a / b, with NumPy's broadcasting. Runs mixp_div, mixp_scale and mixp_add. */
 MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
                                       mixp_tensor *b, float value);
-/* LOW. x where x > 0, otherwise w x. w[channels] is for dimension 1 of x, or w has one element.
- * MIXP_ERR_SHAPE: w is neither. */
+/* LOW. x where x > 0, otherwise w x. w has one element, or w[channels] with the size of dimension 1
+ * of x; otherwise MIXP_ERR_SHAPE. */
 MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w);
 /* LOW. The sum of products that an equation of letters describes, as "bhqd,bhkd->bhqk": one letter
- * for each dimension. A letter that the result lacks is summed. Without "->" the result has the
- * letters that stand once, in alphabetical order. The function permutes and reshapes both operands,
- * and runs one mixp_matmul; letters of one operand alone are summed first, by mixp_sum.
- * MIXP_ERR_ARGUMENT: the equation has not two operands, or a letter twice in one of them.
+ * for each dimension, at most 8 an operand. A letter that the result lacks is summed. Without "->"
+ * the result has the letters that occur once, in alphabetical order. The function permutes and
+ * reshapes both operands, and runs one mixp_matmul. A letter that only one operand has, and the
+ * result lacks, is summed before, by mixp_sum. MIXP_ERR_ARGUMENT: the equation does not have two
+ * operands, has a letter twice in one of them, or a letter of the result in none.
  * MIXP_ERR_SHAPE: the letters do not fit the shapes. */
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
                                      mixp_tensor *b);
@@ -273,8 +275,8 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
- * without a gradient; Inf and -Inf are the largest and the smallest |x|, with the gradient of
- * mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
+ * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
+ * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
  * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep);
@@ -284,8 +286,9 @@ MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float orde
 MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
 MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
-/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. log2(n) products
- * of slices run, and keep as many copies of x for the gradient; no gradient divides. */
+/* F32_OUT. Element i along dim is the product of elements 0 to i, computed in f32. The function
+ * runs log2(n) products, n the size of dim, and each keeps a copy of x for the gradient. The
+ * gradient does not divide by x. */
 MIXPREC_API mixp_tensor *mixp_cumprod(mixp_context *ctx, mixp_tensor *x, int dim);
 
 /* F32_OUT. Over the last dimension. */
@@ -315,14 +318,14 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
  * applies no step. */
 MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
                                         mixp_tensor *ids);
-/* As mixp_embedding. The row `padding` of the table gets no gradient (PyTorch's padding_idx); below
- * 0 it counts from the end. */
+/* mixp_embedding whose table gets no gradient in the row `padding` (PyTorch's padding_idx); a
+ * negative padding counts from the end. MIXP_ERR_SHAPE: the table has no row `padding`. */
 MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
                                                mixp_tensor *ids, int64_t padding);
 /* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x; its other
- * dimensions are those of x, or smaller: the first elements of x count then. Example: a target's
- * log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of equal ids are added
- * in order. */
+ * dimensions have the sizes of x, or smaller sizes: then only the first elements of x are read.
+ * Example: a target's log-probability with ids[rows, 1]. Errors as in mixp_embedding. Gradients of
+ * equal ids are added in order. */
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
@@ -347,30 +350,32 @@ MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor 
 MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
                                       mixp_dtype dtype);
 /* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
- * (i32) has the shape of src, or of src's first elements; its other dimensions are those of x, or
- * smaller. index_add: the same with ids[m],
- * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
- * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
+ * (i32) has the rank of x; no dimension is larger than that of src, nor, except dim, than that of
+ * x. Only src's first elements, as many as ids has, are added. index_add: the same with ids[m], one
+ * id for each index of src along dim. Additions to one element run in increasing j, in f32, and are
+ * rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
 MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                           mixp_tensor *ids, mixp_tensor *src);
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src);
-/* PROMOTE. x with src[.., j, ..] in place of [.., ids[.., j, ..], ..] along dim; shapes and errors
- * are those of scatter_add. If ids name an element more than once, it becomes the sum of its
- * sources. Two scatter_add and a masked_fill run. */
+/* PROMOTE. x, with element [.., ids[.., j, ..], ..] along dim replaced by src[.., j, ..]. Shapes
+ * and errors are those of scatter_add. An element that ids name more than once becomes the sum of
+ * its sources; in PyTorch it becomes any one of them. Runs two scatter_add and a masked_fill. */
 MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
                                       mixp_tensor *src);
-/* KEEP. For each value the number of edges below it (right 1: below or equal), i32: the place where
- * it keeps the ascending edges in order; a NaN goes behind all. edges[n], or edges[..., n] for
- * values[..., m]. All edges are compared with all values: 5 n m bytes of memory. At most 2^24
- * edges; no gradient. */
+/* KEEP. For each value the number of edges below it (right 1: below or equal): the index at which
+ * the value keeps the ascending edges in order. A NaN is above all edges. edges[n] for values of
+ * any shape, or edges[..., n] for values[..., m]. Result: i32, the shape of values, no gradient.
+ * All edges are compared with all values: 5 n m bytes of memory. MIXP_ERR_SHAPE: shapes that do not
+ * fit, more than 2^24 edges, values of rank MIXP_MAX_RANK. */
 MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
                                            mixp_tensor *values, int right);
 /* KEEP. Along dim. topk: the k largest (largest 0: smallest) elements, the largest (smallest)
  * first. sort: all elements, ascending or descending. *indices (unless NULL): their positions, i32.
- * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. A
- * dim that is not the last takes two transposed copies. On a GPU, sort of rows of more than 2048
- * elements, and topk of them with k above 1024, take 16 bytes of scratch memory an element. */
+ * NaN is larger than all; equal elements keep their order. The gradient goes to the positions. For
+ * a dim that is not the last, the function makes two transposed copies. On a GPU, sort of rows of
+ * more than 2048 elements, and topk of them with k above 1024, take 16 bytes of scratch memory an
+ * element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
                                    int largest, mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
@@ -421,14 +426,13 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
                                                    float smoothing);
 /* LOW. mixp_cross_entropy of the logits x[..., in] w[vocab, in]', without storing all logits. The
  * logits are f32: `chunk` rows are computed at a time, and again for the gradients. These products
- * then cost a third more work. Their memory is 4 * chunk * vocab bytes, in the backward pass of low
- * inputs 6 * chunk * vocab. chunk 0 = an eighth of the rows, or the rows of 2^22 values if that is
- * more. The loss and its gradients are closer to those of f32 than mixp_linear and
- * mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs the
- * loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype once,
- * and w's gradient sums the rows in another order than mixp_linear.
- * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
- * mixp_cross_entropy. */
+ * then cost a third more work. Their memory is 4 * chunk * vocab bytes; with low inputs, in the
+ * backward pass, 6 * chunk * vocab bytes. chunk 0 = an eighth of the rows, or the rows of 2^22
+ * values if that is more. The loss and its gradients are closer to those of f32 than mixp_linear
+ * and mixp_cross_entropy are under autocast, because the logits are not rounded; with f32 inputs
+ * the loss has the bits of the two operators. The gradient of the logits is rounded to x's dtype
+ * once, and w's gradient sums the rows in another order than mixp_linear. Result: f32 scalar.
+ * MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
                                                    mixp_tensor *w, mixp_tensor *targets,
                                                    int32_t ignore, int64_t chunk);
@@ -524,10 +528,11 @@ typedef struct mixp_loss_desc {
     int64_t      chunk;         /* linear_cross_entropy: rows at a time. 0 = the default   */
 } mixp_loss_desc;
 
-/* A loss of two tensors, with options; desc NULL = PyTorch's defaults. loss: MIXP_OP_CROSS_ENTROPY,
- * NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class, gradients and errors are
- * those of the function with that name, and so are the bits where its options are these. kl_div's
- * mean is PyTorch's: over all elements.
+/* Applies a loss of two tensors with options; desc NULL = PyTorch's defaults. Returns an f32
+ * scalar, or with MIXP_REDUCE_NONE one f32 value for each row or element. loss:
+ * MIXP_OP_CROSS_ENTROPY, NLL, MSE, L1, SMOOTH_L1, HUBER, BCE, BCE_WITH_LOGITS or KL_DIV. Class,
+ * gradients and errors are those of the function with that name; with equal options the bits are,
+ * too. kl_div's mean is PyTorch's: over all elements.
  *
  *     mixp_loss_desc d;
  *     memset(&d, 0, sizeof d);
@@ -541,10 +546,11 @@ typedef struct mixp_loss_desc {
  * gradients of the targets of kl_div, bce and bce_with_logits.
  *
  * A loss of no rows is 0 for a sum and NaN for a mean. MIXP_ERR_ARGUMENT: an option that the loss
- * does not have, class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit. */
+ * does not have, or class weights that require a gradient. MIXP_ERR_SHAPE: a weight does not fit
+ * the shapes. */
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
                                          mixp_tensor *target, const mixp_loss_desc *desc);
-/* The same for losses of three tensors. Targets of linear_cross_entropy are i32. */
+/* mixp_loss_apply for the losses of three tensors. Targets of linear_cross_entropy are i32. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
                                                          mixp_tensor *w, mixp_tensor *targets,
                                                          const mixp_loss_desc *desc);
@@ -574,9 +580,10 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. roll: shifts elements along dim, to higher indices if shift is above 0; what leaves at the
- * end enters at the beginning. tril, triu: x[..., rows, cols] with zeros where col - row is above
- * (triu: below) diagonal. roll joins two slices; tril and triu fill by a mask. */
+/* KEEP. roll: shifts elements along dim, to higher indices if shift > 0; elements that leave at one
+ * end enter at the other. roll joins two slices. tril, triu: x[..., rows, cols] with zeros where
+ * col - row is above (triu: below) diagonal. They run mixp_masked_fill. MIXP_ERR_SHAPE: tril or
+ * triu of a rank below 2, or of more than 2^24 rows or columns. */
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim);
 MIXPREC_API mixp_tensor *mixp_tril(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);
 MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t diagonal);

@@ -17,7 +17,7 @@
  * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
-    mixp_moment_kind m, v;      /* first and second moment; v: kinds that divide by one     */
+    mixp_moment_kind m, v;      /* first and second moment. v: all kinds except SGD, Lion, Muon */
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
@@ -63,15 +63,15 @@ typedef struct mixp_optimizer_desc {
     mixp_optimizer_states states;   /* all f32                                             */
     mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
     mixp_muon_settings muon;    /* Muon                                                    */
-    int           maximize;     /* 1: the step goes uphill: a reward in place of a loss    */
+    int           maximize;     /* 1: steps increase the loss, as for a reward             */
     int           amsgrad;      /* Adam, AdamW. 1: divides by the largest v so far; keeps one
                                    more state, in f32; needs MIXP_ADAM_ORDER_TORCH         */
     int           centered;     /* RMSprop. 1: divides by the standard deviation; keeps the mean
                                    gradient as one more state, in f32; states.v must be f32 */
     int           decoupled;    /* NAdam, RAdam. 1: weight_decay is decoupled, as AdamW's   */
     double        lr_decay;     /* Adagrad: step t has the rate lr / (1 + (t - 1) lr_decay) */
-    double        initial_sum;  /* Adagrad: where the sums of squares start                */
-    double        momentum_decay;   /* NAdam                                               */
+    double        initial_sum;  /* Adagrad: first value of the sums of squares, at least 0 */
+    double        momentum_decay;   /* NAdam: at least 0                                   */
 } mixp_optimizer_desc;
 
 /* The defaults of each kind. Fields that a comment does not name are 0.
@@ -82,15 +82,17 @@ MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
 MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
 /* SGD: lr 1e-3. */
 MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
-/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. Centered, the variance is at least 0:
- * PyTorch takes the root of a negative one, which rounding can make, and the weight becomes NaN. */
+/* torch.optim.RMSprop: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. With `centered`, a variance that
+ * rounding makes negative counts as 0; in PyTorch its root makes the weight NaN. */
 MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
-/* torch.optim.Adagrad: lr 1e-2, eps 1e-10, which must stay above 0. Its sum of squares is v. */
+/* torch.optim.Adagrad: lr 1e-2, eps 1e-10; eps must be above 0. The sum of squares is the state
+ * v. */
 MIXPREC_API mixp_optimizer_desc mixp_adagrad_defaults(void);
-/* torch.optim.Adamax: Adam's, with lr 2e-3. Its decaying maximum is v. */
+/* torch.optim.Adamax: Adam's, with lr 2e-3. The decaying maximum is the state v. */
 MIXPREC_API mixp_optimizer_desc mixp_adamax_defaults(void);
 /* torch.optim.NAdam: Adam's, with lr 2e-3 and momentum_decay 4e-3. The product of its momentums
- * follows from the current beta1 and momentum_decay, and from the parameter's steps. */
+ * is no state: each step computes it from the current beta1 and momentum_decay, and the parameter's
+ * number of steps. */
 MIXPREC_API mixp_optimizer_desc mixp_nadam_defaults(void);
 /* torch.optim.RAdam: Adam's. */
 MIXPREC_API mixp_optimizer_desc mixp_radam_defaults(void);
@@ -223,8 +225,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device. The rate
- * of MIXP_SCHEDULE_FUNCTION calls the function. */
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device. With
+ * MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 

@@ -119,8 +119,8 @@ typedef struct mixp_context_desc {
     void     *memory;                               /* your block for all host memory: see below.
                                                        NULL = use the allocator            */
     size_t    memory_bytes;
-    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = what a
-                                                       measurement has shown to pay on this
+    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags; 0 = those
+                                                       that were measured to pay on this
                                                        kind of GPU (none so far)            */
     const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
                                                        or NULL; copied                     */
@@ -151,12 +151,13 @@ typedef struct mixp_context_desc {
  * only on a simulation of cuBLASLt. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
- * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. The device names those
- * of a description that names none. A CPU ignores all flags. */
+ * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. If a description has
+ * epilogues 0, the device chooses the flags. A CPU ignores all flags. */
 enum {
     MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
     MIXP_EPILOGUES_GELU = 2,    /* GELU by tanh, and its slope, in mixp_mlp                 */
-    MIXP_EPILOGUES_NONE = 4     /* none, whatever the device names; alone                   */
+    MIXP_EPILOGUES_NONE = 4     /* no epilogue, also where the device would choose one; do not
+                                   combine it with other flags                             */
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
