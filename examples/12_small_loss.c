@@ -1,6 +1,6 @@
-/* 12_small_loss.c - a loss that becomes small by itself: its gradients fall below fp16's range, and training stands
- * still. A dynamic loss scale follows them. 8 to 8 numbers, 32,768 examples: at an error of 1e-3 the gradient of a
- * prediction, 2 error / 262,144, is 8e-9; fp16's smallest number is 6e-8.
+/* 12_small_loss.c - a loss that becomes small by itself: its gradients fall below fp16's range, and training stops. A
+ * dynamic loss scale keeps them in range. The data: 32,768 examples of 8 inputs and 8 outputs. At an error of 1e-3
+ * the gradient of a prediction, 2 error / 262,144, is 8e-9; fp16's smallest number is 6e-8.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/12_small_loss.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION

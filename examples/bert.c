@@ -1,12 +1,12 @@
-/* bert.c - BERT's form: an encoder of padded sequences finds letters that are hidden from it. It is trained three
- * times beside each other: in fp32, and in fp16 with a loss scaler at level 1 (results as in PyTorch's autocast) and at
+/* bert.c - BERT's architecture: an encoder of padded sequences predicts hidden letters. Three copies are trained side
+ * by side: in fp32, and in fp16 with a loss scaler at level 1 (results as in PyTorch's autocast) and at
  * level 2 (every activation is fp16).
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/bert.c -I. -lm && ./a.out [steps [names.txt]]
  *
  * The model is that of Devlin et al. (2018), small: embeddings of tokens and positions, a norm behind each residual
  * sum, GELU, dropout, and a head that shares the table of tokens. A sequence is a given name. Of its letters 15 % (at
- * least one) are to be found: 80 % of those are masked, 10 % are another letter, 10 % are as they were. */
+ * least one) are to be predicted: 80 % of those are masked, 10 % replaced by a random letter, 10 % unchanged. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "names.h"

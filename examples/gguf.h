@@ -1,11 +1,10 @@
 /* gguf.h - writes and reads GGUF, the files of llama.cpp and of programs built on it
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Writes tensors as f32, f16, bf16 or Q8_0, of mixprec's parameters, with any metadata. Reads
- * files whose tensors are f32, f16 or bf16; tensors of other types are listed, without their
- * values. The tensors' names of GPT-2 and of Llama-like models are translated from those of
- * Hugging Face. By the specification of version 3 (docs/gguf.md of the ggml project). Include
- * mixprec.h before this file.
+ * Writes mixprec's parameters as f32, f16, bf16 or Q8_0, with any metadata. Reads files whose
+ * tensors are f32, f16 or bf16; tensors of other types are listed without their values. Hugging
+ * Face's tensor names of GPT-2 and of Llama-like models are translated to GGUF's. The format is
+ * version 3 (docs/gguf.md of the ggml project). Include mixprec.h before this file.
  *
  *     gguf_writer *w = gguf_new("gpt2");
  *     gguf_put_u32(w, "gpt2.block_count", 12);
@@ -221,7 +220,7 @@ static inline gguf_tensor *gguf_add(gguf_writer *w, const char *name, gguf_type 
 }
 
 /* Adds a parameter, which is read when the file is written. Vectors are stored as f32, as all
- * programs do, and so are matrices whose rows are no multiple of 32 for Q8_0. heads: see
+ * programs do, and so are matrices for Q8_0 whose row length is not a multiple of 32. heads: see
  * gguf_turn; 0: the rows keep their order. */
 static inline void gguf_put_tensor(gguf_writer *w, const char *name, gguf_type type,
                                    const mixp_tensor *values, int64_t heads) {

@@ -1,14 +1,14 @@
-/* llama.c - fine-tunes a Llama-like model of Hugging Face's files on a CPU, whole or by LoRA
+/* llama.c - fine-tunes a Llama-like model from Hugging Face's files on a CPU, all weights or LoRA
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     cc -O2 -fopenmp -I. examples/llama.c -o llama -lm
  *     ./llama SmolLM2-135M --data chats.jsonl --lora 8 --out tuned --prompt "Who wrote Hamlet?"
  *
  * MODEL is a folder with config.json, tokenizer.json and model.safetensors, or its shards with
- * their index; or a FILE.gguf. Weights are f32, f16 or bf16. Options, weights, layers, data,
- * training, sample and files, in this order. `llama --help` lists the options, docs/llama.md
- * explains them. Equal arguments give equal bits with any number of threads. Exit status: 0 done,
- * 1 failed, 2 wrong usage. */
+ * their index; or a FILE.gguf. Weights are f32, f16 or bf16. This file has the options, weights,
+ * layers, data, training, sample and files, in this order. `llama --help` lists the options,
+ * docs/llama.md explains them. Equal arguments give equal bits with any number of threads. Exit
+ * status: 0 done, 1 failed, 2 wrong usage. */
 #define _XOPEN_SOURCE 700 /* fnmatch, mkdir, getrusage, clock_gettime */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,13 +1,13 @@
 /* recurrent.h - LSTM, GRU and plain RNN for mixprec, made of its operators.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Include it behind mixprec.h. Gates lie as PyTorch's (LSTM: input, forget, cell, output; GRU: reset, update, new), so
- * that weights of torch.nn.LSTM, GRU and RNN fit by name. A function returns NULL on an error, which stays in the
- * context.
+ * Include this file after mixprec.h. Gates are in PyTorch's order (LSTM: input, forget, cell, output; GRU: reset,
+ * update, new), so that weights of torch.nn.LSTM, GRU and RNN fit by name. A function returns NULL on an error, which
+ * stays in the context.
  *
- * Under autocast h has the dtype of the products, as PyTorch's cells give it. An LSTM's c keeps the dtype in which it
- * came, and zeros are f32. PyTorch's c is low: there c, a sum over time, loses what is below 2^-11 of it in fp16. Who
- * wants that passes a low c.
+ * Under autocast h has the dtype of the products, as in PyTorch's cells. An LSTM's c keeps the dtype of the c that you
+ * pass; a c of zeros that the layer makes is f32. PyTorch's c is low: c is a sum over time, and in fp16 it loses terms
+ * below 2^-11 of its value. For PyTorch's behaviour pass a low c.
  *
  * A state that goes on into the next step is a buffer, because a tensor of the last step is refused:
  *
@@ -226,11 +226,12 @@ static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recu
     return wrong != NULL;
 }
 
-/* torch.nn.LSTM, GRU and RNN, batch first: x[b, t, in] to y[b, t, directions * hidden] (or proj) of the last layer. w,
- * h and c: one for each layer and direction, in PyTorch's order: layer 0, layer 0 backward, layer 1 ... h[i] and c[i]
- * (LSTM only) are the states before, [b, hidden], and after. h or c NULL: zeros before, and lost after. desc NULL: as
- * zeroed. Dropout follows the result of each layer but the last. MIXP_ERR_SHAPE: x is not of rank 3, more than 65,536
- * positions, lengths or weights that do not fit. MIXP_ERR_ARGUMENT: an unknown kind, w_proj of another kind than LSTM. */
+/* torch.nn.LSTM, GRU and RNN, batch first: x[b, t, in] to y[b, t, directions * hidden] (or proj) of the last layer.
+ * w, h and c: one for each layer and direction, in PyTorch's order: layer 0, layer 0 backward, layer 1 ... h[i] and
+ * c[i] (LSTM only) are the states before, [b, hidden], and after. h or c NULL: zeros before, not returned after. desc
+ * NULL: as zeroed. Dropout follows the result of each layer but the last. MIXP_ERR_SHAPE: x is not of rank 3, more
+ * than 65,536 positions, lengths or weights that do not fit. MIXP_ERR_ARGUMENT: an unknown kind, w_proj of another
+ * kind than LSTM. */
 RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, mixp_tensor **c,
                                      const recurrent_weights *w, const recurrent_desc *desc) {
     recurrent_desc d;

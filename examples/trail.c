@@ -1,9 +1,9 @@
-/* trail.c - in which site do two runs part? Compares two files of trail.h record by record.
+/* trail.c - names the first site in which two runs differ. Compares two files of trail.h record by record.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/trail.c -I. -lm -o trail && ./trail a.trail b.trail
  *
  * Prints the first record that differs, by how much, and how many others of its step do. Exit status: 0 the files are
- * equal, 1 they part, 2 a file cannot be read or is no trail. A last line without its end, of a run that was killed,
+ * equal, 1 they differ, 2 a file cannot be read or is no trail. A last line without its end, of a run that was killed,
  * does not count. Hashes are of bytes: compare machines of one byte order. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,4 +1,4 @@
-/* trail.h - writes what each step computes to a file, so that two runs can be compared: in which site do they part?
+/* trail.h - writes hashes of what each step computes to a file, to find the first site in which two runs differ
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include this file after mixprec.h, in C or C++. It uses only the public API: the observer of mixp_observe. It needs
@@ -6,7 +6,7 @@
  *
  *     mixp_trail *trail = mixp_trail_open(ctx, "a.trail");        before the loop
  *     mixp_step_begin(ctx);
- *     mixp_trail_step(trail);                                     in each step, behind mixp_step_begin
+ *     mixp_trail_step(trail);                                     in each step, after mixp_step_begin
  *     mixp_trail_close(trail);                                    after the loop, before mixp_context_free
  *
  *     build/trail a.trail b.trail                                 names the first site that differs, and by how much
@@ -40,10 +40,10 @@ enum { TRAIL_FIELDS = 10, TRAIL_PARTS = 8, TRAIL_BLOCK = 4096 };
 
 typedef struct mixp_trail {
     mixp_context *ctx;
-    mixp_observer before;       /* is called as well                                       */
+    mixp_observer before;       /* the observer that was installed before; is called too   */
     FILE         *file;
-    int64_t       step;         /* of mixp_trail_step, from 1; 0 before the first          */
-    char         *bytes;        /* of the tensor that is being written                     */
+    int64_t       step;         /* number of calls of mixp_trail_step                      */
+    char         *bytes;        /* `room` bytes, for the tensor that is being written      */
     size_t        room;
 } mixp_trail;
 
@@ -177,7 +177,7 @@ TRAIL_API mixp_trail *mixp_trail_open(mixp_context *ctx, const char *path) {
     return NULL;
 }
 
-/* Begins the records of a step, and writes those of all parameters and buffers. Call it behind mixp_step_begin; the
+/* Begins the records of a step, and writes those of all parameters and buffers. Call it after mixp_step_begin; the
  * batches of one update may be one step or several. Returns the context's error, or MIXP_OK. */
 TRAIL_API mixp_result mixp_trail_step(mixp_trail *t) {
     const mixp_tensor *x;
