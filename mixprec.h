@@ -9791,10 +9791,11 @@ MIXPI_SMALL_END
 #  define MIXPI_SPEED
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
-/* The kernel mixpi_NAME of this set: what mixpi_cpu_NAME does, with the set's tasks. */
-#define MIXPI_KERNEL(name, args, tasks)                                                   \
+/* The kernel mixpi_NAME of this set: what `starts`, the function mixpi_cpu_NAME, does with the
+ * set's tasks. */
+#define MIXPI_KERNEL(name, starts, args, tasks)                                           \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
-    { return mixpi_cpu_##name(x, k, tasks); }
+    { return starts(x, k, tasks); }
 /* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
 #define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
@@ -11105,8 +11106,8 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
                        mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_KERNEL(copy, mixp_copy_args, MIXPI_P(copy_unit))
-MIXPI_KERNEL(fill, mixp_fill_args, MIXPI_P(copy))
+MIXPI_KERNEL(copy, mixpi_cpu_copy, mixp_copy_args, MIXPI_P(copy_unit))
+MIXPI_KERNEL(fill, mixpi_cpu_fill, mixp_fill_args, MIXPI_P(copy))
 #ifndef MIXPREC_ONLY_FORMATS
 MIXPI_SMALL_BEGIN
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -11829,15 +11830,16 @@ MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
 
 static const mixpi_map_units MIXPI_P(map_units) =
     { MIXPI_P(map_unit), MIXPI_P(sum_unit), MIXPI_P(sum_join) };
-MIXPI_KERNEL(unary, mixp_unary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(unary_backward, mixp_unary_backward_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(binary, mixp_binary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(binary_backward, mixp_binary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(reduce, mixp_reduce_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(where, mixp_where_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(where_backward, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary, mixpi_cpu_unary, mixp_unary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary_backward, mixpi_cpu_unary_backward, mixp_unary_backward_args,
+             &MIXPI_P(map_units))
+MIXPI_KERNEL(binary, mixpi_cpu_binary, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary_backward, mixpi_cpu_binary_backward, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce, mixpi_cpu_reduce, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce_backward, mixpi_cpu_reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(scale_by, mixpi_cpu_scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where, mixpi_cpu_where, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where_backward, mixpi_cpu_where_backward, mixp_where_args, &MIXPI_P(map_units))
 
 /* One block. */
 MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
@@ -11853,7 +11855,7 @@ MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     if (y == out) MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_KERNEL(dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
+MIXPI_KERNEL(dropout, mixpi_cpu_dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
 
 /* One block. */
 MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
@@ -11864,7 +11866,7 @@ MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     MIXPI_P(write)(d->k->y, first, n, out);
 }
 
-MIXPI_KERNEL(random, mixp_random_args, MIXPI_P(random_unit))
+MIXPI_KERNEL(random, mixpi_cpu_random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
@@ -11907,7 +11909,7 @@ MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
     if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
 }
 
-MIXPI_KERNEL(max, mixp_max_args, MIXPI_P(max_unit))
+MIXPI_KERNEL(max, mixpi_cpu_max, mixp_max_args, MIXPI_P(max_unit))
 
 /* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
@@ -11937,7 +11939,7 @@ MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->da, from, n, out);
 }
 
-MIXPI_KERNEL(max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
+MIXPI_KERNEL(max_backward, mixpi_cpu_max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
 
 /* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
@@ -11952,7 +11954,7 @@ MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_KERNEL(gather, mixp_gather_args, MIXPI_P(gather_unit))
+MIXPI_KERNEL(gather, mixpi_cpu_gather, mixp_gather_args, MIXPI_P(gather_unit))
 
 /* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
@@ -11972,7 +11974,8 @@ MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     }
 }
 
-MIXPI_KERNEL(gather_backward, mixp_gather_args, MIXPI_P(gather_back_unit))
+MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
+             MIXPI_P(gather_back_unit))
 
 /* --- rotary embeddings --- */
 
@@ -12044,7 +12047,7 @@ MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
 }
 #undef MIXPI_ROPE_PART
 
-MIXPI_KERNEL(rope, mixp_rope_args, MIXPI_P(rope_unit))
+MIXPI_KERNEL(rope, mixpi_cpu_rope, mixp_rope_args, MIXPI_P(rope_unit))
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
 /* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
@@ -12121,7 +12124,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(softmax, mixp_softmax_args, MIXPI_P(softmax_row))
+MIXPI_KERNEL(softmax, mixpi_cpu_softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
 /* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
@@ -12155,7 +12158,8 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(softmax_backward, mixp_softmax_backward_args, MIXPI_P(softmax_back_row))
+MIXPI_KERNEL(softmax_backward, mixpi_cpu_softmax_backward, mixp_softmax_backward_args,
+             MIXPI_P(softmax_back_row))
 
 /* --- layer norm, rms norm --- */
 
@@ -12224,7 +12228,7 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(norm, mixp_norm_args, MIXPI_P(norm_row))
+MIXPI_KERNEL(norm, mixpi_cpu_norm, mixp_norm_args, MIXPI_P(norm_row))
 
 /* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
@@ -12242,7 +12246,7 @@ MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     MIXPI_P(norm_row)(&of_sum, row);
 }
 
-MIXPI_KERNEL(add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
+MIXPI_KERNEL(add_norm, mixpi_cpu_add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
@@ -12358,7 +12362,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_KERNEL(embedding, mixp_embedding_args, MIXPI_P(embedding_row))
+MIXPI_KERNEL(embedding, mixpi_cpu_embedding, mixp_embedding_args, MIXPI_P(embedding_row))
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -12381,7 +12385,8 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     }
 }
 
-MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding_back_row))
+MIXPI_KERNEL(embedding_backward, mixpi_cpu_embedding_backward, mixp_embedding_backward_args,
+             MIXPI_P(embedding_back_row))
 
 /* --- losses --- */
 
@@ -12429,7 +12434,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, (double)max, (double)log_sum);
 }
 
-MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
+MIXPI_KERNEL(cross_entropy, mixpi_cpu_cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
 /* d = factor (all softmax - hot onehot + others) of the columns i to i + n of a row. */
 MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
@@ -12468,7 +12473,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(cross_entropy_backward, mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
+MIXPI_KERNEL(cross_entropy_backward, mixpi_cpu_cross_entropy_backward,
+             mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
 
 /* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
@@ -12477,10 +12483,11 @@ MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     MIXPI_P(entropy_back_row)(&job->back, row);
 }
 
-MIXPI_KERNEL(cross_entropy_both, mixp_cross_entropy_both_args, MIXPI_P(entropy_both_row))
+MIXPI_KERNEL(cross_entropy_both, mixpi_cpu_cross_entropy_both, mixp_cross_entropy_both_args,
+             MIXPI_P(entropy_both_row))
 
-MIXPI_KERNEL(loss, mixp_loss_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss, mixpi_cpu_loss, mixp_loss_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss_backward, mixpi_cpu_loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
 
 MIXPI_SMALL_END
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -14011,8 +14018,8 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_KERNEL(grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
-MIXPI_KERNEL(clip, mixp_clip_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(grad_stats, mixpi_cpu_grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(clip, mixpi_cpu_clip, mixp_clip_args, MIXPI_P(gather_chunk))
 
 /* mixpi_decay_of for 16 elements. */
 MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
@@ -14721,7 +14728,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixpi_vfence();
 }
 
-MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
+MIXPI_KERNEL(update, mixpi_cpu_update, mixp_update_args, MIXPI_P(update_chunk))
 
 /* --- look -------------------------------------------------------------------------------- */
 
@@ -14824,7 +14831,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
+MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 
 #if !MIXPI_BORROWS
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
@@ -22746,7 +22753,8 @@ static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b) {
 static void mixpi_warn_of_column(mixp_call *c) {
     const double n = (double)c->in[0]->count;
     const char *vector = c->in[0]->rank == 1 ? "first" : "second";
-    if (c->op != mixp_op_builtin(MIXP_OP_SUB) || c->in[0]->count < 2) return;
+    const mixp_binary_args *k = (const mixp_binary_args *)c->attrs;
+    if (k->op != MIXP_BINARY_SUB || c->in[0]->count < 2) return;
     if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
     mixpi_warn(c->ctx,
                "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, "
@@ -26566,105 +26574,142 @@ MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mi
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
+/* A row. Its functions stand by their whole names, so that a search for one finds its row. */
 #define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
-    { #name, MIXP_CLASS_##cls, attrs, mixpi_##infer##_infer, mixpi_##forward,             \
-      mixpi_##backward, NULL }
-#define MIXPI_OP(name, cls, attrs, infer, family)                                         \
-    MIXPI_ROW(name, cls, attrs, infer, family##_forward, family##_backward)
-#define MIXPI_BOTH(name, cls, attrs, infer, family)                                       \
-    MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
-#define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
-#define MIXPI_PAIR(name, cls) MIXPI_OP(name, cls, sizeof(mixp_binary_args), binary, binary)
-#define MIXPI_BINARY(name)    MIXPI_PAIR(name, PROMOTE)
-#define MIXPI_COMPARISON(name)                                                            \
-    { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
-      mixpi_compare_forward, NULL, NULL }
-#define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixpi_compared), loss, loss)
+    { #name, MIXP_CLASS_##cls, attrs, infer, forward, backward, NULL }
+#define MIXPI_UNARY_ROW(name, cls)                                                        \
+    MIXPI_ROW(name, cls, sizeof(mixp_unary_args), mixpi_same_infer, mixpi_unary_forward,  \
+              mixpi_unary_backward)
+#define MIXPI_PAIR_ROW(name, cls)                                                         \
+    MIXPI_ROW(name, cls, sizeof(mixp_binary_args), mixpi_binary_infer,                    \
+              mixpi_binary_forward, mixpi_binary_backward)
+#define MIXPI_COMPARE_ROW(name)                                                           \
+    MIXPI_ROW(name, KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,                 \
+              mixpi_compare_forward, NULL)
+#define MIXPI_LOSS_ROW(name)                                                              \
+    MIXPI_ROW(name, F32, sizeof(mixpi_compared), mixpi_loss_infer, mixpi_loss_forward,    \
+              mixpi_loss_backward)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
 /* clang-format off */
 MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
     static const mixp_op ops[MIXP_OP_COUNT] = {
-        MIXPI_OP(linear, LOW, sizeof(mixpi_product), product, product),
-        MIXPI_OP(matmul, LOW, sizeof(mixpi_product), product, product),
-        MIXPI_OP(attention, LOW, sizeof(mixp_attention_args), attention, attention),
-        MIXPI_BINARY(add), MIXPI_BINARY(sub), MIXPI_BINARY(mul), MIXPI_BINARY(div),
-        MIXPI_UNARY(scale, KEEP), MIXPI_UNARY(relu, KEEP), MIXPI_UNARY(gelu, KEEP),
-        MIXPI_UNARY(gelu_tanh, KEEP), MIXPI_UNARY(silu, KEEP), MIXPI_UNARY(tanh, KEEP),
-        MIXPI_UNARY(sigmoid, KEEP), MIXPI_UNARY(sqrt, KEEP), MIXPI_UNARY(exp, F32),
-        MIXPI_UNARY(log, F32), MIXPI_UNARY(pow, F32),
-        MIXPI_BOTH(sum, F32_OUT, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_BOTH(mean, KEEP, sizeof(mixpi_reduction), reduce, reduce),
-        MIXPI_OP(softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
-        MIXPI_OP(log_softmax, F32_OUT, sizeof(mixp_softmax_args), same, softmax),
-        MIXPI_OP(layer_norm, F32, sizeof(mixp_norm_args), norm, norm),
-        MIXPI_OP(rms_norm, F32, sizeof(mixp_norm_args), norm, norm),
-        MIXPI_OP(embedding, KEEP, sizeof(mixpi_embedded), embedding, embedding),
-        MIXPI_BOTH(dropout, KEEP, sizeof(mixp_dropout_args), dropout, dropout),
-        MIXPI_OP(cross_entropy, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
-        MIXPI_LOSS(mse), MIXPI_LOSS(bce_with_logits),
+        MIXPI_ROW(linear, LOW, sizeof(mixpi_product), mixpi_product_infer, mixpi_product_forward,
+                  mixpi_product_backward),
+        MIXPI_ROW(matmul, LOW, sizeof(mixpi_product), mixpi_product_infer, mixpi_product_forward,
+                  mixpi_product_backward),
+        MIXPI_ROW(attention, LOW, sizeof(mixp_attention_args), mixpi_attention_infer,
+                  mixpi_attention_forward, mixpi_attention_backward),
+        MIXPI_PAIR_ROW(add, PROMOTE), MIXPI_PAIR_ROW(sub, PROMOTE), MIXPI_PAIR_ROW(mul, PROMOTE),
+        MIXPI_PAIR_ROW(div, PROMOTE), MIXPI_UNARY_ROW(scale, KEEP), MIXPI_UNARY_ROW(relu, KEEP),
+        MIXPI_UNARY_ROW(gelu, KEEP), MIXPI_UNARY_ROW(gelu_tanh, KEEP), MIXPI_UNARY_ROW(silu, KEEP),
+        MIXPI_UNARY_ROW(tanh, KEEP), MIXPI_UNARY_ROW(sigmoid, KEEP), MIXPI_UNARY_ROW(sqrt, KEEP),
+        MIXPI_UNARY_ROW(exp, F32), MIXPI_UNARY_ROW(log, F32), MIXPI_UNARY_ROW(pow, F32),
+        MIXPI_ROW(sum, F32_OUT, sizeof(mixpi_reduction), mixpi_reduce_infer, mixpi_reduce_both,
+                  mixpi_reduce_both),
+        MIXPI_ROW(mean, KEEP, sizeof(mixpi_reduction), mixpi_reduce_infer, mixpi_reduce_both,
+                  mixpi_reduce_both),
+        MIXPI_ROW(softmax, F32_OUT, sizeof(mixp_softmax_args), mixpi_same_infer,
+                  mixpi_softmax_forward, mixpi_softmax_backward),
+        MIXPI_ROW(log_softmax, F32_OUT, sizeof(mixp_softmax_args), mixpi_same_infer,
+                  mixpi_softmax_forward, mixpi_softmax_backward),
+        MIXPI_ROW(layer_norm, F32, sizeof(mixp_norm_args), mixpi_norm_infer, mixpi_norm_forward,
+                  mixpi_norm_backward),
+        MIXPI_ROW(rms_norm, F32, sizeof(mixp_norm_args), mixpi_norm_infer, mixpi_norm_forward,
+                  mixpi_norm_backward),
+        MIXPI_ROW(embedding, KEEP, sizeof(mixpi_embedded), mixpi_embedding_infer,
+                  mixpi_embedding_forward, mixpi_embedding_backward),
+        MIXPI_ROW(dropout, KEEP, sizeof(mixp_dropout_args), mixpi_dropout_infer,
+                  mixpi_dropout_both, mixpi_dropout_both),
+        MIXPI_ROW(cross_entropy, F32, sizeof(mixpi_entropy), mixpi_cross_entropy_infer,
+                  mixpi_cross_entropy_forward, mixpi_cross_entropy_backward),
+        MIXPI_LOSS_ROW(mse), MIXPI_LOSS_ROW(bce_with_logits),
         { "bce", MIXP_CLASS_BANNED, sizeof(mixpi_compared), mixpi_loss_infer, mixpi_loss_forward,
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* the tape's own cast */
-        MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
-        MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_reorder), transpose, reorder),
-        MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat),
-        MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
-        MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
-        MIXPI_UNARY(cos, KEEP),
-        MIXPI_ROW(clamp, KEEP, sizeof(mixp_unary_args), clamp, clamp_forward, unary_backward),
-        MIXPI_UNARY(relu_squared, KEEP),
-        MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
-        MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
-        MIXPI_OP(swiglu_packed, KEEP, sizeof(mixp_binary_args), packed, packed),
-        MIXPI_LOSS(l1), MIXPI_LOSS(smooth_l1), MIXPI_LOSS(huber), MIXPI_LOSS(kl_div),
-        MIXPI_OP(linear_cross_entropy, LOW, sizeof(mixpi_chunked),
-                 chunked, chunked),
-        MIXPI_OP(max, KEEP, sizeof(mixpi_maximum), max, max),
+        MIXPI_ROW(reshape, KEEP, sizeof(mixpi_reshape), mixpi_reshape_infer, mixpi_cast_forward,
+                  mixpi_cast_backward),
+        MIXPI_ROW(transpose, KEEP, sizeof(mixpi_reorder), mixpi_transpose_infer,
+                  mixpi_reorder_both, mixpi_reorder_both),
+        MIXPI_ROW(concat, PROMOTE, sizeof(int), mixpi_concat_infer, mixpi_concat_both,
+                  mixpi_concat_both),
+        MIXPI_ROW(slice, KEEP, sizeof(mixpi_range), mixpi_slice_infer, mixpi_slice_forward,
+                  mixpi_slice_backward),
+        MIXPI_UNARY_ROW(neg, KEEP), MIXPI_UNARY_ROW(abs, KEEP), MIXPI_UNARY_ROW(sin, KEEP),
+        MIXPI_UNARY_ROW(cos, KEEP),
+        MIXPI_ROW(clamp, KEEP, sizeof(mixp_unary_args), mixpi_clamp_infer, mixpi_clamp_forward,
+                  mixpi_unary_backward),
+        MIXPI_UNARY_ROW(relu_squared, KEEP),
+        MIXPI_ROW(soft_cap, KEEP, sizeof(mixp_unary_args), mixpi_soft_cap_infer,
+                  mixpi_unary_forward, mixpi_unary_backward),
+        MIXPI_PAIR_ROW(maximum, PROMOTE), MIXPI_PAIR_ROW(minimum, PROMOTE),
+        MIXPI_PAIR_ROW(swiglu, PROMOTE),
+        MIXPI_ROW(swiglu_packed, KEEP, sizeof(mixp_binary_args), mixpi_packed_infer,
+                  mixpi_packed_forward, mixpi_packed_backward),
+        MIXPI_LOSS_ROW(l1), MIXPI_LOSS_ROW(smooth_l1), MIXPI_LOSS_ROW(huber),
+        MIXPI_LOSS_ROW(kl_div),
+        MIXPI_ROW(linear_cross_entropy, LOW, sizeof(mixpi_chunked), mixpi_chunked_infer,
+                  mixpi_chunked_forward, mixpi_chunked_backward),
+        MIXPI_ROW(max, KEEP, sizeof(mixpi_maximum), mixpi_max_infer, mixpi_max_forward,
+                  mixpi_max_backward),
         { "argmax", MIXP_CLASS_KEEP, sizeof(mixpi_maximum), mixpi_max_infer, mixpi_max_forward,
           NULL, NULL },
-        MIXPI_OP(gather, KEEP, sizeof(mixpi_gathering), gather, gather),
-        MIXPI_OP(where, PROMOTE, sizeof(mixpi_choice), choice, choice),
-        MIXPI_OP(masked_fill, KEEP, sizeof(mixpi_choice), choice, choice),
-        MIXPI_BOTH(rope, KEEP, sizeof(mixp_rope_args), rope, rope),
+        MIXPI_ROW(gather, KEEP, sizeof(mixpi_gathering), mixpi_gather_infer, mixpi_gather_forward,
+                  mixpi_gather_backward),
+        MIXPI_ROW(where, PROMOTE, sizeof(mixpi_choice), mixpi_choice_infer, mixpi_choice_forward,
+                  mixpi_choice_backward),
+        MIXPI_ROW(masked_fill, KEEP, sizeof(mixpi_choice), mixpi_choice_infer,
+                  mixpi_choice_forward, mixpi_choice_backward),
+        MIXPI_ROW(rope, KEEP, sizeof(mixp_rope_args), mixpi_rope_infer, mixpi_rope_both,
+                  mixpi_rope_both),
         { "detach", MIXP_CLASS_KEEP, 0, mixpi_detach_infer, mixpi_cast_forward, NULL, NULL },
-        MIXPI_UNARY(square, F32), MIXPI_UNARY(reciprocal, F32), MIXPI_UNARY(log1p, F32),
-        MIXPI_UNARY(expm1, F32), MIXPI_UNARY(erf, KEEP),
-        MIXPI_OP(softplus, F32, sizeof(mixp_unary_args), softplus, unary),
-        MIXPI_UNARY(leaky_relu, KEEP), MIXPI_UNARY(elu, KEEP), MIXPI_UNARY(add_scalar, KEEP),
-        MIXPI_UNARY(rsub, KEEP),
-        MIXPI_BOTH(permute, KEEP, sizeof(mixpi_reorder), permute, reorder),
-        MIXPI_BOTH(flip, KEEP, sizeof(mixpi_reorder), flip, reorder),
-        MIXPI_OP(expand, KEEP, sizeof(mixpi_expansion), expand, expand),
-        MIXPI_BOTH(pad, KEEP, sizeof(mixpi_padding), pad, pad),
-        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack),
-        MIXPI_COMPARISON(eq), MIXPI_COMPARISON(ne), MIXPI_COMPARISON(gt), MIXPI_COMPARISON(ge),
-        MIXPI_COMPARISON(lt), MIXPI_COMPARISON(le),
-        MIXPI_OP(prod, F32_OUT, sizeof(mixpi_scan), prod, prod),
-        MIXPI_BOTH(cumsum, F32_OUT, sizeof(mixpi_scan), cumsum, cumsum),
+        MIXPI_UNARY_ROW(square, F32), MIXPI_UNARY_ROW(reciprocal, F32),
+        MIXPI_UNARY_ROW(log1p, F32), MIXPI_UNARY_ROW(expm1, F32), MIXPI_UNARY_ROW(erf, KEEP),
+        MIXPI_ROW(softplus, F32, sizeof(mixp_unary_args), mixpi_softplus_infer,
+                  mixpi_unary_forward, mixpi_unary_backward),
+        MIXPI_UNARY_ROW(leaky_relu, KEEP), MIXPI_UNARY_ROW(elu, KEEP),
+        MIXPI_UNARY_ROW(add_scalar, KEEP), MIXPI_UNARY_ROW(rsub, KEEP),
+        MIXPI_ROW(permute, KEEP, sizeof(mixpi_reorder), mixpi_permute_infer, mixpi_reorder_both,
+                  mixpi_reorder_both),
+        MIXPI_ROW(flip, KEEP, sizeof(mixpi_reorder), mixpi_flip_infer, mixpi_reorder_both,
+                  mixpi_reorder_both),
+        MIXPI_ROW(expand, KEEP, sizeof(mixpi_expansion), mixpi_expand_infer, mixpi_expand_forward,
+                  mixpi_expand_backward),
+        MIXPI_ROW(pad, KEEP, sizeof(mixpi_padding), mixpi_pad_infer, mixpi_pad_both,
+                  mixpi_pad_both),
+        MIXPI_ROW(stack, PROMOTE, sizeof(int), mixpi_stack_infer, mixpi_stack_both,
+                  mixpi_stack_both),
+        MIXPI_COMPARE_ROW(eq), MIXPI_COMPARE_ROW(ne), MIXPI_COMPARE_ROW(gt), MIXPI_COMPARE_ROW(ge),
+        MIXPI_COMPARE_ROW(lt), MIXPI_COMPARE_ROW(le),
+        MIXPI_ROW(prod, F32_OUT, sizeof(mixpi_scan), mixpi_prod_infer, mixpi_prod_forward,
+                  mixpi_prod_backward),
+        MIXPI_ROW(cumsum, F32_OUT, sizeof(mixpi_scan), mixpi_cumsum_infer, mixpi_cumsum_both,
+                  mixpi_cumsum_both),
         { "one_hot", MIXP_CLASS_KEEP, sizeof(mixpi_hot), mixpi_one_hot_infer,
           mixpi_one_hot_forward, NULL, NULL },
-        MIXPI_OP(scatter_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
+        MIXPI_ROW(scatter_add, PROMOTE, sizeof(mixpi_gathering), mixpi_scatter_infer,
+                  mixpi_scatter_forward, mixpi_scatter_backward),
         { "topk", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
-        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
-        MIXPI_OP(nll, F32, sizeof(mixpi_entropy), cross_entropy, cross_entropy),
-        MIXPI_UNARY(log2, F32), MIXPI_UNARY(log10, F32), MIXPI_UNARY(acos, F32),
-        MIXPI_UNARY(asin, F32), MIXPI_UNARY(tan, F32), MIXPI_UNARY(sinh, F32),
-        MIXPI_UNARY(cosh, F32), MIXPI_UNARY(erfinv, F32),
-        MIXPI_PAIR(power, F32), MIXPI_PAIR(atan2, PROMOTE), MIXPI_PAIR(prelu, LOW)
+        MIXPI_ROW(index_add, PROMOTE, sizeof(mixpi_gathering), mixpi_scatter_infer,
+                  mixpi_scatter_forward, mixpi_scatter_backward),
+        MIXPI_ROW(nll, F32, sizeof(mixpi_entropy), mixpi_cross_entropy_infer,
+                  mixpi_cross_entropy_forward, mixpi_cross_entropy_backward),
+        MIXPI_UNARY_ROW(log2, F32), MIXPI_UNARY_ROW(log10, F32), MIXPI_UNARY_ROW(acos, F32),
+        MIXPI_UNARY_ROW(asin, F32), MIXPI_UNARY_ROW(tan, F32), MIXPI_UNARY_ROW(sinh, F32),
+        MIXPI_UNARY_ROW(cosh, F32), MIXPI_UNARY_ROW(erfinv, F32), MIXPI_PAIR_ROW(power, F32),
+        MIXPI_PAIR_ROW(atan2, PROMOTE), MIXPI_PAIR_ROW(prelu, LOW)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 /* clang-format on */
-#undef MIXPI_UNARY
-#undef MIXPI_BINARY
-#undef MIXPI_PAIR
-#undef MIXPI_COMPARISON
-#undef MIXPI_LOSS
+#undef MIXPI_UNARY_ROW
+#undef MIXPI_PAIR_ROW
+#undef MIXPI_COMPARE_ROW
+#undef MIXPI_LOSS_ROW
 
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
@@ -27459,7 +27504,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 }
 
 static const mixp_op mixpi_scale_op =
-    MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
+    MIXPI_ROW(scaler_scale, F32, sizeof(mixp_scaler *), mixpi_scale_infer, mixpi_scale_both,
+              mixpi_scale_both);
 
 /* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not
  * used. */
@@ -27575,8 +27621,8 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
 }
 
 static const mixp_op mixpi_scaled_entropy_op =
-    MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), scaled_entropy,
-             scaled_entropy);
+    MIXPI_ROW(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), mixpi_scaled_entropy_infer,
+              mixpi_scaled_entropy_forward, mixpi_scaled_entropy_backward);
 
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {

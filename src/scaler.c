@@ -398,7 +398,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 }
 
 static const mixp_op mixpi_scale_op =
-    MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
+    MIXPI_ROW(scaler_scale, F32, sizeof(mixp_scaler *), mixpi_scale_infer, mixpi_scale_both,
+              mixpi_scale_both);
 
 /* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not
  * used. */
@@ -514,8 +515,8 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
 }
 
 static const mixp_op mixpi_scaled_entropy_op =
-    MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), scaled_entropy,
-             scaled_entropy);
+    MIXPI_ROW(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), mixpi_scaled_entropy_infer,
+              mixpi_scaled_entropy_forward, mixpi_scaled_entropy_backward);
 
 /* Before the scaler is freed: losses of this step that it scaled can no longer be walked back. */
 static void mixpi_scale_lose(const mixp_scaler *scaler) {

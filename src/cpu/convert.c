@@ -404,5 +404,5 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
                        mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_KERNEL(copy, mixp_copy_args, MIXPI_P(copy_unit))
-MIXPI_KERNEL(fill, mixp_fill_args, MIXPI_P(copy))
+MIXPI_KERNEL(copy, mixpi_cpu_copy, mixp_copy_args, MIXPI_P(copy_unit))
+MIXPI_KERNEL(fill, mixpi_cpu_fill, mixp_fill_args, MIXPI_P(copy))

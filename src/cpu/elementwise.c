@@ -721,15 +721,16 @@ MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
 
 static const mixpi_map_units MIXPI_P(map_units) =
     { MIXPI_P(map_unit), MIXPI_P(sum_unit), MIXPI_P(sum_join) };
-MIXPI_KERNEL(unary, mixp_unary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(unary_backward, mixp_unary_backward_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(binary, mixp_binary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(binary_backward, mixp_binary_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(reduce, mixp_reduce_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(where, mixp_where_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(where_backward, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary, mixpi_cpu_unary, mixp_unary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary_backward, mixpi_cpu_unary_backward, mixp_unary_backward_args,
+             &MIXPI_P(map_units))
+MIXPI_KERNEL(binary, mixpi_cpu_binary, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary_backward, mixpi_cpu_binary_backward, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce, mixpi_cpu_reduce, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce_backward, mixpi_cpu_reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(scale_by, mixpi_cpu_scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where, mixpi_cpu_where, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where_backward, mixpi_cpu_where_backward, mixp_where_args, &MIXPI_P(map_units))
 
 /* One block. */
 MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
@@ -745,7 +746,7 @@ MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     if (y == out) MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_KERNEL(dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
+MIXPI_KERNEL(dropout, mixpi_cpu_dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
 
 /* One block. */
 MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
@@ -756,7 +757,7 @@ MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     MIXPI_P(write)(d->k->y, first, n, out);
 }
 
-MIXPI_KERNEL(random, mixp_random_args, MIXPI_P(random_unit))
+MIXPI_KERNEL(random, mixpi_cpu_random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
@@ -799,7 +800,7 @@ MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
     if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
 }
 
-MIXPI_KERNEL(max, mixp_max_args, MIXPI_P(max_unit))
+MIXPI_KERNEL(max, mixpi_cpu_max, mixp_max_args, MIXPI_P(max_unit))
 
 /* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
@@ -829,7 +830,7 @@ MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->da, from, n, out);
 }
 
-MIXPI_KERNEL(max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
+MIXPI_KERNEL(max_backward, mixpi_cpu_max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
 
 /* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
@@ -844,7 +845,7 @@ MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_KERNEL(gather, mixp_gather_args, MIXPI_P(gather_unit))
+MIXPI_KERNEL(gather, mixpi_cpu_gather, mixp_gather_args, MIXPI_P(gather_unit))
 
 /* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
@@ -864,7 +865,8 @@ MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     }
 }
 
-MIXPI_KERNEL(gather_backward, mixp_gather_args, MIXPI_P(gather_back_unit))
+MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
+             MIXPI_P(gather_back_unit))
 
 /* --- rotary embeddings --- */
 
@@ -936,5 +938,5 @@ MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
 }
 #undef MIXPI_ROPE_PART
 
-MIXPI_KERNEL(rope, mixp_rope_args, MIXPI_P(rope_unit))
+MIXPI_KERNEL(rope, mixpi_cpu_rope, mixp_rope_args, MIXPI_P(rope_unit))
 

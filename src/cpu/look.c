@@ -101,5 +101,5 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
+MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 

@@ -17,10 +17,11 @@
 #  define MIXPI_SPEED
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
-/* The kernel mixpi_NAME of this set: what mixpi_cpu_NAME does, with the set's tasks. */
-#define MIXPI_KERNEL(name, args, tasks)                                                   \
+/* The kernel mixpi_NAME of this set: what `starts`, the function mixpi_cpu_NAME, does with the
+ * set's tasks. */
+#define MIXPI_KERNEL(name, starts, args, tasks)                                           \
     MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
-    { return mixpi_cpu_##name(x, k, tasks); }
+    { return starts(x, k, tasks); }
 /* Does this set take AVX2's functions for codes below 16 bits? AVX-512's would be as fast. */
 #define MIXPI_BORROWS (MIXPI_PASS == 2 && MIXPI_WITH_AVX2)
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not

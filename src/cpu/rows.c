@@ -75,7 +75,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(softmax, mixp_softmax_args, MIXPI_P(softmax_row))
+MIXPI_KERNEL(softmax, mixpi_cpu_softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
 /* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
@@ -109,7 +109,8 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(softmax_backward, mixp_softmax_backward_args, MIXPI_P(softmax_back_row))
+MIXPI_KERNEL(softmax_backward, mixpi_cpu_softmax_backward, mixp_softmax_backward_args,
+             MIXPI_P(softmax_back_row))
 
 /* --- layer norm, rms norm --- */
 
@@ -178,7 +179,7 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(norm, mixp_norm_args, MIXPI_P(norm_row))
+MIXPI_KERNEL(norm, mixpi_cpu_norm, mixp_norm_args, MIXPI_P(norm_row))
 
 /* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
@@ -196,7 +197,7 @@ MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     MIXPI_P(norm_row)(&of_sum, row);
 }
 
-MIXPI_KERNEL(add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
+MIXPI_KERNEL(add_norm, mixpi_cpu_add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
@@ -312,7 +313,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_KERNEL(embedding, mixp_embedding_args, MIXPI_P(embedding_row))
+MIXPI_KERNEL(embedding, mixpi_cpu_embedding, mixp_embedding_args, MIXPI_P(embedding_row))
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -335,7 +336,8 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     }
 }
 
-MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding_back_row))
+MIXPI_KERNEL(embedding_backward, mixpi_cpu_embedding_backward, mixp_embedding_backward_args,
+             MIXPI_P(embedding_back_row))
 
 /* --- losses --- */
 
@@ -383,7 +385,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     job->losses[row] += smooth * MIXPI_P(entropy_smooth)(k, at, (double)max, (double)log_sum);
 }
 
-MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
+MIXPI_KERNEL(cross_entropy, mixpi_cpu_cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
 /* d = factor (all softmax - hot onehot + others) of the columns i to i + n of a row. */
 MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *k, int64_t row,
@@ -422,7 +424,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_KERNEL(cross_entropy_backward, mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
+MIXPI_KERNEL(cross_entropy_backward, mixpi_cpu_cross_entropy_backward,
+             mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
 
 /* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
@@ -431,8 +434,9 @@ MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     MIXPI_P(entropy_back_row)(&job->back, row);
 }
 
-MIXPI_KERNEL(cross_entropy_both, mixp_cross_entropy_both_args, MIXPI_P(entropy_both_row))
+MIXPI_KERNEL(cross_entropy_both, mixpi_cpu_cross_entropy_both, mixp_cross_entropy_both_args,
+             MIXPI_P(entropy_both_row))
 
-MIXPI_KERNEL(loss, mixp_loss_args, &MIXPI_P(map_units))
-MIXPI_KERNEL(loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss, mixpi_cpu_loss, mixp_loss_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss_backward, mixpi_cpu_loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
 

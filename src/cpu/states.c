@@ -577,5 +577,5 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixpi_vfence();
 }
 
-MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
+MIXPI_KERNEL(update, mixpi_cpu_update, mixp_update_args, MIXPI_P(update_chunk))
 

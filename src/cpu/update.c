@@ -88,8 +88,8 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_KERNEL(grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
-MIXPI_KERNEL(clip, mixp_clip_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(grad_stats, mixpi_cpu_grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(clip, mixpi_cpu_clip, mixp_clip_args, MIXPI_P(gather_chunk))
 
 /* mixpi_decay_of for 16 elements. */
 MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,

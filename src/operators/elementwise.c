@@ -39,7 +39,8 @@ static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b) {
 static void mixpi_warn_of_column(mixp_call *c) {
     const double n = (double)c->in[0]->count;
     const char *vector = c->in[0]->rank == 1 ? "first" : "second";
-    if (c->op != mixp_op_builtin(MIXP_OP_SUB) || c->in[0]->count < 2) return;
+    const mixp_binary_args *k = (const mixp_binary_args *)c->attrs;
+    if (k->op != MIXP_BINARY_SUB || c->in[0]->count < 2) return;
     if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
     mixpi_warn(c->ctx,
                "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, "
