@@ -861,7 +861,7 @@ typedef struct mixp_schedule {
                                        POLYNOMIAL, WAVE                                    */
     double             min_factor;  /* share of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6 */
     double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
-                                       MULTI_STEP: above 0                                 */
+                                       MULTI_STEP: above 0; its power below 1e30           */
     int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
                                        the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
     int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
@@ -1556,8 +1556,9 @@ MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr,
     const double last = g->beta1 * (1.0 - 0.5 * newest);
     const double next = g->beta1 * (1.0 - 0.5 * (newest * each));
     double power = each, product = 1.0, left = b->steps;
-    for (; left > 0.0 && product > 8.7e-19; left -= 1.0, power *= each)
+    for (; left > 0.0 && product > 8.7e-19 && power > 8.7e-19; left -= 1.0, power *= each)
         product *= g->beta1 * (1.0 - 0.5 * power);
+    if (left > 0.0 && product > 8.7e-19) product *= MIXPI_LIBM(pow)(g->beta1, left);
     u->rate = (float)lr;
     u->scale_g = (float)((1.0 - last) / (1.0 - product));
     u->scale_m = (float)(next / mixpi_fma(-product, next, 1.0));
@@ -26473,7 +26474,9 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
     for (int c = 'A'; c <= 'z'; c++) {
         const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
-        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B) && e->rank[2] < MIXP_MAX_RANK) {
+        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B)) {
+            if (e->rank[2] == MIXP_MAX_RANK)
+                return mixpi_einsum_wrong(ctx, equation, "the result has more than 8 letters");
             e->kind[c] |= MIXPI_OF_RESULT;
             e->text[2][e->rank[2]++] = (char)c;
         }
@@ -28027,6 +28030,14 @@ static int mixpi_is_cyclic(const mixp_schedule *s) {
     return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
 }
 
+/* gamma to the power of the number of milestones. */
+static double mixpi_multi_step_most(const mixp_schedule *s) {
+    double most = 1.0;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++)
+        if (s->milestones[i] > 0) most *= s->gamma;
+    return most;
+}
+
 /* Returns what is wrong with gamma, every, decay and growth, or NULL. */
 static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
@@ -28038,8 +28049,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     }
     if (is_power && !(s->gamma > 0.0 && s->gamma <= 1.0))
         return "schedule.gamma must be above 0 and at most 1";
-    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_finite(s->gamma)))
-        return "schedule.gamma must be finite and above 0";
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_multi_step_most(s) < 1e30))
+        return "schedule.gamma must be above 0, and below 1e30 to the power of its milestones";
     if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
         return "schedule.decay must lie in [1, total - warmup]";
     if (is_cyclic && (s->decay < 0 || s->decay > most))

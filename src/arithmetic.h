@@ -53,7 +53,7 @@ typedef struct mixp_schedule {
                                        POLYNOMIAL, WAVE                                    */
     double             min_factor;  /* share of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6 */
     double             gamma;       /* STEP, EXPONENTIAL, CYCLIC, CYCLIC_EXP: above 0, at most 1.
-                                       MULTI_STEP: above 0                                 */
+                                       MULTI_STEP: above 0; its power below 1e30           */
     int64_t            every;       /* steps, at least 1. STEP: between two changes. RESTARTS: of
                                        the first cycle, T_0. CYCLIC, CYCLIC_EXP: of a rise */
     int64_t            decay;       /* WSD: steps, from 1 to total - warmup. CYCLIC, CYCLIC_EXP:
@@ -748,8 +748,9 @@ MIXPREC_HD void mixpi_update_nadam(const mixp_param_group *g, double lr,
     const double last = g->beta1 * (1.0 - 0.5 * newest);
     const double next = g->beta1 * (1.0 - 0.5 * (newest * each));
     double power = each, product = 1.0, left = b->steps;
-    for (; left > 0.0 && product > 8.7e-19; left -= 1.0, power *= each)
+    for (; left > 0.0 && product > 8.7e-19 && power > 8.7e-19; left -= 1.0, power *= each)
         product *= g->beta1 * (1.0 - 0.5 * power);
+    if (left > 0.0 && product > 8.7e-19) product *= MIXPI_LIBM(pow)(g->beta1, left);
     u->rate = (float)lr;
     u->scale_g = (float)((1.0 - last) / (1.0 - product));
     u->scale_m = (float)(next / mixpi_fma(-product, next, 1.0));

@@ -50,7 +50,9 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
     for (int c = 'A'; c <= 'z'; c++) {
         const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
-        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B) && e->rank[2] < MIXP_MAX_RANK) {
+        if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B)) {
+            if (e->rank[2] == MIXP_MAX_RANK)
+                return mixpi_einsum_wrong(ctx, equation, "the result has more than 8 letters");
             e->kind[c] |= MIXPI_OF_RESULT;
             e->text[2][e->rank[2]++] = (char)c;
         }

@@ -194,6 +194,14 @@ static int mixpi_is_cyclic(const mixp_schedule *s) {
     return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
 }
 
+/* gamma to the power of the number of milestones. */
+static double mixpi_multi_step_most(const mixp_schedule *s) {
+    double most = 1.0;
+    for (int i = 0; i < MIXP_MAX_MILESTONES; i++)
+        if (s->milestones[i] > 0) most *= s->gamma;
+    return most;
+}
+
 /* Returns what is wrong with gamma, every, decay and growth, or NULL. */
 static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
@@ -205,8 +213,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     }
     if (is_power && !(s->gamma > 0.0 && s->gamma <= 1.0))
         return "schedule.gamma must be above 0 and at most 1";
-    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_finite(s->gamma)))
-        return "schedule.gamma must be finite and above 0";
+    if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_multi_step_most(s) < 1e30))
+        return "schedule.gamma must be above 0, and below 1e30 to the power of its milestones";
     if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
         return "schedule.decay must lie in [1, total - warmup]";
     if (is_cyclic && (s->decay < 0 || s->decay > most))

@@ -120,6 +120,7 @@ static void test_einsum_refused(void) {
         { "ij,jk,kl", "letters", MIXP_ERR_ARGUMENT }, { "...ij,jk", "letters", MIXP_ERR_ARGUMENT },
         { "ii,ij", "twice", MIXP_ERR_ARGUMENT }, { "ij,jk->kk", "twice", MIXP_ERR_ARGUMENT },
         { "ij,jk->il", "in no operand", MIXP_ERR_ARGUMENT }, { "abcdefghi,a", "letters", MIXP_ERR_ARGUMENT },
+        { "abcde,fghij", "more than 8 letters", MIXP_ERR_ARGUMENT },
         { "i,ij", "one letter for each dimension", MIXP_ERR_SHAPE }, { "ij,ji", "must be equal", MIXP_ERR_SHAPE }
     };
     const int64_t two[2] = { 2, 3 };

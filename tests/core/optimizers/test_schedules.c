@@ -310,6 +310,9 @@ static void test_refused(void) {
     s = each_of(MIXP_SCHEDULE_STEP), s.gamma = 0.0, refused(s, "schedule.gamma");
     s = each_of(MIXP_SCHEDULE_EXPONENTIAL), s.gamma = 1.5, refused(s, "schedule.gamma");
     s = each_of(MIXP_SCHEDULE_EXPONENTIAL), s.gamma = nan, refused(s, "schedule.gamma");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.gamma = 0.0, refused(s, "schedule.gamma");
+    s = each_of(MIXP_SCHEDULE_MULTI_STEP), s.gamma = 1e20, s.milestones[0] = 3, s.milestones[1] = 5,
+        refused(s, "schedule.gamma");
     s = each_of(MIXP_SCHEDULE_WSD), s.decay = 0, refused(s, "schedule.decay");
     s = each_of(MIXP_SCHEDULE_WSD), s.decay = 17, refused(s, "schedule.decay");
     s = each_of(MIXP_SCHEDULE_WSD), s.total = 4, refused(s, "schedule.total");
