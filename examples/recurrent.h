@@ -47,7 +47,7 @@ typedef struct recurrent_desc {
     recurrent_kind kind;
     int            layers;              /* 0 = 1                                                             */
     int            bidirectional;       /* 1: two directions a layer; results lie side by side               */
-    float          dropout;             /* between layers, in [0, 1); 0 when not training                    */
+    float          dropout;             /* between layers, in [0, 1]; 0 when not training                    */
     mixp_tensor   *lengths;             /* i32 [b]: valid positions of each sequence; the results behind them are
                                            0 and move no state, as with pack_padded_sequence. NULL = all     */
     mixp_tensor *const *w_proj;         /* LSTM with proj_size: PyTorch's weight_hr[proj, hidden], one for each layer
@@ -75,16 +75,19 @@ static mixp_tensor *recurrent_low(mixp_context *ctx, mixp_tensor *h, const mixp_
  * state. */
 static mixp_tensor *lstm_gates(mixp_context *ctx, mixp_tensor *x_gates, mixp_tensor *h, mixp_tensor **c,
                                const recurrent_weights *w, mixp_tensor *w_proj) {
-    mixp_tensor *part[4] = { NULL, NULL, NULL, NULL };
+    mixp_tensor *part[4] = { NULL, NULL, NULL, NULL }, *next;
     mixp_tensor *gates = mixp_add(ctx, x_gates, mixp_linear(ctx, h, w->w_h, w->b_h));
     if (mixp_split(ctx, gates, -1, 4, part) != MIXP_OK) return NULL;
-    *c = mixp_add(ctx, mixp_mul(ctx, mixp_sigmoid(ctx, part[1]), *c),
-                  mixp_mul(ctx, mixp_sigmoid(ctx, part[0]), mixp_tanh(ctx, part[2])));
-    h = recurrent_low(ctx, mixp_mul(ctx, mixp_sigmoid(ctx, part[3]), mixp_tanh(ctx, *c)), gates);
-    return w_proj ? mixp_linear(ctx, h, w_proj, NULL) : h;
+    next = mixp_add(ctx, mixp_mul(ctx, mixp_sigmoid(ctx, part[1]), *c),
+                    mixp_mul(ctx, mixp_sigmoid(ctx, part[0]), mixp_tanh(ctx, part[2])));
+    h = recurrent_low(ctx, mixp_mul(ctx, mixp_sigmoid(ctx, part[3]), mixp_tanh(ctx, next)), gates);
+    if (w_proj) h = mixp_linear(ctx, h, w_proj, NULL);
+    if (h) *c = next;
+    return h;
 }
 
-/* torch.nn.LSTMCell: x[b, in], h[b, hidden]; *c is the cell's state before, and after. Returns the new h. */
+/* torch.nn.LSTMCell: x[b, in], h[b, hidden]; *c is the cell's state before, and after. Returns the new h. An
+ * error leaves *c as it is. */
 RECURRENT_API mixp_tensor *lstm_cell(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor **c,
                                      const recurrent_weights *w)
 { return lstm_gates(ctx, mixp_linear(ctx, x, w->w_x, w->b_x), h, c, w, NULL); }
@@ -206,8 +209,8 @@ static mixp_tensor *recurrent_direction(mixp_context *ctx, mixp_tensor *x, recur
     if (l->kind == RECURRENT_LSTM)
         l->c = c ? *c : recurrent_zeros(ctx, x, l->w_proj ? l->w_proj : l->w->w_h, 1);
     y = recurrent_run(ctx, x, l);
-    if (h) *h = l->h;
-    if (c) *c = l->c;
+    if (y && h) *h = l->h;
+    if (y && c) *c = l->c;
     return y;
 }
 
@@ -221,6 +224,8 @@ static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recu
     if (wrong) return 1;
     if (d->layers < 0 || (int)d->kind < 0 || d->kind > RECURRENT_RELU)
         wrong = "layers is not negative, and kind is a recurrent_kind";
+    if (d->dropout != 0.0f && mixp_bits_of_f32(d->dropout) > 0x3F800000u)  /* bits: NaN, negative, above 1 */
+        wrong = "dropout is in [0, 1]";
     if (d->w_proj && d->kind != RECURRENT_LSTM) wrong = "only an LSTM has w_proj";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "recurrent: %s", wrong);
     return wrong != NULL;
@@ -231,7 +236,8 @@ static int recurrent_refused(mixp_context *ctx, const mixp_tensor *x, const recu
  * c[i] (LSTM only) are the states before, [b, hidden], and after. h or c NULL: zeros before, not returned after. desc
  * NULL: as zeroed. Dropout follows the result of each layer but the last. MIXP_ERR_SHAPE: x is not of rank 3, more
  * than 65,536 positions, lengths or weights that do not fit. MIXP_ERR_ARGUMENT: an unknown kind, w_proj of another
- * kind than LSTM. */
+ * kind than LSTM, or dropout outside [0, 1]. After an error each of h and c is a tensor still: the state before, or
+ * after where its layer and direction had ended. */
 RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_tensor **h, mixp_tensor **c,
                                      const recurrent_weights *w, const recurrent_desc *desc) {
     recurrent_desc d;
@@ -245,7 +251,7 @@ RECURRENT_API mixp_tensor *recurrent(mixp_context *ctx, mixp_tensor *x, mixp_ten
     line.lengths = d.lengths;
     for (layer = 0; x && layer < (d.layers ? d.layers : 1); layer++) {
         mixp_tensor *y[2] = { NULL, NULL };
-        if (layer && d.dropout > 0) x = mixp_dropout(ctx, x, d.dropout, 1);
+        if (layer && d.dropout != 0.0f) x = mixp_dropout(ctx, x, d.dropout, 1);
         for (way = 0; x && way < ways; way++) {
             const int i = layer * ways + way;
             line.w = w + i;

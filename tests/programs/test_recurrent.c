@@ -380,6 +380,68 @@ static void refusals(void) {
     mixp_context_free(k.ctx);
 }
 
+/* A dropout that mixp_dropout refuses is refused, also where no layer follows. 1 is valid there, and here. */
+static void refused_dropout(void) {
+    const float    wrong[4] = { -1.0f, 1.5f, INFINITY, NAN };
+    recurrent_desc d;
+    network        k;
+    int            i;
+    network_open(&k, &network_cases[0]);
+    memset(&d, 0, sizeof d);
+    d.kind = (recurrent_kind)k.n->kind;
+    d.bidirectional = k.n->two;
+    mixp_step_begin(k.ctx);
+    for (i = 0; i < 8; i++) {
+        d.layers = i < 4 ? 1 : k.n->layers;
+        d.dropout = wrong[i % 4];
+        refused(k.ctx, recurrent(k.ctx, k.x, NULL, NULL, k.w, &d), MIXP_ERR_ARGUMENT, "dropout is in [0, 1]");
+    }
+    d.layers = 1;
+    d.dropout = 1.0f;
+    CHECK(recurrent(k.ctx, k.x, NULL, NULL, k.w, &d) != NULL);
+    d.dropout = -0.0f;
+    CHECK(recurrent(k.ctx, k.x, NULL, NULL, k.w, &d) != NULL);
+    CHECK_INT(mixp_context_error(k.ctx, NULL), MIXP_OK);
+    mixp_context_free(k.ctx);
+}
+
+/* An error leaves h and c as they are, in a layer and in a cell. */
+static void an_error_keeps_the_state(void) {
+    int at;
+    for (at = 0; at < 3; at++) {
+        mixp_tensor *h, *c;
+        layer        l;
+        layer_open(&l, at == 1 ? 3 : 4);
+        mixp_step_begin(l.ctx);
+        h = l.h;
+        c = l.c;
+        l.w.w_h = l.w.w_x;                      /* of IN columns, which h does not have */
+        if (at == 0) CHECK(lstm_layer(l.ctx, l.x, &h, &c, &l.w) == NULL);
+        if (at == 1) CHECK(gru_layer(l.ctx, l.x, &h, &l.w) == NULL);
+        if (at == 2) CHECK(lstm_cell(l.ctx, recurrent_at(l.ctx, l.x, 0), h, &c, &l.w) == NULL);
+        CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_ERR_SHAPE);
+        CHECK(h == l.h && c == l.c);
+        mixp_context_free(l.ctx);
+    }
+}
+
+/* Also where the gates' products are valid, and only the sum with c is not. */
+static void a_wrong_c_is_kept(void) {
+    const int64_t three[2] = { BATCH, HIDDEN + 1 };
+    mixp_tensor  *h, *c, *wrong;
+    layer         l;
+    layer_open(&l, 4);
+    mixp_step_begin(l.ctx);
+    h = l.h;
+    c = wrong = mixp_full(l.ctx, MIXP_F32, 2, three, 0);
+    CHECK(lstm_layer(l.ctx, l.x, &h, &c, &l.w) == NULL);
+    CHECK(h == l.h && c == wrong);
+    mixp_context_clear_error(l.ctx);
+    CHECK(lstm_cell(l.ctx, recurrent_at(l.ctx, l.x, 0), h, &c, &l.w) == NULL);
+    CHECK(c == wrong);
+    mixp_context_free(l.ctx);
+}
+
 /* --- a carried state and skipped steps --------------------------------------------------------- */
 
 enum { NET_ROWS = 4, NET_WIDTH = 8, NET_CLASSES = 3, NET_STEPS = 120, NET_LARGE = 50 };
@@ -556,6 +618,9 @@ int main(void) {
     RUN(dropout_between_layers);
     RUN(an_empty_batch);
     RUN(refusals);
+    RUN(refused_dropout);
+    RUN(an_error_keeps_the_state);
+    RUN(a_wrong_c_is_kept);
     RUN(a_state_survives_an_overflow);
     RUN(a_skipped_batch_moves_no_state);
     RUN(an_evaluation_from_zeros_has_the_sites_of_training);
