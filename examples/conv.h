@@ -138,6 +138,24 @@ static int conv_plain(const conv_shape *s) {
     return conv_taps(s) == 1 && !conv_padded(s);
 }
 
+/* At most 2^56 values a tensor, and 2^60 positions along an axis: so no size, no sum of two and no offset in bytes
+ * overflows. */
+#define CONV_MOST_VALUES    72057594037927936.0
+#define CONV_MOST_POSITIONS 1152921504606846976.0
+
+/* Have the columns, the padded image, or those of the transpose, too many values? */
+static int conv_too_large(const conv_shape *s) {
+    double columns = (double)(s->channels > s->maps ? s->channels : s->maps) * (s->batch > 1 ? (double)s->batch : 1.0);
+    double padded = columns;
+    int    axis;
+    for (axis = 0; axis < 3; axis++) {
+        const int64_t places = s->places[axis] > s->size[axis] ? s->places[axis] : s->size[axis];
+        columns *= (double)s->taps[axis] * (double)places;
+        padded *= 2.0 * (double)conv_extent(s, axis);
+    }
+    return columns > CONV_MOST_VALUES || padded > CONV_MOST_VALUES;
+}
+
 /* --- columns: the values under each tap --------------------------------------------------------------- */
 
 static mixp_in conv_in_at(mixp_in a, int64_t i) {
@@ -626,10 +644,14 @@ static void conv_sizes(const mixp_tensor *t, int64_t *to) {
     for (i = 2; i < t->rank; i++) to[5 - t->rank + i - 2] = t->shape[i];
 }
 
+#define CONV_TOO_LARGE "the padded image or its columns are too large; take a smaller stride, padding or dilation"
+
 /* Fills in the sizes from x and w; the description's numbers are in s already. */
 static const char *conv_shape_wrong(conv_shape *s, const mixp_tensor *x, const mixp_tensor *w, int transposed) {
-    int i;
+    int64_t sizes[3];
+    int     i;
     conv_sizes(w, s->taps);
+    conv_sizes(x, sizes);
     for (i = 0; i < 3; i++) {
         if (s->stride[i] < 1 || s->dilation[i] < 1 || s->padding[i] < CONV_SAME)
             return "strides and dilations are at least 1, padding at least 0";
@@ -643,6 +665,14 @@ static const char *conv_shape_wrong(conv_shape *s, const mixp_tensor *x, const m
     if (x->shape[1] != (transposed ? s->maps : s->channels))
         return transposed ? "x[b, in, ...] needs w[in, out / groups, ...]"
                           : "x[b, in, ...] needs w[out, in / groups, ...]";
+    if (s->maps < 1 || s->channels < 1) return "x and w need at least 1 channel on each side";
+    for (i = 0; i < 3; i++) {
+        if (s->taps[i] < 1 || sizes[i] < 1)
+            return "x and w need at least 1 value along each dimension; only b may be 0";
+        if ((double)sizes[i] * (double)s->stride[i] > CONV_MOST_POSITIONS ||
+            (double)s->taps[i] * (double)s->dilation[i] > CONV_MOST_POSITIONS)
+            return CONV_TOO_LARGE;
+    }
     return NULL;
 }
 
@@ -678,6 +708,7 @@ static mixp_result conv_infer(mixp_call *c) {
         s->places[i] = room / s->stride[i] + 1;
     }
     conv_calm_strides(s);
+    if (conv_too_large(s)) return conv_refuse(c, CONV_TOO_LARGE);
     return conv_output(c, s->maps, s->places);
 }
 
@@ -709,6 +740,7 @@ static mixp_result conv_transpose_infer(mixp_call *c) {
         if (s->size[i] < 1) return conv_refuse(c, "the padding leaves nothing of the result");
     }
     conv_calm_strides(s);
+    if (conv_too_large(s)) return conv_refuse(c, CONV_TOO_LARGE);
     return conv_output(c, s->channels, s->size);
 }
 
@@ -802,7 +834,8 @@ static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mi
 /* y[b, out, ...] of x[b, in, ...], w[out, in / groups, taps...] and bias[out], which may be NULL:
  * torch.nn.functional.conv1d, conv2d and conv3d, for images of one, two and three dimensions. The result has
  * (size + 2 padding - dilation (taps - 1) - 1) / stride + 1 places along a dimension, rounded down. MIXP_ERR_SHAPE:
- * channels, groups, ranks or sizes that do not fit. */
+ * channels, groups, ranks or sizes that do not fit, 0 channels or values along a dimension (a batch of 0 is valid), or
+ * a padded image or columns of more than about 2^53 values. */
 CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
                              const conv_desc *desc) {
     CONV_ROW("conv1d");
@@ -932,6 +965,7 @@ static int64_t conv_window_places(const conv_window *k, int i) {
     const conv_shape *s = &k->s;
     int64_t room = s->size[i] + 2 * s->padding[i] - s->dilation[i] * (s->taps[i] - 1) - 1, places;
     if (s->stride[i] < 1 || s->dilation[i] < 1 || s->taps[i] < 1 || s->padding[i] < 0) return 0;
+    if (s->size[i] < 1) return 0;
     if (room < 0 || 2 * s->padding[i] > s->taps[i]) return 0;
     places = room / s->stride[i] + 1;
     if (!k->ceil_mode || room % s->stride[i] == 0) return places;
@@ -954,6 +988,9 @@ static mixp_result conv_window_infer(mixp_call *c) {
                                      "image, and padding at most half of its size", c->op->name);
     }
     conv_calm_strides(&k->s);
+    if (conv_too_large(&k->s))
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: the windows have too many values; take a smaller size, "
+                                 "padding or dilation", c->op->name);
     shape[0] = k->s.batch;
     shape[1] = conv_taps(&k->s);
     shape[2] = conv_places(&k->s);
@@ -1044,11 +1081,18 @@ static mixp_tensor *conv_pooled(mixp_context *ctx, mixp_tensor *y, const mixp_te
     return mixp_reshape(ctx, y, x->rank, shape);
 }
 
-/* Positions in the image of each tap at each place along an axis: [taps, places]. */
+/* Positions in the image of each tap at each place along an axis: [taps, places]. For a tap in the border it is the
+ * first position of the window that is in the image. */
 static mixp_tensor *conv_positions(mixp_context *ctx, const conv_shape *s, int axis) {
     mixp_tensor *place = mixp_scale(ctx, conv_count(ctx, s->places[axis]), (float)s->stride[axis]);
     mixp_tensor *tap = mixp_scale(ctx, conv_count(ctx, s->taps[axis]), (float)s->dilation[axis]);
-    return mixp_add(ctx, conv_upright(ctx, tap), mixp_add_scalar(ctx, place, (float)-s->padding[axis]));
+    mixp_tensor *at = mixp_add(ctx, conv_upright(ctx, tap), mixp_add_scalar(ctx, place, (float)-s->padding[axis]));
+    mixp_tensor *zero, *last, *first;
+    if (conv_extent(s, axis) == s->size[axis]) return at;
+    zero = mixp_full(ctx, MIXP_F32, 0, NULL, 0);
+    last = mixp_full(ctx, MIXP_F32, 0, NULL, (double)(s->size[axis] - 1));
+    first = mixp_min(ctx, mixp_where(ctx, mixp_lt(ctx, at, zero), last, mixp_minimum(ctx, at, last)), 0, 1);
+    return mixp_where(ctx, mixp_lt(ctx, at, zero), first, mixp_where(ctx, mixp_gt(ctx, at, last), first, at));
 }
 
 /* The index in its channel of each tap at each place, f32 [taps, places], from the positions along each axis. */
@@ -1084,7 +1128,8 @@ static mixp_tensor *conv_largest(mixp_context *ctx, mixp_tensor *windows, const 
 
 /* The maximum of each window of x[b, channels, ...]: torch.nn.functional.max_pool1d, 2d and 3d, for images of one, two
  * and three dimensions. *indices (unless NULL): i32, where the maximum is in its channel, the first one if several are
- * equal; a channel has at most 2^24 values then. The border counts as the lowest finite number. Class KEEP.
+ * equal; a channel has at most 2^24 values then. The border counts as the lowest finite number; where it is the maximum
+ * (the window's values are -INFINITY), the index is that of the window's first value in the image. Class KEEP.
  * MIXP_ERR_SHAPE: a window larger than the padded image, padding of more than half the size, or numbers for dimensions
  * that x lacks. MIXP_ERR_ARGUMENT: desc is NULL. */
 CONV_API mixp_tensor *max_pool(mixp_context *ctx, mixp_tensor *x, const pool_desc *desc, mixp_tensor **indices) {
@@ -1172,15 +1217,17 @@ CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, in
 static int conv_sizes_asked(mixp_context *ctx, const char *name, const mixp_tensor *x, const int64_t *size,
                             int64_t *to) {
     const int dims = x->rank - 2;
+    double    volume = 1;
     int       i;
     to[0] = to[1] = to[2] = 1;
     for (i = 0; dims > 0 && dims < 4 && size && i < dims; i++) {
         to[3 - dims + i] = size[i];
-        if (size[i] < 1) break;
+        volume *= (double)size[i];
+        if (size[i] < 1 || volume > CONV_MOST_VALUES) break;
     }
     if (dims > 0 && i == dims) return 1;
     mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: x is [batch, channels, ...] of rank 3 to 5 (its rank is %d), and each "
-                      "size of the result is at least 1", name, x->rank);
+                      "size of the result is at least 1, with at most 2^56 values in a channel", name, x->rank);
     return 0;
 }
 
@@ -1253,6 +1300,12 @@ CONV_API mixp_tensor *max_unpool(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
     int64_t      flat[2], whole[2], places[3];
     mixp_tensor *y, *count = NULL;
     if (!x || !indices || !conv_sizes_asked(ctx, "max_unpool", x, size, places)) return NULL;
+    if (indices->rank != x->rank || memcmp(indices->shape, x->shape, (size_t)x->rank * sizeof *x->shape) != 0) {
+        mixp_context_fail(ctx, MIXP_ERR_SHAPE, "max_unpool: give indices of the shape of x, as max_pool makes them; "
+                          "x has rank %d and %lld values, indices have rank %d and %lld", x->rank, (long long)x->count,
+                          indices->rank, (long long)indices->count);
+        return NULL;
+    }
     flat[0] = whole[0] = x->shape[0] * x->shape[1];
     conv_sizes(x, places);
     flat[1] = conv_volume(places);
@@ -1438,9 +1491,18 @@ static mixp_tensor *conv_affine(mixp_context *ctx, mixp_tensor *x, mixp_tensor *
     return x && beta ? mixp_add(ctx, x, mixp_reshape(ctx, beta, x->rank - 1, ones)) : x;
 }
 
+/* Has t, if there is one, a value for each channel of x? */
+static int conv_by_channels(mixp_context *ctx, const char *name, const char *what, const mixp_tensor *t,
+                            const mixp_tensor *x) {
+    if (!t || t->count == x->shape[1]) return 1;
+    mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: give one value of %s for each of %lld channels; it has %lld", name,
+                      what, (long long)x->shape[1], (long long)t->count);
+    return 0;
+}
+
 /* Mean 0 and variance 1 over each sample's `groups` parts of the channels of x[b, channels, ...], then gamma[channels]
  * and beta[channels], which may be NULL: torch.nn.functional.group_norm; with a group for each channel, instance_norm.
- * MIXP_ERR_SHAPE: x of rank 1, or groups that do not divide the channels. */
+ * MIXP_ERR_SHAPE: x of rank 1, groups that do not divide the channels, or gamma or beta of another count. */
 CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, mixp_tensor *gamma, mixp_tensor *beta,
                                float eps) {
     int64_t shape[3];
@@ -1453,6 +1515,8 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
                           x->rank > 1 ? (double)x->shape[1] : 0.0);
         return NULL;
     }
+    if (!conv_by_channels(ctx, "group_norm", "gamma", gamma, x)) return NULL;
+    if (!conv_by_channels(ctx, "group_norm", "beta", beta, x)) return NULL;
     shape[0] = x->shape[0];
     shape[1] = groups;
     shape[2] = x->shape[1] / groups;
@@ -1525,8 +1589,8 @@ static mixp_tensor *conv_normalize(mixp_context *ctx, mixp_tensor *x, const norm
 /* Mean 0 and variance 1 of each channel of x[b, channels, ...] over the batch, then gamma[channels] and beta[channels],
  * which may be NULL: torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
  * and updates `keep`. 0: uses `keep`. keep NULL: no running statistics; evaluation uses the batch's. MIXP_ERR_SHAPE:
- * the rank of x is not 2 to 5, or one value in each channel where the batch's variance is used, as in PyTorch. A batch
- * of none leaves `keep` as it is.
+ * the rank of x is not 2 to 5, gamma, beta or `keep` have another count than the channels, or one value in each channel
+ * where the batch's variance is used, as in PyTorch. A batch of none leaves `keep` as it is.
  *
  * A skipped step leaves `keep` as it was, and a batch that mixp_retry tries three times counts once. PyTorch differs:
  * there a skipped step counts, and one overflow makes the running statistics NaN for ever. Frozen parameters as
@@ -1541,6 +1605,10 @@ CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor 
                           x->rank);
         return NULL;
     }
+    if (!conv_by_channels(ctx, "batch_norm", "gamma", gamma, x)) return NULL;
+    if (!conv_by_channels(ctx, "batch_norm", "beta", beta, x)) return NULL;
+    if (keep && !conv_by_channels(ctx, "batch_norm", "keep->mean", keep->mean, x)) return NULL;
+    if (keep && !conv_by_channels(ctx, "batch_norm", "keep->variance", keep->variance, x)) return NULL;
     if (!x->count) return conv_affine(ctx, x, gamma, beta);
     if (!training && keep) return conv_affine(ctx, conv_normalize(ctx, x, keep, eps), gamma, beta);
     if (x->count == x->shape[1]) {

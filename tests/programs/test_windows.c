@@ -56,9 +56,152 @@ static void refused_convolutions(void) {
     mixp_context_free(ctx);
 }
 
+/* Sides without a value, whose columns would have none. */
+static void refused_empty_sides(void) {
+    const int64_t none[4] = { 1, 0, 4, 4 }, one[4] = { 1, 1, 4, 4 }, flat[4] = { 1, 1, 0, 4 }, two[4] = { 1, 2, 0, 3 };
+    const int64_t wide[4] = { 3, 0, 3, 3 }, no_taps[4] = { 3, 1, 0, 3 }, no_maps[4] = { 0, 1, 3, 3 };
+    const int64_t w[4] = { 1, 1, 3, 3 }, turned[4] = { 2, 1, 3, 3 };
+    const float   v[18] = { 0 };
+    mixp_context *ctx = conv_context();
+    mixp_tensor  *x, *k;
+    conv_desc     d;
+    pool_desc     p;
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 4, one, v);
+    k = mixp_input(ctx, MIXP_F32, 4, w, v);
+    memset(&p, 0, sizeof p);
+    memset(&d, 0, sizeof d);
+    d.padding[0] = d.padding[1] = 1;
+    refused(ctx, conv2d(ctx, mixp_input(ctx, MIXP_F32, 4, none, v), mixp_input(ctx, MIXP_F32, 4, wide, v), NULL, &d),
+            MIXP_ERR_SHAPE, "at least 1 channel");
+    refused(ctx, conv2d(ctx, x, mixp_input(ctx, MIXP_F32, 4, no_maps, v), NULL, &d), MIXP_ERR_SHAPE,
+            "at least 1 channel");
+    refused(ctx, conv2d(ctx, x, mixp_input(ctx, MIXP_F32, 4, no_taps, v), NULL, NULL), MIXP_ERR_SHAPE,
+            "at least 1 value along each dimension");
+    refused(ctx, conv2d(ctx, mixp_input(ctx, MIXP_F32, 4, flat, v), k, NULL, &d), MIXP_ERR_SHAPE,
+            "at least 1 value along each dimension");
+    d.padding[0] = d.padding[1] = 0;
+    d.stride[0] = d.stride[1] = 2;
+    refused(ctx, conv_transpose2d(ctx, mixp_input(ctx, MIXP_F32, 4, two, v), mixp_input(ctx, MIXP_F32, 4, turned, v),
+                                  NULL, &d), MIXP_ERR_SHAPE, "at least 1 value along each dimension");
+    p.size[0] = p.size[1] = 2;
+    p.padding[0] = 1;
+    refused(ctx, max_pool(ctx, mixp_input(ctx, MIXP_F32, 4, flat, v), &p, NULL), MIXP_ERR_SHAPE, "at least 1");
+    mixp_context_free(ctx);
+}
+
+/* Numbers whose products pass 2^63. */
+static void refused_sizes(void) {
+    const int64_t sx[5] = { 1, 4, 2, 2, 2 }, sw[5] = { 1, 4, 2, 2, 2 };
+    const int64_t huge[2] = { (int64_t)1 << 40, (int64_t)1 << 40 };
+    const float   v[64] = { 0 };
+    const int     most = 2147483647;
+    mixp_context *ctx = conv_context();
+    mixp_tensor  *x, *x3, *at;
+    conv_desc     d;
+    pool_desc     p;
+    int           i;
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 4, sx, v);
+    x3 = mixp_input(ctx, MIXP_F32, 5, sx, v);
+    memset(&d, 0, sizeof d);
+    d.padding[0] = d.padding[1] = (1 << 30) - 1;
+    d.dilation[0] = d.dilation[1] = most;
+    refused(ctx, conv2d(ctx, x, mixp_input(ctx, MIXP_F32, 4, sw, v), NULL, &d), MIXP_ERR_SHAPE, "too large");
+    memset(&d, 0, sizeof d);
+    for (i = 0; i < 3; i++) d.stride[i] = d.padding[i] = most - 1;
+    refused(ctx, conv3d(ctx, x3, mixp_input(ctx, MIXP_F32, 5, sw, v), NULL, &d), MIXP_ERR_SHAPE, "too large");
+    memset(d.padding, 0, sizeof d.padding);
+    refused(ctx, conv_transpose3d(ctx, mixp_input(ctx, MIXP_F32, 5, sx, v), mixp_full(ctx, MIXP_F32, 5, sx, 0), NULL,
+                                  &d), MIXP_ERR_SHAPE, "needs w[in, out / groups");
+    x3 = mixp_transpose(ctx, x3, 0, 1);
+    refused(ctx, conv_transpose3d(ctx, x3, mixp_input(ctx, MIXP_F32, 5, sw, v), NULL, &d), MIXP_ERR_SHAPE, "too large");
+    memset(&p, 0, sizeof p);
+    p.size[0] = p.size[1] = most;
+    p.padding[0] = p.padding[1] = (1 << 30) - 1;
+    refused(ctx, max_pool(ctx, x, &p, NULL), MIXP_ERR_SHAPE, "too many values");
+    p.size[0] = p.size[1] = 2;
+    p.padding[0] = p.padding[1] = 0;
+    refused(ctx, adaptive_avg_pool(ctx, x, huge), MIXP_ERR_SHAPE, "at most 2^56 values");
+    x = max_pool(ctx, x, &p, &at);
+    refused(ctx, max_unpool(ctx, x, at, huge), MIXP_ERR_SHAPE, "at most 2^56 values");
+    mixp_context_free(ctx);
+}
+
+/* Norms whose gamma, beta or statistics are not one value a channel: none of them may broadcast. */
+static void refused_norms(void) {
+    const int64_t one[4] = { 2, 1, 4, 4 }, many[4] = { 2, 8, 2, 2 }, single = 1, eight = 8;
+    const float   v[64] = { 0 };
+    mixp_context *ctx = conv_context();
+    norm_statistics five = batch_norm_statistics(ctx, "five", 5), mixed = batch_norm_statistics(ctx, "one", 1);
+    mixp_tensor  *x, *y, *g1, *g8;
+    int           training;
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 4, one, v);
+    y = mixp_input(ctx, MIXP_F32, 4, many, v);
+    g1 = mixp_full(ctx, MIXP_F32, 1, &single, 1);
+    g8 = mixp_full(ctx, MIXP_F32, 1, &eight, 1);
+    refused(ctx, group_norm(ctx, x, 1, g8, NULL, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 1 channels; it has 8");
+    refused(ctx, group_norm(ctx, x, 1, NULL, g8, 1e-5f), MIXP_ERR_SHAPE, "beta for each of 1 channels; it has 8");
+    refused(ctx, group_norm(ctx, y, 2, g1, g8, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 8 channels; it has 1");
+    refused(ctx, batch_norm(ctx, y, g8, g1, NULL, 1, 1e-5f), MIXP_ERR_SHAPE, "beta for each of 8 channels; it has 1");
+    refused(ctx, batch_norm(ctx, x, g8, g1, NULL, 1, 1e-5f), MIXP_ERR_SHAPE, "gamma for each of 1 channels; it has 8");
+    for (training = 0; training < 2; training++) {
+        refused(ctx, batch_norm(ctx, x, g1, g1, &five, training, 1e-5f), MIXP_ERR_SHAPE,
+                "keep->mean for each of 1 channels; it has 5");
+        refused(ctx, batch_norm(ctx, y, g8, g8, &mixed, training, 1e-5f), MIXP_ERR_SHAPE,
+                "keep->mean for each of 8 channels; it has 1");
+    }
+    mixed.variance = five.variance;
+    refused(ctx, batch_norm(ctx, x, g1, g1, &mixed, 0, 1e-5f), MIXP_ERR_SHAPE, "keep->variance for each of 1 channels");
+    CHECK(group_norm(ctx, y, 2, g8, g8, 1e-5f) != NULL && batch_norm(ctx, y, g8, g8, NULL, 1, 1e-5f) != NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* Of windows with only -INFINITY: the index is that of the first value that the image has in the window. A double loop
+ * finds it. */
+static void indices_of_lowest_windows(void) {
+    enum { H = 5, W = 6 };
+    static const int numbers[][4] = { { 3, 1, 1, 1 }, { 3, 2, 1, 1 }, { 2, 2, 1, 1 }, { 3, 1, 1, 2 }, { 2, 3, 1, 2 } };
+    const int64_t    shape[4] = { 1, 1, H, W };
+    float            v[H * W];
+    int32_t          got[64];
+    size_t           n;
+    int              i;
+    for (i = 0; i < H * W; i++) v[i] = -INFINITY;
+    for (n = 0; n < 2 * sizeof numbers / sizeof numbers[0]; n++) {
+        const int    *k = numbers[n / 2], size = k[0], stride = k[1], padding = k[2], dilation = k[3];
+        mixp_context *ctx = conv_context();
+        mixp_tensor  *at, *y;
+        pool_desc     d;
+        int64_t       p;
+        memset(&d, 0, sizeof d);
+        for (i = 0; i < 2; i++) {
+            d.size[i] = size;
+            d.stride[i] = stride;
+            d.padding[i] = padding;
+            d.dilation[i] = dilation;
+        }
+        d.ceil_mode = n % 2 == 1;
+        mixp_step_begin(ctx);
+        y = max_pool(ctx, mixp_input(ctx, MIXP_F32, 4, shape, v), &d, &at);
+        CHECK(y && at && at->count <= 64);
+        CHECK_INT(mixp_read(at, got, MIXP_I32, at->count), MIXP_OK);
+        for (p = 0; p < at->count; p++) {
+            int row = (int)(p / at->shape[3]) * stride - padding, col = (int)(p % at->shape[3]) * stride - padding;
+            while (row < 0) row += dilation;
+            while (col < 0) col += dilation;
+            CHECK_INT(got[p], row * W + col);
+        }
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+}
+
 static void refused_windows(void) {
     static const int sx[4] = { 1, 2, 4, 4 }, flat[2] = { 2, 4 };
-    const int64_t zero[2] = { 2, 0 }, other[2] = { 4, 4 }, small[2] = { 1, 1 };
+    const int64_t zero[2] = { 2, 0 }, other[2] = { 4, 4 }, small[2] = { 1, 1 }, eight = 8;
     mixp_context *ctx = conv_context();
     mixp_tensor  *x = window_param(ctx, "x", 4, sx), *f = window_param(ctx, "f", 2, flat), *at, *y;
     interpolate_desc resize;
@@ -96,7 +239,10 @@ static void refused_windows(void) {
     refused(ctx, pixel_shuffle(ctx, f, 2), MIXP_ERR_SHAPE, "rank of this one is 2");
     d.dilation[0] = 0;
     y = max_pool(ctx, x, &d, &at);
-    refused(ctx, max_unpool(ctx, x, at, other), MIXP_ERR_SHAPE, "reshape");
+    refused(ctx, max_unpool(ctx, x, at, other), MIXP_ERR_SHAPE, "indices of the shape of x");
+    refused(ctx, max_unpool(ctx, y, mixp_transpose(ctx, at, 0, 1), other), MIXP_ERR_SHAPE, "indices of the shape of x");
+    refused(ctx, max_unpool(ctx, y, mixp_reshape(ctx, at, 1, &eight), other), MIXP_ERR_SHAPE,
+            "indices have rank 1 and 8");
     refused(ctx, max_unpool(ctx, y, at, small), MIXP_ERR_ARGUMENT, "scatter_add");
     CHECK(max_pool(ctx, NULL, &d, &at) == NULL && at == NULL && interpolate(ctx, NULL, &resize) == NULL);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
@@ -197,7 +343,11 @@ int main(void) {
     RUN(windows_keep_dtypes);
     RUN(windows_of_an_empty_batch);
     RUN(refused_convolutions);
+    RUN(refused_empty_sides);
+    RUN(refused_sizes);
     RUN(refused_windows);
+    RUN(refused_norms);
+    RUN(indices_of_lowest_windows);
     RUN(norms_of_ranks);
     RUN(norms_of_an_empty_batch);
     return test_report();
