@@ -11,9 +11,9 @@
  *     gguf_put_tensor(w, "token_embd.weight", GGUF_F16, tokens, 0);
  *     if (gguf_write(w, "model.gguf", error, sizeof error) != MIXP_OK) puts(error);
  *
- * Errors are those of mixp_safetensors_write and mixp_safetensors_read: MIXP_ERR_IO,
- * MIXP_ERR_FORMAT (malformed), MIXP_ERR_MEMORY, with a text in `error`. Numbers are
- * little-endian, and so must the machine be.
+ * gguf_write and gguf_read return MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, or not enough memory for
+ * it) or, of gguf_write, MIXP_ERR_ARGUMENT (a tensor that GGUF cannot hold), with a text in `error`.
+ * Numbers are little-endian, and so must the machine be.
  */
 #ifndef GGUF_H
 #define GGUF_H
@@ -102,7 +102,7 @@ static inline int gguf_name(const char *name, char *to) {
 
 /* Rotary positions turn pairs (i, i + d/2) of a head in Hugging Face's files, and pairs (2i, 2i +
  * 1) in GGUF's. So the rows of the weights of queries and keys [heads * d, cols] stand in another
- * order there. */
+ * order there. d is even. Of more dimensions than 2, cols counts the values of a row. */
 static inline void gguf_turn(float *to, const float *from, int64_t rows, int64_t cols,
                              int64_t heads) {
     int64_t d = rows / heads;
@@ -136,7 +136,8 @@ typedef struct gguf_writer {
     size_t         length, room;
     gguf_tensor   *tensors;
     uint64_t       pairs, n; /* of metadata; of tensors */
-    int            failed;   /* 1: out of memory */
+    int            failed;   /* 1: out of memory, or wrong is set */
+    const char    *wrong;    /* about a tensor that was put, or NULL */
 } gguf_writer;
 
 static inline void gguf_bytes(gguf_writer *w, const void *bytes, size_t n) {
@@ -205,6 +206,12 @@ static inline gguf_writer *gguf_new(const char *architecture) {
     return w;
 }
 
+/* Keeps the first reason why gguf_write will refuse. */
+static inline void gguf_refuse(gguf_writer *w, const char *wrong) {
+    if (!w->wrong) w->wrong = wrong;
+    w->failed = 1;
+}
+
 static inline gguf_tensor *gguf_add(gguf_writer *w, const char *name, gguf_type type) {
     gguf_tensor *all = (gguf_tensor *)realloc(w->tensors, (size_t)(w->n + 1) * sizeof *all), *t;
     if (!all) {
@@ -212,6 +219,10 @@ static inline gguf_tensor *gguf_add(gguf_writer *w, const char *name, gguf_type 
         return NULL;
     }
     w->tensors = all;
+    if (!name[0] || strlen(name) >= GGUF_NAME)
+        gguf_refuse(w, "the name of a tensor is longer than 95 bytes, or empty");
+    for (uint64_t i = 0; i < w->n; i++)
+        if (strcmp(all[i].name, name) == 0) gguf_refuse(w, "two tensors have one name");
     t = &all[w->n++];
     memset(t, 0, sizeof *t);
     snprintf(t->name, sizeof t->name, "%s", name);
@@ -221,7 +232,9 @@ static inline gguf_tensor *gguf_add(gguf_writer *w, const char *name, gguf_type 
 
 /* Adds a parameter, which is read when the file is written. Vectors are stored as f32, as all
  * programs do, and so are matrices for Q8_0 whose row length is not a multiple of 32. heads: see
- * gguf_turn; 0: the rows keep their order. */
+ * gguf_turn; 0: the rows keep their order. gguf_write then fails, with MIXP_ERR_ARGUMENT, if the
+ * tensor has no dimension, more than 4 or no values, if its name is taken or has no place in
+ * GGUF_NAME bytes, or if its rows are not `heads` heads of an even number of rows each. */
 static inline void gguf_put_tensor(gguf_writer *w, const char *name, gguf_type type,
                                    const mixp_tensor *values, int64_t heads) {
     int whole = values->rank > 1 &&
@@ -231,6 +244,12 @@ static inline void gguf_put_tensor(gguf_writer *w, const char *name, gguf_type t
     t->values = values;
     t->count = values->count;
     t->heads = heads;
+    if (values->rank < 1 || values->rank > 4)
+        gguf_refuse(w, "a tensor has more than 4 dimensions, or none");
+    else if (values->count < 1) gguf_refuse(w, "a tensor has no values");
+    else if (heads < 0 || (heads && values->shape[0] % heads) ||
+             (heads && values->shape[0] / heads % 2))
+        gguf_refuse(w, "a tensor's rows are not those of its heads, each of an even number");
 }
 
 /* Adds a vector of floats, which must stay until the file is written. */
@@ -240,6 +259,7 @@ static inline void gguf_put_floats(gguf_writer *w, const char *name, const float
     if (!t) return;
     t->floats = floats;
     t->count = count;
+    if (count < 1) gguf_refuse(w, "a tensor has no values");
 }
 
 static inline size_t gguf_size(gguf_type type, int64_t count) {
@@ -278,7 +298,7 @@ static inline int gguf_write_tensor(FILE *f, const gguf_tensor *t, float *spare,
     size_t size = gguf_size(t->type, t->count), pad = (size_t)(gguf_padded(size) - size);
     if (v && mixp_read(v, spare, MIXP_F32, v->count) != MIXP_OK) return 0;
     if (v && t->heads) {
-        gguf_turn(spare + t->count, spare, v->shape[0], v->rank > 1 ? v->shape[1] : 1, t->heads);
+        gguf_turn(spare + t->count, spare, v->shape[0], v->count / v->shape[0], t->heads);
         floats = spare + t->count;
     }
     if (t->type == GGUF_Q8_0) gguf_quantise(bytes, floats, t->count);
@@ -338,10 +358,11 @@ static inline mixp_result gguf_says(mixp_result result, char *error, size_t size
  * file at path is unchanged. */
 static inline mixp_result gguf_write(gguf_writer *w, const char *path, char *error,
                                      size_t error_size) {
-    char  temporary[1280];
-    FILE *f = NULL;
-    int   good;
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) < (int)sizeof temporary)
+    char        temporary[1280];
+    const char *wrong = w->wrong;
+    FILE       *f = NULL;
+    int         good;
+    if (!wrong && snprintf(temporary, sizeof temporary, "%s.tmp", path) < (int)sizeof temporary)
         f = fopen(temporary, "wb");
     good = f && gguf_write_all(w, f);
     if (f && fclose(f) != 0) good = 0;
@@ -350,6 +371,7 @@ static inline mixp_result gguf_write(gguf_writer *w, const char *path, char *err
     free(w->meta);
     free(w->tensors);
     free(w);
+    if (wrong) return gguf_says(MIXP_ERR_ARGUMENT, error, error_size, path, wrong);
     return good ? MIXP_OK
                 : gguf_says(MIXP_ERR_IO, error, error_size, path,
                             "cannot be written: is the folder there, with room?");
@@ -529,12 +551,13 @@ static inline int gguf_by_name(const void *a, const void *b) {
 
 /* Reads the tensors' infos, then gives each its data. */
 static inline void gguf_take_tensors(gguf *g) {
-    uint64_t *places = (uint64_t *)calloc((size_t)g->n + 1, sizeof *places), align, begin;
+    uint64_t *places = (uint64_t *)calloc((size_t)g->n + 1, sizeof *places), align = 8, begin;
+    double    aligned = gguf_number(g, "general.alignment", GGUF_ALIGN);
     if (!places) g->wrong = "out of memory";
     for (uint64_t i = 0; !g->wrong && i < g->n; i++)
         places[i] = gguf_take_info(g, &g->entries[i], g->names[i]);
-    align = (uint64_t)gguf_number(g, "general.alignment", GGUF_ALIGN);
-    if (!g->wrong && (align < 8 || align > 1 << 20 || (align & (align - 1))))
+    if (aligned >= 8 && aligned <= 1 << 20) align = (uint64_t)aligned;
+    if (!g->wrong && ((double)align != aligned || (align & (align - 1))))
         g->wrong = "its general.alignment is no power of 2 from 8";
     begin = g->wrong ? 0 : (g->at + align - 1) / align * align;
     for (uint64_t i = 0; !g->wrong && i < g->n; i++) {

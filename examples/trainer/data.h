@@ -211,6 +211,14 @@ static void find_largest(corpus *d) {
     }
 }
 
+/* Refuses, before training, an --export of GGUF that has no row for some of its tokens. */
+static void check_gguf_rows(const corpus *d, const config *c) {
+    if (!is_gguf(c->export_to) || !d->words || d->words->count <= d->rows) return;
+    die(1, "--export FILE.gguf needs a row for each token: %s has %lld tokens, and the model has %lld "
+           "rows. Raise --vocab to %lld, or leave it out", c->tokenizer, (long long)d->words->count,
+        (long long)d->rows, (long long)d->words->count);
+}
+
 /* Finds the vocabulary, and checks that the token table has a row for each token. */
 static void make_vocabulary(corpus *d, const config *c) {
     int64_t limit = c->vocab != AUTO ? c->vocab : d->rows;      /* 0 = none */
@@ -231,6 +239,7 @@ static void make_vocabulary(corpus *d, const config *c) {
         die(1, "%s has %lld different bytes: raise --vocab %lld, or leave it out", c->data,
             (long long)d->vocab, (long long)c->vocab);
     d->rows = limit ? limit : d->vocab;
+    check_gguf_rows(d, c);
 }
 
 static uint64_t hash_tokens(const corpus *d, uint64_t hash, int64_t at, int64_t n) {

@@ -145,9 +145,14 @@ static void gguf_put_cuts(gguf_writer *w, tokenizer *t, int64_t rows) {
 }
 
 /* Puts the tokenizer of a model whose table of tokens has `rows` rows; json: the text of its
- * file. bos, eos: numbers of tokens, or -1. */
+ * file. bos, eos: numbers of tokens, or -1. Dies if the tokenizer has more tokens than rows. */
 static void gguf_put_tokenizer(gguf_writer *w, tokenizer *t, const char *json, int64_t rows,
                                int64_t bos, int64_t eos) {
+    if (t->count > rows)
+        die(1,
+            "%s has %lld tokens, and the model has rows for %lld, while GGUF needs a row for each "
+            "token: give the tokenizer of the model, or train one with --vocab %lld",
+            t->path, (long long)t->count, (long long)rows, (long long)t->count);
     gguf_put_cuts(w, t, rows);
     gguf_put_tokens(w, t, rows);
     if (bos < 0) bos = t->begin;

@@ -171,6 +171,9 @@ static void read_rows(const char *path, const char *style, int64_t block) {
     if (!text) die(1, "cannot read %s: %s. Check --data", path, read_error());
     text = (char *)rows_memory(text, (size_t)size + 2, 1);
     if (length > 6 && strcmp(path + length - 6, ".jsonl") == 0) {
+        if ((int64_t)strlen(text) < size)
+            die(1, "%s: byte %lld is 0, and JSON has none: write the file as UTF-8 without it",
+                path, (long long)strlen(text) + 1);
         data.chat = choose_style(data.words, style);
         read_chats(path, text, block);
     } else {

@@ -62,6 +62,28 @@ static void rope_of_gguf(const gguf *g, char *text, size_t space) {
         die(1, "%s: its llama.rope.scaling.type is neither none, linear nor yarn", opt.model);
 }
 
+/* Refuses rotary positions of a GGUF file that the config cannot tell: of a part of a head; scaled
+ * by the old key; or scaled without a type. */
+static void check_gguf_rope(const gguf *g) {
+    const int has_type = gguf_pair_of(g, "llama.rope.scaling.type") != NULL;
+    const struct {
+        const char *key;
+        double      only;
+    } keys[] = {
+        { "llama.rope.dimension_count", (double)cfg.head_dim },
+        { "llama.rope.scale_linear", 1 },
+        { has_type ? "" : "llama.rope.scaling.factor", 1 },
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        double number = gguf_number(g, keys[i].key, keys[i].only);
+        if (number == keys[i].only) continue;
+        die(1,
+            "%s: its %s is %.9g, and this program reads %.9g only: read the model's folder, or "
+            "convert it again",
+            opt.model, keys[i].key, number, keys[i].only);
+    }
+}
+
 /* A config.json of the metadata of a GGUF file. */
 static char *config_of_gguf(const gguf *g) {
     static const struct {
@@ -152,6 +174,7 @@ static void open_model(void) {
         open_folder(opt.model);
     }
     read_config();
+    if (m.gguf) check_gguf_rope(m.gguf);
     open_tokenizer();
 }
 

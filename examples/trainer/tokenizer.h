@@ -609,8 +609,8 @@ static tokenizer *tokenizer_of(const char *path, const char *root, size_t size) 
     read_pre_tokenizer(t, json_find(root, "pre_tokenizer"));
     read_bpe_tokens(t, vocab);
     index_tokens(t);
-    read_bpe_merges(t, merges);
     read_added(t, added);
+    read_bpe_merges(t, merges); /* its index covers the added tokens' numbers too */
     t->begin = -1;
     read_parts(t, json_find(root, "post_processor"), "processors", read_template);
     return t;

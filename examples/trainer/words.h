@@ -85,7 +85,8 @@ static unsigned lower_case(unsigned long c, int *known) {
     return (unsigned)c;
 }
 
-/* Writes the normalized text, which is not longer. Warns once of characters that it cannot treat. */
+/* Writes the normalized text, which is not longer: a byte above 127 that is no UTF-8 stays as it is. Warns once
+ * of characters that it cannot treat. */
 static int64_t normalize(tokenizer *t, const char *text, int64_t n, char *to) {
     const char *end = text + n;
     int64_t     made = 0;
@@ -103,7 +104,7 @@ static int64_t normalize(tokenizer *t, const char *text, int64_t n, char *to) {
             if (!known)
                 tokenizer_warns(t, 32, "its normalizer Lowercase may change this text, and this reader has lower "
                                        "case of Latin and Cyrillic letters only: tokens may differ");
-            if (low != c) made += (int64_t)put_utf8(to + made, low);
+            if (low != c && (length > 1 || c < 128)) made += (int64_t)put_utf8(to + made, low);
             else { memcpy(to + made, text, (size_t)length); made += length; }
         } else { memcpy(to + made, text, (size_t)length); made += length; }
         text += length;

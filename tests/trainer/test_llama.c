@@ -475,12 +475,20 @@ static void bad_data_are_named(void) {
           "has no token to train on" },
         { "", "has no token to train on" },
     };
+    static const char zero[] =
+        "{\"messages\": [{\"role\": \"assistant\", \"content\": \"abc\"}]}\n"
+        "\0{\"text\": \"a\"}";
+    FILE *f;
     write_model(&llama_cases[0]);
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         write_text_of("bad.jsonl", lines[i].text);
         expect_refusal("llama @ --sample 0 --chat chatml --data @/bad.jsonl", 1, "bad.jsonl",
                        lines[i].what);
     }
+    f = fopen(in_folder_of_test("zero.jsonl"), "wb");
+    CHECK(f && fwrite(zero, 1, sizeof zero, f) == sizeof zero && fclose(f) == 0);
+    expect_refusal("llama @ --sample 0 --chat chatml --data @/zero.jsonl", 1, "zero.jsonl",
+                   "byte 57 is 0");
     expect_refusal("llama @ --sample 0 --data @/bad.jsonl", 1, "tokenizer.json",
                    "has no token of chats");
     expect_refusal("llama @ --sample 0 --data @/absent", 1, "absent", "Check --data");
@@ -678,6 +686,61 @@ static void gguf_is_the_packages_file(void) {
     mixp_context_free(ctx);
 }
 
+/* A tensor that GGUF cannot hold, or that its readers refuse, is refused by gguf_write. */
+static void tensors_that_gguf_lacks_are_refused(void) {
+    static const struct {
+        const char *name, *what;
+        int         rank;
+        int64_t     shape[5], heads;
+    } bad[] = {
+        { "a", "not those of its heads", 2, { 4, 2 }, 8 },
+        { "a", "not those of its heads", 2, { 5, 2 }, 2 },
+        { "a", "not those of its heads", 2, { 6, 2 }, 2 },
+        { "a", "not those of its heads", 2, { 4, 2 }, -2 },
+        { "a", "more than 4 dimensions", 5, { 1, 1, 1, 2, 2 }, 0 },
+        { "first", "two tensors have one name", 2, { 4, 2 }, 0 },
+        { "", "or empty", 2, { 4, 2 }, 0 },
+        { "a.name.of.96.bytes.is.one.byte.longer.than.what.this.reader.takes.as.the.name.of.a.tensor.123456",
+          "longer than 95 bytes", 2, { 4, 2 }, 0 },
+    };
+    static const float values[2] = { 1, 2 };
+    mixp_context      *ctx = mixp_context_new(NULL);
+    CHECK_INT(strlen(bad[7].name), 96);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char         name[8], error[MIXP_MESSAGE_SIZE] = "";
+        gguf_writer *w = gguf_new("llama");
+        mixp_tensor *t;
+        snprintf(name, sizeof name, "t%d", (int)i);
+        t = mixp_param(ctx, name, MIXP_F32, bad[i].rank, bad[i].shape);
+        CHECK(t != NULL);
+        gguf_put_floats(w, "first", values, 2);
+        if (t) gguf_put_tensor(w, bad[i].name, GGUF_F32, t, bad[i].heads);
+        CHECK_INT(gguf_write(w, in_folder_of_test("refused.gguf"), error, sizeof error),
+                  MIXP_ERR_ARGUMENT);
+        CHECK_TEXT(error, bad[i].what);
+        CHECK(!is_there(in_folder_of_test("refused.gguf")));
+    }
+    mixp_context_free(ctx);
+}
+
+/* Rows of heads change their places whole, whatever the number of dimensions: 0 2 1 3. */
+static void rows_of_heads_are_turned_whole(void) {
+    static const float   values[8] = { 0, 1, 10, 11, 20, 21, 30, 31 };
+    static const float   turned[8] = { 0, 1, 20, 21, 10, 11, 30, 31 };
+    static const int64_t shape[3] = { 4, 1, 2 };
+    mixp_context        *ctx = mixp_context_new(NULL);
+    mixp_tensor         *t = mixp_param(ctx, "t", MIXP_F32, 3, shape);
+    gguf_writer         *w = gguf_new("llama");
+    gguf                *g = NULL;
+    mixp_write(t, values, MIXP_F32, 8);
+    gguf_put_tensor(w, "t", GGUF_F32, t, 1);
+    CHECK_INT(gguf_write(w, in_folder_of_test("turned.gguf"), said, sizeof said), MIXP_OK);
+    CHECK_INT(gguf_read(in_folder_of_test("turned.gguf"), &g, said, sizeof said), MIXP_OK);
+    CHECK(g && g->n == 1 && memcmp(g->entries[0].data, turned, sizeof turned) == 0);
+    gguf_free(g);
+    mixp_context_free(ctx);
+}
+
 static void write_bytes(const unsigned char *bytes, size_t n) {
     FILE *f = fopen(in_folder_of_test("some.gguf"), "wb");
     CHECK(f && fwrite(bytes, 1, n, f) == n && fclose(f) == 0);
@@ -740,6 +803,66 @@ static void gguf_that_is_damaged_is_refused(void) {
         }
     CHECK_INT(gguf_read(in_folder_of_test("absent.gguf"), &g, said, sizeof said), MIXP_ERR_IO);
     CHECK_TEXT(said, "absent.gguf");
+}
+
+/* An alignment is compared before it is converted to an integer. */
+static void odd_alignments_are_refused(void) {
+    static const double odd[] = { -1e300, 1e300, NAN, 32.5, 4, 48, 0 };
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        gguf_writer *w = gguf_new("llama");
+        gguf        *g = NULL;
+        gguf_key(w, "general.alignment", GGUF_DOUBLE);
+        gguf_bytes(w, &odd[i], 8);
+        CHECK_INT(gguf_write(w, in_folder_of_test("some.gguf"), said, sizeof said), MIXP_OK);
+        CHECK_INT(read_some(&g), MIXP_ERR_FORMAT);
+        CHECK_TEXT(said, "general.alignment");
+        gguf_free(g);
+    }
+}
+
+/* Writes some.gguf: model.gguf with one more float before its metadata. A text behind it keeps the
+ * alignment. */
+static void write_with_pair(const char *key, float value) {
+    static unsigned char bytes[1 << 18], zeros[32];
+    FILE                *f = fopen(in_folder_of_test("model.gguf"), "rb");
+    size_t               size = f ? fread(bytes, 1, sizeof bytes, f) : 0, pad;
+    gguf_writer          w;
+    uint64_t             pairs;
+    if (f) fclose(f);
+    CHECK(size > 24 && size < sizeof bytes);
+    memset(&w, 0, sizeof w);
+    gguf_bytes(&w, bytes, 24);
+    gguf_put_float(&w, key, value);
+    gguf_key(&w, "x", GGUF_TEXT);
+    pad = (32 - (w.length - 24 + 8) % 32) % 32;
+    gguf_text_n(&w, (const char *)zeros, pad);
+    memcpy(&pairs, bytes + 16, 8);
+    pairs += 2;
+    memcpy(w.meta + 16, &pairs, 8);
+    gguf_bytes(&w, bytes + 24, size - 24);
+    write_bytes(w.meta, w.length);
+    free(w.meta);
+}
+
+/* Rotary positions that would be read as others are refused by their key. */
+static void rope_of_gguf_is_refused_by_key(void) {
+    static const struct {
+        const char *key;
+        float       value;
+    } bad[] = {
+        { "llama.rope.dimension_count", 4 },
+        { "llama.rope.scale_linear", 2 },
+        { "llama.rope.scaling.factor", 2 },
+    };
+    write_model(&llama_cases[0]);
+    remove(in_folder_of_test("model.gguf"));
+    CHECK_INT(run_apart(llama_main, "llama @ --gguf @/model.gguf --gguf-type f32" QUIET), 0);
+    write_with_pair("llama.rope.scale_linear", 1);
+    expect_logits(&llama_cases[0], "@/some.gguf", "");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_with_pair(bad[i].key, bad[i].value);
+        expect_refusal("llama @/some.gguf" QUIET, 1, "some.gguf", bad[i].key);
+    }
 }
 
 /* A model written as f32 and read again has the same logits; what GGUF lacks is refused. */
@@ -816,6 +939,52 @@ static void tokenizers_pass_through_gguf(void) {
     free_tokenizer(t);
 }
 
+/* A tokenizer whose added tokens have numbers far behind its vocab's: all merges, and no others. */
+static void added_tokens_behind_the_vocab_are_put(void) {
+#define ADDED "{\"added_tokens\": [{\"id\": 4000, \"content\": \"<x>\", \"special\": true}], "
+#define VOCAB "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\"]}, "
+    static const char *const files[2] = {
+        ADDED "\"model\": {" VOCAB
+              "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}}",
+        ADDED "\"model\": {\"byte_fallback\": true, " VOCAB
+              "\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", "
+              "\"prepend_scheme\": \"never\", \"split\": false}}",
+    };
+    for (int k = 0; k < 2; k++) {
+        const char      *wrong, *root = json_check(files[k], (int64_t)strlen(files[k]), &wrong);
+        tokenizer       *t = tokenizer_of("added.json", root, strlen(files[k]));
+        gguf_writer     *w = gguf_new("llama");
+        gguf            *g = NULL;
+        const gguf_pair *list;
+        float            scores[3] = { 9, 9, 9 };
+        CHECK_INT(t->count, 4001);
+        CHECK_INT(t->first_merge[t->count], 1);
+        gguf_put_tokenizer(w, t, "{}", 4001, -1, -1);
+        CHECK_INT(gguf_write(w, in_folder_of_test("some.gguf"), said, sizeof said), MIXP_OK);
+        CHECK_INT(read_some(&g), MIXP_OK);
+        list = g ? gguf_pair_of(g, k ? "tokenizer.ggml.scores" : "tokenizer.ggml.merges") : NULL;
+        CHECK(list && list->count == (k ? 4001 : 1));
+        if (k && list) memcpy(scores, list->value, sizeof scores);
+        CHECK(!k || (scores[0] == 0 && scores[1] == 0 && scores[2] == -1));
+        gguf_free(g);
+        free_tokenizer(t);
+    }
+}
+
+/* Puts a tokenizer of 420 tokens into a file of a model with 100 rows. */
+static int put_into_few_rows(int argc, char **argv) {
+    (void)argc;
+    (void)argv;
+    gguf_put_tokenizer(gguf_new("gpt2"), read_tokenizer(TOKENIZER, NULL), "{}", 100, -1, -1);
+    return 0;
+}
+
+static void too_few_rows_are_refused(void) {
+    CHECK_INT(run_apart(put_into_few_rows, "test"), 1);
+    CHECK_TEXT(said, "has 420 tokens, and the model has rows for 100");
+    CHECK_TEXT(said, "--vocab 420");
+}
+
 int main(int argc, char **argv) {
     char command[128];
     if (argc > 4 && strcmp(argv[1], "--logits") == 0) return print_logits(argc, argv);
@@ -837,10 +1006,16 @@ int main(int argc, char **argv) {
     RUN(adapters_are_refused_by_field);
     RUN(wrong_usage_is_told);
     RUN(gguf_is_the_packages_file);
+    RUN(tensors_that_gguf_lacks_are_refused);
+    RUN(rows_of_heads_are_turned_whole);
     RUN(gguf_of_the_package_is_read);
     RUN(gguf_that_is_damaged_is_refused);
+    RUN(odd_alignments_are_refused);
     RUN(models_pass_through_gguf);
+    RUN(rope_of_gguf_is_refused_by_key);
     RUN(tokenizers_pass_through_gguf);
+    RUN(added_tokens_behind_the_vocab_are_put);
+    RUN(too_few_rows_are_refused);
     snprintf(command, sizeof command, "rm -r %s", folder);
     return test_report() | (system(command) != 0);
 }

@@ -55,6 +55,22 @@ static void any_text_comes_back(void) {
     free_tokenizer(t);
 }
 
+/* Lower case of any bytes takes no more room: a byte that is no UTF-8 stays, a letter of two bytes does not. */
+static void lower_case_is_not_longer(void) {
+    tokenizer *t = read_tokenizer(FILE_NAME, NULL);
+    char       text[512], made[1024];
+    t->normalizer = NORMALIZE_LOWER;
+    for (int byte = 128; byte < 256; byte++) {
+        memset(text, byte, 256);
+        CHECK_INT(normalize(t, text, 256, made), 256);
+        CHECK(memcmp(made, text, 256) == 0);
+    }
+    for (int i = 0; i < 512; i++) text[i] = (char)(i % 2 ? 'A' + i % 26 : 0x80 + i / 4);
+    CHECK_INT(normalize(t, text, 512, made), 512);
+    CHECK(normalize(t, "\xC3\x89\xC3", 3, made) == 3 && memcmp(made, "\xC3\xA9\xC3", 3) == 0);
+    free_tokenizer(t);
+}
+
 /* Merges as older files have them, "a b"; keys that are tokens, too; numbers with gaps. */
 static void older_files_are_read(void) {
     static const char json[] =
@@ -198,6 +214,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "--encode") == 0) return encode_arguments(argc, argv);
     RUN(texts_are_cut_as_recorded);
     RUN(any_text_comes_back);
+    RUN(lower_case_is_not_longer);
     RUN(older_files_are_read);
     RUN(fields_are_named);
     RUN(time_grows_with_the_file);

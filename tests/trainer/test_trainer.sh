@@ -540,6 +540,7 @@ if [ -r "$root/tests/reference/tokenizer.json" ]; then
     done
     refuses "GGUF without a tokenizer" 2 "FILE.gguf needs --tokenizer" $small --activation gelu-tanh --steps 0 --export x.gguf
     refuses "GGUF of another GELU" 2 "gelu-tanh only" $small --tokenizer words.json --steps 0 --export x.gguf
+    refuses "GGUF without a row for each token" 1 "Raise --vocab to 420" $of_words --vocab 419 --steps 0 --export x.gguf
     refuses "what is there already" 1 "gg.gguf is there already" $of_words --steps 0 --export gg.gguf
     printf 'GGUF\003\000\000\000' >cut.gguf
     refuses "a GGUF file that is cut" 1 "cut.gguf: the file ends too early" --init cut.gguf --steps 0
