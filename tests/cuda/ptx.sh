@@ -1,6 +1,6 @@
 #!/bin/sh
 # ptx.sh - nvcc's code without a GPU: runs the programs of `make test-gpu`, for several
-# architectures, on the interpreter in tests/cuda Needs the programs that `make test-ptx` builds.
+# architectures, on the interpreter in tests/cuda. Needs the programs that `make test-ptx` builds.
 # Skipped without nvcc.
 # SPDX-License-Identifier: MIT OR Unlicense
 #

@@ -142,17 +142,20 @@ static Plain plain_of(const Case &c, const Arrays &a) {
 }
 
 /* Each element within the bound; many of tensor cores' on average within an eighth, so that what is
- * a little wrong everywhere is seen as well. */
-static void near_plain(const Pair &p, const std::vector<double> &want, double bound) {
+ * a little wrong everywhere is seen as well. by_bits: a few rows of y may be rounded by their bits and not
+ * to nearest, because the sum of their weights is near a whole number by chance: one rounding more. */
+static void near_plain(const Pair &p, const std::vector<double> &want, double bound, int by_bits = 0) {
     double squares = 0.0, allowed = 0.0;
+    int64_t others = 0;
     WAIT();
     for (int64_t i = 0; i < p.n; i++) {
         double got = value_at(p.gpu, p.dtype, i), w = want[(size_t)i];
-        double slack = bound + (p.dtype == MIXP_F32 ? 1e-6 * fabs(w)
-                                                    : one_rounding(p.dtype, fabs(w) + bound));
+        double once = p.dtype == MIXP_F32 ? 1e-6 * fabs(w) : one_rounding(p.dtype, fabs(w) + bound);
+        double slack = bound + once;
         squares += (got - w) * (got - w);
         allowed += slack * slack;
         if (fabs(got - w) <= slack) continue;
+        if (by_bits && fabs(got - w) <= slack + once && 8 * ++others <= p.n + 512) continue;
         test_bad++;
         TEST_SHOW("%s element %lld of %lld is %.9g, not %.9g (slack %.3g)",
                   mixp_dtype_name(p.dtype), (long long)i, (long long)p.n, got, w, slack);
@@ -181,7 +184,7 @@ static void run_case(const Case &c, int tensor) {
     CHECK_INT(takes, tensor && !volta && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
     both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
-    near_plain(a.y, want.y, 4.0 * one);
+    near_plain(a.y, want.y, 4.0 * one, 1);
     close_to(a.lse, 4e-6, 1e-6);
     near_plain(a.lse, want.lse, 4e-6);
     both_backward(c, a);
@@ -315,7 +318,7 @@ static void large_body(void) {
         Plain want = plain_of(c, a);
         both_forward(c, a);
         near_plain(a.lse, want.lse, 1e-3);
-        near_plain(a.y, want.y, 4.0 * rounding_of(c, 1) + 1e-3);
+        near_plain(a.y, want.y, 4.0 * rounding_of(c, 1) + 1e-3, 1);
         finish_arrays(a);
     }
 }
