@@ -38,7 +38,7 @@ static mixp_tensor *distil_nucleus(session *s, mixp_tensor *x) {
 /* A tenth of the cross entropy with the teacher's probabilities, smoothed; a class that it seldom names
  * counts more. */
 static mixp_tensor *distil_hard(session *s, mixp_tensor *x, mixp_tensor *teacher) {
-    float          weights[DISTIL_CLASSES] = { 1, 2, 1, 0.5f, 1 };
+    static float   weights[DISTIL_CLASSES] = { 1, 2, 1, 0.5f, 1 };   /* a replay reads them again */
     mixp_context  *c = s->ctx;
     mixp_loss_desc d;
     memset(&d, 0, sizeof d);
