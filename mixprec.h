@@ -32420,7 +32420,7 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         bad = mixpi_bad_elements(item->e.data, item->e.dtype, item->weight->count);
         left = bad ? mixpi_bad_elements(from->data, from->dtype, item->weight->count) : 0;
 
-        /* The first finding is told. */
+        /* Warns of the first reason that holds. */
         if (left)
             mixpi_warn(s->ctx,
                        "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "

@@ -132,18 +132,18 @@ static double train_step(bert *m) {
 
 /* Hides one letter of a name, and prints the letter that the model puts there. */
 static void find_letter(bert *m, const char *name, int at) {
-    float   padded[T * TOKENS], alone[T * TOKENS];
+    float   padded[T * TOKENS], unpadded[T * TOKENS];
     int32_t row[T], n = put_name(row, name), best = 1;
     row[at] = MASK;
     mixp_eval_begin(m->ctx);
     MIXP_NO_GRAD(m->ctx) MIXP_AUTOCAST(m->ctx, m->dtype) {
         mixp_read(logits_of(m, row, &n, 1, T, 0), padded, MIXP_F32, T * TOKENS);
-        mixp_read(logits_of(m, row, &n, 1, n, 0), alone, MIXP_F32, n * TOKENS);
+        mixp_read(logits_of(m, row, &n, 1, n, 0), unpadded, MIXP_F32, n * TOKENS);
     }
     for (int32_t i = 2; i <= 26; i++)
         if (padded[at * TOKENS + i] > padded[at * TOKENS + best]) best = i;
     printf("%.*s_%.*s: %c; without padding %s\n", at, name, n - at - 1, name + at + 1, 'a' + best - 1,
-           memcmp(padded, alone, sizeof *alone * (size_t)(n * TOKENS)) ? "other bits" : "the same bits");
+           memcmp(padded, unpadded, sizeof *unpadded * (size_t)(n * TOKENS)) ? "other bits" : "the same bits");
 }
 
 int main(int argc, char **argv) {

@@ -143,7 +143,7 @@ static int conv_plain(const conv_shape *s) {
 #define CONV_MOST_VALUES    72057594037927936.0
 #define CONV_MOST_POSITIONS 1152921504606846976.0
 
-/* Have the columns, the padded image, or those of the transpose, too many values? */
+/* Do the columns or the padded image of the convolution, or of its transpose, have too many values? */
 static int conv_too_large(const conv_shape *s) {
     double columns = (double)(s->channels > s->maps ? s->channels : s->maps) * (s->batch > 1 ? (double)s->batch : 1.0);
     double padded = columns;
@@ -502,7 +502,7 @@ static mixp_result conv_scatter(mixp_context *ctx, const conv_shape *s, mixp_in 
 }
 
 /* The convolution of the other side with the mirrored kernel, which is the transpose of one with stride 1. Returns 0
- * if there is none, or if its columns would be much larger. */
+ * if no convolution equals the transpose, or if the columns of that convolution would be much larger. */
 static int conv_mirrored(const conv_shape *s, conv_shape *t) {
     int axis;
     *t = *s;
@@ -824,61 +824,42 @@ static mixp_tensor *conv_run(mixp_context *ctx, const mixp_op *row, int dims, mi
     return conv_bias(ctx, mixp_apply(ctx, row, 2, in, 2, &s), bias);
 }
 
-#define CONV_ROW(name)                                                                                              \
-    static const mixp_op row = { name, MIXP_CLASS_LOW, sizeof(conv_shape), conv_infer, conv_forward, conv_backward, \
-                                 NULL };                                                                            \
+/* The body of a convolution: `row` is its operator, whose functions are `infer`, `forward` and `backward`. */
+#define CONV_BODY(name, dimensions, infer, forward, backward)                                                       \
+    static const mixp_op row = { name, MIXP_CLASS_LOW, sizeof(conv_shape), infer, forward, backward, NULL };        \
     mixp_tensor *in[2];                                                                                             \
     in[0] = x;                                                                                                      \
-    in[1] = w
+    in[1] = w;                                                                                                      \
+    return conv_run(ctx, &row, dimensions, in, bias, desc)
 
 /* y[b, out, ...] of x[b, in, ...], w[out, in / groups, taps...] and bias[out], which may be NULL:
  * torch.nn.functional.conv1d, conv2d and conv3d, for images of one, two and three dimensions. The result has
  * (size + 2 padding - dilation (taps - 1) - 1) / stride + 1 places along a dimension, rounded down. MIXP_ERR_SHAPE:
  * channels, groups, ranks or sizes that do not fit, 0 channels or values along a dimension (a batch of 0 is valid), or
- * a padded image or columns of more than about 2^53 values. */
+ * a padded image of more than about 2^53 values or columns of more than 2^56. */
 CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                             const conv_desc *desc) {
-    CONV_ROW("conv1d");
-    return conv_run(ctx, &row, 1, in, bias, desc);
-}
+                             const conv_desc *desc)
+{ CONV_BODY("conv1d", 1, conv_infer, conv_forward, conv_backward); }
 CONV_API mixp_tensor *conv2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                             const conv_desc *desc) {
-    CONV_ROW("conv2d");
-    return conv_run(ctx, &row, 2, in, bias, desc);
-}
+                             const conv_desc *desc)
+{ CONV_BODY("conv2d", 2, conv_infer, conv_forward, conv_backward); }
 CONV_API mixp_tensor *conv3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                             const conv_desc *desc) {
-    CONV_ROW("conv3d");
-    return conv_run(ctx, &row, 3, in, bias, desc);
-}
-#undef CONV_ROW
-
-#define CONV_ROW(name)                                                                                   \
-    static const mixp_op row = { name, MIXP_CLASS_LOW, sizeof(conv_shape), conv_transpose_infer,         \
-                                 conv_transpose_forward, conv_transpose_backward, NULL };                \
-    mixp_tensor *in[2];                                                                                  \
-    in[0] = x;                                                                                           \
-    in[1] = w
+                             const conv_desc *desc)
+{ CONV_BODY("conv3d", 3, conv_infer, conv_forward, conv_backward); }
 
 /* The transposes, as torch.nn.functional.conv_transpose1d, 2d and 3d: x[b, in, ...], w[in, out / groups, taps...]. The
  * result has (places - 1) stride - 2 padding + dilation (taps - 1) + output_padding + 1 values along a dimension.
  * Errors as conv2d; MIXP_ERR_SHAPE also for an output_padding that reaches both stride and dilation. */
 CONV_API mixp_tensor *conv_transpose1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                                       const conv_desc *desc) {
-    CONV_ROW("conv_transpose1d");
-    return conv_run(ctx, &row, 1, in, bias, desc);
-}
+                                       const conv_desc *desc)
+{ CONV_BODY("conv_transpose1d", 1, conv_transpose_infer, conv_transpose_forward, conv_transpose_backward); }
 CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                                       const conv_desc *desc) {
-    CONV_ROW("conv_transpose2d");
-    return conv_run(ctx, &row, 2, in, bias, desc);
-}
+                                       const conv_desc *desc)
+{ CONV_BODY("conv_transpose2d", 2, conv_transpose_infer, conv_transpose_forward, conv_transpose_backward); }
 CONV_API mixp_tensor *conv_transpose3d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias,
-                                       const conv_desc *desc) {
-    CONV_ROW("conv_transpose3d");
-    return conv_run(ctx, &row, 3, in, bias, desc);
-}
-#undef CONV_ROW
+                                       const conv_desc *desc)
+{ CONV_BODY("conv_transpose3d", 3, conv_transpose_infer, conv_transpose_forward, conv_transpose_backward); }
+#undef CONV_BODY
 
 /* --- positions: small f32 tables that the device computes, so that a captured step needs no host memory ---- */
 
@@ -960,7 +941,8 @@ typedef struct conv_window {
 static double conv_lowest(mixp_dtype d)
 { return d == MIXP_F16 ? -65504.0 : d == MIXP_BF16 ? -3.3895313892515355e38 : -3.4028234663852886e38; }
 
-/* The places of a window along an axis; 0 if there are none. In ceil_mode the last one begins before the image ends. */
+/* The places of a window along an axis; 0 if the window fits nowhere. In ceil_mode the last place begins before the
+ * image ends. */
 static int64_t conv_window_places(const conv_window *k, int i) {
     const conv_shape *s = &k->s;
     int64_t room = s->size[i] + 2 * s->padding[i] - s->dilation[i] * (s->taps[i] - 1) - 1, places;

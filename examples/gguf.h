@@ -80,7 +80,8 @@ static const char *const gguf_parts[][2] = {
 };
 
 /* The name in GGUF of a tensor of GPT-2 ("transformer.h.0.ln_1.weight") or of a Llama
- * ("model.layers.0. ..."), in `to`, which has GGUF_NAME bytes. Returns 0 if there is none. */
+ * ("model.layers.0. ..."), in `to`, which has GGUF_NAME bytes. Returns 0 if GGUF
+ * has no name for the tensor. */
 static inline int gguf_name(const char *name, char *to) {
     const char *end = strrchr(name, '.'), *part = NULL;
     int         block = -1, length = 0, n;

@@ -52,7 +52,7 @@ static struct model {
     mixp_tensor    *tokens, *norm, *head;
     block          *blocks;
     float           lora_scale;
-    int64_t         rank;  /* of the adapters; 0: there are none */
+    int64_t         rank;  /* rank of the adapters; 0: the model has no adapters */
     kv_cache       *cache; /* NULL while training */
     weight_files    files;
     gguf           *gguf; /* NULL: the weights are in `files` */
@@ -365,7 +365,8 @@ static void sample(const char *when) {
 
 /* ---- Main ------------------------------------------------------------------------------ */
 
-/* The adapters are saved alone, unless --merge 1; a GGUF file always holds the sum. */
+/* With LoRA, saves only the adapters; with --merge 1, the weights to which the adapters were added. A GGUF file always
+ * holds these sums. */
 static void save(void) {
     int whole = !m.rank || opt.merge != 0;
     if (opt.out && mkdir(opt.out, 0777) != 0 && errno != EEXIST)

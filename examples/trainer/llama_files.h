@@ -308,7 +308,7 @@ static void save_model(const char *folder) {
     }
 }
 
-/* The adapters alone, as the `peft` library reads them. target_modules are whole names. */
+/* Saves only the adapters, as the `peft` library reads them. target_modules lists full names of modules. */
 static void save_adapters(const char *folder) {
     char  *path = path_in(folder, "adapter_model.safetensors"), module[96];
     size_t room = 1024 + 2 * strlen(opt.model) + (size_t)(cfg.layers * LINEARS) * 64, n;

@@ -36,7 +36,7 @@ static const struct option {
     { "targets", &opt.targets, NULL, 0, 0, "PATTERN,...: linear layers with adapters (q_proj,v_proj); * and ? as in file names" },
     { "adapter", &opt.adapter, NULL, 0, 0, "FOLDER: begins with the adapters saved there" },
     { "merge", NULL, &opt.merge, 0, 1, "1: adds the adapters to the weights before they are saved (0)" },
-    { "out", &opt.out, NULL, 0, 0, "FOLDER: gets the model, or the adapters alone" },
+    { "out", &opt.out, NULL, 0, 0, "FOLDER: gets the model, or with --lora only the adapters" },
     { "gguf", &opt.gguf, NULL, 0, 0, "FILE.gguf: gets the model with its adapters and its tokenizer, for llama.cpp" },
     { "gguf-type", &opt.gguf_type, NULL, 0, 0, "f32, f16, bf16 or q8_0 (bf16)" },
     { "prompt", &opt.prompt, NULL, 0, 0, "TEXT: what samples continue or answer" },
