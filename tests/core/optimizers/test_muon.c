@@ -7,19 +7,10 @@
 #include "test.h"
 #include "new_optimizer.h"
 #include "numbers.h"
+#include "each_isa.h"
 #include "reference/generate.h"
 #include "reference/muon.h"
 #include <unistd.h>
-
-static mixp_context *context_on(int isa) {
-    mixp_context_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = mixp_cpu_with((mixp_isa)isa);
-    return d.device ? mixp_context_new(&d) : NULL;
-}
-#define EACH_ISA(isa, ctx)                                                                \
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)                                            \
-        if ((ctx = context_on(isa)) != NULL)
 
 /* --- against PyTorch ----------------------------------------------------------------------- */
 

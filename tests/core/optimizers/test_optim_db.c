@@ -6,19 +6,10 @@
 #include "internals.h"      /* the struct of an optimizer */
 #include "test.h"
 #include "numbers.h"
+#include "each_isa.h"
 #include "reference/generate.h"
 #include "reference/optim_db.h"
 #include <unistd.h>
-
-static mixp_context *context_on(int isa) {
-    mixp_context_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = mixp_cpu_with((mixp_isa)isa);
-    return d.device ? mixp_context_new(&d) : NULL;
-}
-#define EACH_ISA(isa, ctx)                                                                \
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)                                            \
-        if ((ctx = context_on(isa)) != NULL)
 
 static mixp_optimizer_desc defaults_of(const char *kind) {
     static const struct { const char *name; mixp_optimizer_desc (*make)(void); } kinds[] = {

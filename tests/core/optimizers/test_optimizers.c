@@ -7,6 +7,7 @@
 #include "test.h"
 #include "new_optimizer.h"
 #include "numbers.h"
+#include "each_isa.h"
 
 /* A scaler whose scale was asked for, as programs do that multiply by it. */
 static mixp_scaler *known_scaler(mixp_context *ctx) {
@@ -16,16 +17,6 @@ static mixp_scaler *known_scaler(mixp_context *ctx) {
 }
 
 static float uniform(void) { return (float)random_value(); }
-
-static mixp_context *context_on(int isa) {
-    mixp_context_desc d;
-    memset(&d, 0, sizeof d);
-    d.device = mixp_cpu_with((mixp_isa)isa);
-    return d.device ? mixp_context_new(&d) : NULL;
-}
-#define EACH_ISA(isa, ctx)                                                                \
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)                                            \
-        if ((ctx = context_on(isa)) != NULL)
 
 static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
