@@ -23884,7 +23884,7 @@ static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
                            sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
 }
 
-/* The class weights of a call and their mean: see mixpi_class_weights. */
+/* The class weights of input i, followed by their mean, or NULL: see mixpi_class_weights. */
 static const float *mixpi_call_weights(const mixp_call *c, int i) {
     return c->in[i] ? (const float *)c->in[i]->data : NULL;
 }
@@ -24058,7 +24058,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     return MIXPI_RUN(c, cross_entropy, &k);
 }
 
-/* Sets what the call's inputs say. */
+/* Fills the attributes from the call's inputs. */
 static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
     mixp_cross_entropy_args *k = &h->loss.k;
     const mixp_tensor *w = c->in[1];
@@ -38349,25 +38349,23 @@ static const char *const mixpi_setting_names[] = {
     "schedule.start_factor", "spike.of", "spike.window", "spike.max_in_a_row", "spike.z",
     "states.m", "states.v", "states.master", "max_norm of mixp_clip_grad_norm (-1: no call)",
     "number of groups", "number of parameters", "maximize", "amsgrad", "centered", "decoupled",
-    "schedule.power", "schedule.growth", "a sum of schedule.milestones", "schedule.pct_start",
-    "schedule.linear", "schedule.three_phase", "muon.a", "muon.b", "muon.c",
-    "muon.iterations", "muon.f32", "muon.rate", "recipe.history", "recipe.margin",
-    "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
+    "initial_sum", "no_master", "schedule.power", "schedule.growth",
+    "the hash of schedule.milestones", "schedule.pct_start", "schedule.linear",
+    "schedule.three_phase", "muon.a", "muon.b", "muon.c", "muon.iterations", "muon.f32",
+    "muon.rate", "recipe.history", "recipe.margin", "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
     "buffers", "groups of the parameters"
 };
 
 enum {
     MIXPI_OWN_SETTINGS = sizeof mixpi_setting_names / sizeof mixpi_setting_names[0],
-    MIXPI_PLAN_SETTINGS = 32,
+    MIXPI_PLAN_SETTINGS = 34,
     MIXPI_BUFFERS_SETTING = MIXPI_OWN_SETTINGS - 2,
     MIXPI_SETTINGS = MIXPI_OWN_SETTINGS + MIXP_MAX_GROUPS * MIXPI_GROUP_SETTINGS
 };
 
-/* Differs between lists that differ in one milestone, or in the place of one. */
-static double mixpi_milestones_sum(const mixp_schedule *s) {
-    double sum = 0.0;
-    for (int i = 0; i < MIXP_MAX_MILESTONES; i++) sum += (double)s->milestones[i] * (i + 1.0);
-    return sum;
+/* Hash of the milestones, of 53 bits. */
+static double mixpi_milestones_hash(const mixp_schedule *s) {
+    return (double)(mixpi_hash(1469598103934665603u, s->milestones, sizeof s->milestones) >> 11);
 }
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
@@ -38398,9 +38396,11 @@ static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
                                               (double)p->amsgrad,
                                               (double)p->centered,
                                               (double)p->decoupled,
+                                              (double)o->initial_sum,
+                                              (double)(o->no_master != 0),
                                               p->schedule.power,
                                               (double)p->schedule.growth,
-                                              mixpi_milestones_sum(&p->schedule),
+                                              mixpi_milestones_hash(&p->schedule),
                                               p->schedule.pct_start,
                                               (double)p->schedule.linear,
                                               (double)p->schedule.three_phase };

@@ -83,7 +83,7 @@ static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
                            sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
 }
 
-/* The class weights of a call and their mean: see mixpi_class_weights. */
+/* The class weights of input i, followed by their mean, or NULL: see mixpi_class_weights. */
 static const float *mixpi_call_weights(const mixp_call *c, int i) {
     return c->in[i] ? (const float *)c->in[i]->data : NULL;
 }
@@ -257,7 +257,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     return MIXPI_RUN(c, cross_entropy, &k);
 }
 
-/* Sets what the call's inputs say. */
+/* Fills the attributes from the call's inputs. */
 static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
     mixp_cross_entropy_args *k = &h->loss.k;
     const mixp_tensor *w = c->in[1];

@@ -20,7 +20,7 @@ int fsync(int fd) {
     return 0;
 }
 
-enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, SWAPPED, GROUP_STATES, UPHILL, KIND, CLIP, LATER, LOADS, SAVES,
+enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, SWAPPED, GROUP_STATES, UPHILL, NO_MASTER, KIND, CLIP, LATER, LOADS, SAVES,
        CHECKS, CHECKS_ON_0, FROM_0, FROM_1, BUSY, SLOW_SAVE, SLOW_WEIGHTS, UNUSED, POSTS, WAYS };
 
 typedef struct outcome {
@@ -90,6 +90,7 @@ static mixp_optimizer *optimizer_of(mixp_context *ctx, int way) {
     if (way == WINDOW) d.spike.of = MIXP_SPIKE_NORM;
     if (way == STATES) d.states.m = MIXP_MOMENT_BF16;
     if (way == UPHILL) d.maximize = 1;
+    if (way == NO_MASTER) d.no_master = 1;
     if (way == KIND) {
         lion.weight_decay = 0.01;
         return mixp_optimizer_new(ctx, &lion);
@@ -292,6 +293,7 @@ static void settings(void) {
         {WINDOW, 0, "ranks differ: the setting 'spike.of' is 0 on rank 0 and 1 on rank 1"},
         {STATES, 0, "ranks differ: the setting 'states.m' is 0 on rank 0 and 1 on rank 1"},
         {UPHILL, 0, "ranks differ: the setting 'maximize' is 0 on rank 0 and 1 on rank 1"},
+        {NO_MASTER, 0, "ranks differ: the setting 'no_master' is 0 on rank 0 and 1 on rank 1"},
         {SECOND_GROUP, 0, "ranks differ: the setting 'number of groups' is 1 on rank 0 and 2 on rank 1"},
         {GROUP_STATES, 0, "ranks differ: the setting 'f32_states' of group 0 is 0 on rank 0 and 1 on rank 1"},
         {SWAPPED, 0, "ranks differ: an optimizer of rank 1 has other parameters than that of rank 0"},
