@@ -40,8 +40,8 @@ static const char *const mixpi_setting_names[] = {
     "initial_sum", "no_master", "schedule.power", "schedule.growth",
     "the hash of schedule.milestones", "schedule.pct_start", "schedule.linear",
     "schedule.three_phase", "muon.a", "muon.b", "muon.c", "muon.iterations", "muon.f32",
-    "muon.rate", "recipe.history", "recipe.margin", "recipe.most_recent", "recipe.dy_e4m3", "amax of delayed scaling",
-    "buffers", "groups of the parameters"
+    "muon.rate", "recipe.history", "recipe.margin", "recipe.most_recent", "recipe.dy_e4m3",
+    "amax of delayed scaling", "buffers", "groups of the parameters"
 };
 
 enum {
