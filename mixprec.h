@@ -2778,7 +2778,8 @@ typedef struct mixp_loss_backward_args {
 
 /* --- products ---
  *
- * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once.
+ * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once. cuBLASLt may round the
+ * product to f16 or bf16 before it adds an old c of that dtype.
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or absent.
  * batch matrices lie stride_* elements apart. stride_a or stride_b 0: all products share a or b.
@@ -4065,7 +4066,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
  * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
  * stream of mixp_context_exec(ctx), which is a different stream during a capture. Call no CUDA
- * function that waits or allocates meanwhile (cudaMemcpy, cudaMalloc): it may end the capture. The
+ * function that allocates or waits meanwhile (cudaMalloc, cudaEventSynchronize): it ends the capture. The
  * graph lives until you free it or the context. After a replay you may read the tensors of its
  * step, until the next mixp_step_begin; the capture of a second graph calls it too. With two
  * graphs, copy each loss to a tensor of your own within its step (mixp_copy).

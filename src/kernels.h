@@ -394,7 +394,8 @@ typedef struct mixp_loss_backward_args {
 
 /* --- products ---
  *
- * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once.
+ * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once. cuBLASLt may round the
+ * product to f16 or bf16 before it adds an old c of that dtype.
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or absent.
  * batch matrices lie stride_* elements apart. stride_a or stride_b 0: all products share a or b.

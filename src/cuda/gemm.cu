@@ -663,18 +663,21 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
 /* --- measuring ------------------------------------------------------------------------- *
  *
  * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
- * first. Trials write to the product's own c, unless the product accumulates: then to other memory.
+ * first. The algorithms take turns, and the least time of each counts: a GPU that has just woken up
+ * is slow, and one that has worked for a second may lower its clock. Trials write to the product's
+ * own c, unless the product accumulates: then to other memory.
  */
-const int   measured_runs = 5;
+const int   measured_rounds = 3, measured_runs = 2;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
 
 inline bool is_measured(const State *s, const Plan *plan) {
     return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan);
 }
 
-/* The time of measured_runs runs in milliseconds, after a warm-up run. Waits for the GPU. */
+/* Lowers *ms to the time of measured_runs runs, after a warm-up run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
     cudaEvent_t from = NULL, to = NULL;
+    float taken = INFINITY;
     cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
     run();
@@ -682,47 +685,50 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
     for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
-    if (e == cudaSuccess) e = cudaEventElapsedTime(ms, from, to);
+    if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
     if (from) quiet(cudaEventDestroy(from));
     if (to) quiet(cudaEventDestroy(to));
+    if (e == cudaSuccess && taken < *ms) *ms = taken;
     return k->launched("gemm", e);
 }
 
-/* The time of one algorithm; INFINITY if cuBLASLt refuses it. */
+/* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
     cudaError_t before = cudaPeekAtLastError();
+    float taken = INFINITY;
     mixp_result r = time_of(
         k,
         [&] {
             if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
         },
-        ms);
+        &taken);
+    if (status == CUBLAS_STATUS_SUCCESS && taken < *ms) *ms = taken;
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
-    *ms = INFINITY;
     if (!is_refusal(status)) return library_failed(k->state, status);
     forget_refusal(before);
     return MIXP_OK;
 }
 
-/* Puts the fastest algorithm first. *least: its time. */
-inline mixp_result algorithms_order(Kernel *k, const Product &p, Plan *plan, float *least) {
-    int best = plan->at;
-    cublasLtMatmulAlgo_t first;
-    *least = INFINITY;
-    if (!product_point(p, plan)) return MIXP_OK;
+/* Lowers the time of each algorithm: one round. */
+inline mixp_result algorithms_time(Kernel *k, const Product &p, Plan *plan, float *ms) {
     for (int i = plan->at; i < plan->count; i++) {
-        float ms = INFINITY;
-        mixp_result r = algorithm_time(k, p, plan, i, &ms);
+        mixp_result r = algorithm_time(k, p, plan, i, ms + i);
         if (r != MIXP_OK) return r;
-        if (!(ms < *least * worth_it)) continue;
-        *least = ms;
-        best = i;
     }
-    first = plan->algorithms[best];
+    return MIXP_OK;
+}
+
+/* Puts the fastest algorithm first, if that is worth it. Returns the time of the first one then. */
+inline float algorithms_order(Plan *plan, float *ms) {
+    int best = plan->at;
+    for (int i = plan->at; i < plan->count; i++)
+        if (ms[i] < ms[best]) best = i;
+    if (!(ms[best] < ms[plan->at] * worth_it)) best = plan->at;
+    cublasLtMatmulAlgo_t first = plan->algorithms[best];
     plan->algorithms[best] = plan->algorithms[plan->at];
     plan->algorithms[plan->at] = first;
-    return MIXP_OK;
+    return ms[best];
 }
 
 /* Memory for the c of trials; *c NULL: trials write to the product's own c. Returns false: out of
@@ -735,17 +741,25 @@ inline bool trial_memory(State *s, const mixp_gemm_args &g, void **c) {
 }
 
 inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
-    Product trial = p;
-    void *c = NULL;
-    float ms;
-    mixp_result r;
     if (is_measured(k->state, plan)) return MIXP_OK;
-    r = check_stream(k->state, "gemm");
+    mixp_result r = check_stream(k->state, "gemm");
     if (r != MIXP_OK) return r;
     plan->measured = true;
+
+    /* The trials' own c. */
+    Product trial = p;
+    void *c = NULL;
     if (plan->count - plan->at < 2 || !trial_memory(k->state, p.g, &c)) return MIXP_OK;
     if (c) trial.g.c.data = c;
-    r = algorithms_order(k, trial, plan, &ms);
+
+    /* The algorithms take turns. */
+    float ms[most_algorithms];
+    for (float &time : ms) time = INFINITY;
+    if (product_point(trial, plan)) {
+        for (int i = 0; i < measured_rounds && r == MIXP_OK; i++)
+            r = algorithms_time(k, trial, plan, ms);
+        if (r == MIXP_OK) algorithms_order(plan, ms);
+    }
     if (c) memory_free(k->state, c);
     return r;
 }
@@ -907,24 +921,29 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
                                             : gelu_back(x, k);
 }
 
-/* Times the fused product, and the product followed by a kernel. If the second is faster, marks the
- * fused plan as unusable. */
+/* Times the fused product, and the product followed by a kernel, in turns. If the second is faster,
+ * marks the fused plan as unusable. */
 inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
                                   const mixp_gemm_epilogue_args &trial, const Product &p,
                                   Plan *plan) {
     mixp_gemm_count count = on->state->products;
-    float joined, apart = INFINITY;
-    mixp_result r = algorithms_order(on, p, plan, &joined), done = MIXP_OK;
-    if (r == MIXP_OK)
+    float ms[most_algorithms], apart = INFINITY;
+    mixp_result r = MIXP_OK, done = MIXP_OK;
+    for (float &time : ms) time = INFINITY;
+    if (!product_point(p, plan)) return MIXP_OK;
+    for (int i = 0; i < measured_rounds && r == MIXP_OK; i++) {
+        r = algorithms_time(on, p, plan, ms);
+        if (r != MIXP_OK) break;
         r = time_of(
             on,
             [&] {
                 if (done == MIXP_OK) done = epilogue_apart(x, trial);
             },
             &apart);
+    }
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
-    if (apart < joined * worth_it) plan->at = plan->count;
+    if (apart < algorithms_order(plan, ms) * worth_it) plan->at = plan->count;
     return MIXP_OK;
 }
 
@@ -938,6 +957,8 @@ inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
     r = check_stream(on->state, "gemm");
     if (r != MIXP_OK) return r;
     plan->measured = true;
+    /* The separate product makes plans too, and a full list is cleared: this plan with it. */
+    if (on->state->plans->count + 4 > most_plans) return MIXP_OK;
     if (k.before.data == k.gemm.c.data || !trial_memory(on->state, k.gemm, &c)) return MIXP_OK;
     if (c) p.g.c.data = trial.gemm.c.data = c;
     r = epilogue_order(x, on, trial, p, plan);

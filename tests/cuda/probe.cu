@@ -283,8 +283,10 @@ static cublasLtMatmulDesc_t description(const Product &w) {
     set(d, CUBLASLT_MATMUL_DESC_TRANSB, b);
     if (w.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return d;
     set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, w.epilogue);
-    set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, w.out);
-    set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, at);
+    if (w.epilogue != CUBLASLT_EPILOGUE_DGELU) {
+        set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, w.out);
+        set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, at);
+    }
     if (w.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || w.epilogue == CUBLASLT_EPILOGUE_DGELU) {
         set(d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld);
         set(d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at);

@@ -129,6 +129,7 @@ static void check_arrays(const Arrays &o, const Job &t) {
             double slack, x = product_at(o, t, i, j, &slack);
             int64_t at = i * t.n + j;
             if (t.kind != MIXP_EPILOGUE_ROW_SUMS) { check_gelu(o, t, at, x, slack); continue; }
+            slack += lost_before_adding(o.c.dtype, t.accumulate, fabs(x) + slack);
             if (t.accumulate) x += value_at(o.c.cpu, o.c.dtype, at);
             near_to(o.c, at, x, slack + 1e-6, "c");
         }
@@ -171,6 +172,14 @@ static void sums_body(void) {
     cudasim::epilogues = true;
 }
 static void test_sums(void) { in_all_schedules(sums_body); }
+
+/* Products rounded before an old c is added: the bounds allow that. */
+static void test_sums_rounded_first(void) {
+    NEEDS_SIMULATION;
+    cudasim::rounds_first = true;
+    test_sums();
+    cudasim::rounds_first = false;
+}
 
 /* cuBLASLt may have sums in a product's pass, but none that writes f32 from f16 or bf16: then a kernel
  * of its own sums, and the count says so. Where both are of one dtype nothing changes. */
@@ -848,6 +857,7 @@ static void test_measured_and_captured(void) {
 
 int main(void) {
     RUN(test_sums);
+    RUN(test_sums_rounded_first);
     RUN(test_sums_apart);
     RUN(test_in_place);
     RUN(test_gelu);

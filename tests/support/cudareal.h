@@ -30,6 +30,7 @@ static int  processors = 0, max_shared = 0;
 static bool eager = false, unaligned_algorithms = true, other_libm = false, cut_sums = false;
 static bool old_loader = false, sums_in_f32 = true, flushes = false;
 static int  static_shared = 0;
+static bool rounds_first = true;      /* cuBLASLt 13.1 does so on an H100 */
 static uint32_t reductions = 0;
 static bool host_sees_device = true, epilogues = true, narrow_products = true;
 static size_t library_version = 0;

@@ -111,6 +111,7 @@ inline bool narrow_products = true;         /* has it any algorithm for fp8, MXF
 inline long refused_narrow = 0;             /* so many of the next narrow products it refuses */
 enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
 inline Gelu gelu_kind = exact_tanh;
+inline bool rounds_first = false;       /* products are rounded to c's dtype before an old c is added */
 inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
 inline size_t check_wants = 0;              /* so many bytes more than there were            */
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
@@ -1332,7 +1333,6 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     return cudasim::result(cudaSuccess);
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
     cudaError_t e = cudaMemcpyAsync(to, from, bytes, kind, cudaStreamLegacy);
     if (e == cudaSuccess) cudasim::drain(cudasim::stream_of(cudaStreamLegacy));
     return e == cudaSuccess ? cudasim::result(cudaSuccess) : e;
@@ -1685,8 +1685,14 @@ inline void put_sum(const Product &p, int64_t z, uint64_t i, uint64_t j, double 
     float alpha = p.alpha ? *p.alpha : p.here[0], beta = p.beta ? *p.beta : p.here[1];
     int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
     int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
-    double old = beta != 0.0f ? get(p.c, p.C.type, c) * (double)beta : 0.0;
-    put(p.out, p.D.type, o, finished(p, i, j, sum * (double)alpha + old));
+    float sum_in_c;
+    sum *= (double)alpha;
+    if (beta != 0.0f) {
+        if (rounds_first) put(&sum_in_c, p.D.type, 0, sum);
+        if (rounds_first) sum = get(&sum_in_c, p.D.type, 0);
+        sum += get(p.c, p.C.type, c) * (double)beta;
+    }
+    put(p.out, p.D.type, o, finished(p, i, j, sum));
 }
 
 /* The sum over k of codes times codes, each block's times its two scales. */
