@@ -258,10 +258,10 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
  * keeps its old low copy and master weight; a buffer may be written. Launch your own kernels on the
  * stream of mixp_context_exec(ctx), which is a different stream during a capture. Call no CUDA
- * function that allocates or waits meanwhile (cudaMalloc, cudaEventSynchronize): it ends the capture. The
- * graph lives until you free it or the context. After a replay you may read the tensors of its
- * step, until the next mixp_step_begin; the capture of a second graph calls it too. With two
- * graphs, copy each loss to a tensor of your own within its step (mixp_copy).
+ * function that allocates or waits meanwhile (cudaMalloc, cudaEventSynchronize): it ends the
+ * capture. The graph lives until you free it or the context. After a replay you may read the
+ * tensors of its step, until the next mixp_step_begin; the capture of a second graph calls it too.
+ * With two graphs, copy each loss to a tensor of your own within its step (mixp_copy).
  *
  * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
  * graph would lack the work of that call. The context keeps the first error.
