@@ -20,7 +20,7 @@
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
  *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses,
  *                                      the quantiser of recipes
- *      4. rows         >>rows          softmax, norms, embedding, cross entropy
+ *      4. rows         >>rows          softmax, cross entropy, norms, embedding, top k
  *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
  *      7. attention    >>attention     flash attention on tensor cores
@@ -495,10 +495,17 @@ __device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const 
 inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }
 inline bool is_wide(mixp_out a) { return is_wide(a.data); }
+__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 /* An output as an input. */
 __host__ __device__ inline mixp_in as_in(mixp_out y) {
     mixp_in a = { y.data, y.dtype };
+    return a;
+}
+
+/* An array that a step updates in place. */
+__device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
+    mixp_out a = { data, dtype, 0 };
     return a;
 }
 
@@ -541,6 +548,41 @@ __device__ inline float block_max(float v) {
     __syncthreads();
     v = part[lane < (int)blockDim.x / warp_size ? lane : 0];
     v = warp_max(v);
+    __syncthreads();
+    return v;
+}
+
+/* The sum of v over this thread and all earlier threads. *all: the sum over the block. */
+template <class T> __device__ inline T block_scan(T v, T *all) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    T before = 0, sum = 0;
+    for (int k = 1; k < warp_size; k *= 2) {
+        T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
+        if (lane >= k) v += u;
+    }
+    if (lane == warp_size - 1) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
+        if (i < warp) before += part[i];
+        sum += part[i];
+    }
+    __syncthreads();
+    *all = sum;
+    return before + v;
+}
+
+/* The minimum over the block. */
+template <class T> __device__ inline T block_min(T v) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    for (int k = 16; k; k /= 2) {
+        T u = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = u < v ? u : v;
+    }
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) v = part[i] < v ? part[i] : v;
     __syncthreads();
     return v;
 }
@@ -839,6 +881,25 @@ private:
     OnDevice on;
 };
 
+/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except what CUDA
+ * says that the kernel has beside it. Requests it once per kernel, because CUDA takes a lock for a
+ * request; kernels that do not fit the table request it at every launch. The limit is a property of
+ * the GPU, not of the context. So it is always the maximum: a context that needs less must not
+ * lower the limit of a context that needs more. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+    cudaFuncAttributes own = {};
+    int i = 0;
+    if (bytes <= 48 * 1024) return cudaSuccess;
+    while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
+    if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
+    cudaError_t e = cudaFuncGetAttributes(&own, kernel);
+    if (e == cudaSuccess)
+        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 s->most_shared - (int)own.sharedSizeBytes);
+    if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
+    return e;
+}
+
 /* Device memory for one kernel; see mixp_exec. */
 inline void *scratch_of(const mixp_exec *x, size_t bytes) {
     return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL;
@@ -958,6 +1019,9 @@ inline int mirror_at(const State *s, const void *device, size_t bytes) {
     }
     return -1;
 }
+
+}   /* namespace */
+namespace {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -1271,6 +1335,9 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
     return device_download(x, host, device, bytes);
 }
 
+}   /* namespace */
+namespace {
+
 /* --- captures -------------------------------------------------------------------------- *
  *
  * Between begin and end, kernels are recorded instead of run, on a stream used for nothing else. So
@@ -1536,7 +1603,6 @@ const char *device_message(const mixp_exec *x) {
 }
 
 }   /* namespace */
-
 /* ==== 3. ELEMENTWISE ================================================= >>elementwise ====
  *
  * A thread works on 8 elements at a time (16 bytes of f16 or bf16) if addresses allow it. Sums
@@ -3144,6 +3210,69 @@ static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_wher
     return run_strided(x, "where_backward", k->which ? FN_MASKED : FN_KEPT, axes, &m, sums);
 }
 
+/* --- comparisons ------------------------------------------------------------------- */
+
+namespace {
+
+/* Array 0 of the axes: y, 1: a, 2: b. */
+struct CompareJob {
+    mixp_comparison how;
+    Axes     axes;
+    int64_t  count;
+    mixp_in  a, b;
+    uint8_t *y;
+};
+
+/* Element i of a real array, of u8 or of i32, exactly. */
+__device__ inline double exact1(const mixp_in &a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)get1(a, i);
+}
+
+/* One thread per element of y. */
+__global__ void __launch_bounds__(map_threads)
+    compare_elements(const __grid_constant__ CompareJob s) {
+    int64_t i = (int64_t)blockIdx.x * map_threads + threadIdx.x;
+    for (; i < s.count; i += (int64_t)gridDim.x * map_threads) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        locate(s.axes, i, at);
+        s.y[i] = (uint8_t)mixpi_holds(s.how, exact1(s.a, at[1]), exact1(s.b, at[2]));
+    }
+}
+
+}   /* namespace */
+
+static bool mixpi_cuda_comparable(const mixp_in &a) {
+    return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
+
+static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    Kernel on(x);
+    CompareJob job;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&job, 0, sizeof job);
+    Axes axes = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        axes.s[1][i] = k->a_strides[i];
+        axes.s[2][i] = k->b_strides[i];
+    }
+    job.how = k->how;
+    job.axes = merged(axes);
+    job.count = count_of(axes);
+    job.a = k->a;
+    job.b = k->b;
+    job.y = k->y;
+    if (job.count <= 0) return MIXP_OK;
+    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
+                                               map_threads, 0, on.stream, job));
+}
+
+/* --- reductions and losses --------------------------------------------------------- */
+
 namespace {
 
 /* A reduction over (outer, n, inner). `repeated`: the array (output or source) that repeats along
@@ -3742,52 +3871,10 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
  *
  * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
  * below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
+ *
+ * This room holds what the rooms of rows share: teams, parts of rows, sums in two floats.
  */
 namespace {
-
-/* --- a block's scans ------------------------------------------------------------------- */
-
-/* The sum of v over this thread and all earlier threads. *all: the sum over the block. */
-template <class T> __device__ inline T block_scan(T v, T *all) {
-    MIXPI_SHARED(T, part, 32);
-    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    T before = 0, sum = 0;
-    for (int k = 1; k < warp_size; k *= 2) {
-        T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
-        if (lane >= k) v += u;
-    }
-    if (lane == warp_size - 1) part[warp] = v;
-    __syncthreads();
-    for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
-        if (i < warp) before += part[i];
-        sum += part[i];
-    }
-    __syncthreads();
-    *all = sum;
-    return before + v;
-}
-
-/* The minimum over the block. */
-template <class T> __device__ inline T block_min(T v) {
-    MIXPI_SHARED(T, part, 32);
-    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    for (int k = 16; k; k /= 2) {
-        T u = __shfl_xor_sync(0xFFFFFFFFu, v, k);
-        v = u < v ? u : v;
-    }
-    if (lane == 0) part[warp] = v;
-    __syncthreads();
-    for (int i = 0; i < (int)blockDim.x / warp_size; i++) v = part[i] < v ? part[i] : v;
-    __syncthreads();
-    return v;
-}
-
-/* An array that a step updates in place. */
-__device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
-    mixp_out a = { data, dtype, 0 };
-    return a;
-}
-__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 /* --- teams ----------------------------------------------------------------------------- */
 
@@ -3982,6 +4069,21 @@ __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, f
 __device__ inline float exp_of(float x) { return exp2_approx(x * 1.44269504f); }
 __device__ inline float minus_infinity() { return mixp_f32_of_bits(0xFF800000u); }
 __device__ inline float not_a_number() { return mixp_f32_of_bits(0x7FC00000u); }
+__device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
+
+}   /* namespace */
+
+/* A job on k; all other fields are 0. */
+template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
+    Job job;
+    memset((void *)&job, 0, sizeof job);
+    (Args &)job = k;
+    return job;
+}
+
+/* A missing array may have any dtype. */
+template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
+namespace {
 
 /* --- softmax --------------------------------------------------------------------------- */
 
@@ -4071,6 +4173,398 @@ __global__ void __launch_bounds__(team_threads, 3)
         }
     }
 }
+
+/* --- cross entropy --------------------------------------------------------------------- */
+
+struct EntropyJob : mixp_cross_entropy_args {
+    double   *losses;           /* one per row                                             */
+    FaultFlag fault;
+    bool      wide;
+};
+struct EntropyBackJob : mixp_cross_entropy_backward_args {
+    FaultFlag fault;
+    bool      wide;
+};
+
+/* The mean distance of a row's elements below the row's largest, times their columns' weights. */
+template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row, float top) {
+    int rank = (int)threadIdx.x % T;
+    float sum = 0.0f, v[8];
+    Part p;
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        get_part(s.logits, row * s.cols, p, s.wide, top, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            float by = s.weights && k < p.n ? s.weights[p.col + k * p.step] : 1.0f;
+            sum += k < p.n ? (top - v[k]) * by : 0.0f;
+        }
+    }
+    return team_sum<T>(sum) / (float)s.cols;
+}
+
+/* The target's logit. Read it before dlogits overwrites it. */
+__device__ inline float target_value(const EntropyJob &s, int64_t r) {
+    int32_t target = s.targets[r];
+    return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
+}
+/* The loss of a row whose target is valid. Its parts are added in double. */
+__device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const Exponents &e,
+                                     float below, float at_target) {
+    float top = e.top - at_target, log_sum = logf(e.sum);
+    double loss = (double)top + (double)log_sum;
+    if (s.weights) {
+        double smooth = (double)s.smoothing, mean = (double)s.weights[s.cols];
+        loss *= (1.0 - smooth) * (double)s.weights[target];
+        if (s.smoothing > 0.0f) loss += smooth * ((double)below + mean * (double)log_sum);
+    } else if (s.smoothing > 0.0f) {
+        loss += s.smoothing * ((double)below - (double)top);
+    }
+    return loss;
+}
+/* Stores the row's loss. */
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
+                                float at_target) {
+    int32_t target = s.targets[r];
+    double loss = 0.0;
+    if (target != s.ignore && !is_id(target, s.cols)) {
+        note_fault(s.fault, FAULT_TARGET, s.before + r, target);
+        loss = (double)not_a_number();
+    } else if (target != s.ignore) {
+        loss = loss_of_row(s, target, e, below, at_target);
+    }
+    if (!s.logs) s.top_rsum[2 * r] = e.top;
+    if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
+    s.losses[r] = loss;
+    if (s.each) s.each[r] = (float)loss;
+}
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_rows(const __grid_constant__ EntropyJob s) {
+    int rank = (int)threadIdx.x % T;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        Exponents e = { 0.0f, 1.0f };
+        float below = 0.0f;
+        if (!s.logs) e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
+        if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
+    }
+}
+
+/* The two kernels below run as one block. No other block hides their load latency, so a thread
+ * loads 8 values at a time. */
+const int loads_ahead = 8;
+
+/* How many of a thread's rows count. */
+__device__ inline int64_t counted_rows(const EntropyJob &s) {
+    const int64_t step = (int64_t)blockDim.x;
+    int64_t i = (int64_t)threadIdx.x, count = 0;
+    int32_t target[loads_ahead];
+    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) target[k] = s.targets[i + k * step];
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) count += target[k] != s.ignore;
+    }
+    for (; i < s.rows; i += step) count += s.targets[i] != s.ignore;
+    return count;
+}
+
+/* The sum of a thread's rows' losses, in order. */
+__device__ inline double summed_losses(const EntropyJob &s) {
+    const int64_t step = (int64_t)blockDim.x;
+    int64_t i = (int64_t)threadIdx.x;
+    double sum = 0.0, loss[loads_ahead];
+    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) loss[k] = s.losses[i + k * step];
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) sum += loss[k];
+    }
+    for (; i < s.rows; i += step) sum += s.losses[i];
+    return sum;
+}
+
+/* The weights of the targets of a thread's rows. */
+__device__ inline double counted_weights(const EntropyJob &s) {
+    double sum = 0.0;
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
+        int32_t target = s.targets[i];
+        if (target != s.ignore && is_id(target, s.cols)) sum += (double)s.weights[target];
+    }
+    return sum;
+}
+
+/* The mean over the counted rows, or the sum. */
+__global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ EntropyJob s) {
+    double sum = block_sum(summed_losses(s));
+    double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
+    if (threadIdx.x) return;
+    if (s.before > 0) { /* the mean of earlier rows goes on */
+        const double had = (double)*s.counted;
+        sum += (double)*s.loss * (had != 0.0 ? had : 1.0);
+        count += had;
+    }
+    if (s.sum) count = 1.0;
+    *s.counted = (float)count;
+    if (count != 0.0) *s.loss = (float)(sum / count);
+    else *s.loss = s.more ? (float)sum : not_a_number();
+}
+
+/* The gradient of a row: by (all softmax - hot onehot - others). */
+struct Slopes {
+    float by, all, hot, others;
+};
+__device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float factor, bool counts) {
+    Slopes d = { factor, 1.0f, 1.0f - s.smoothing, 0.0f };
+    if (s.smoothing > 0.0f) d.others = s.smoothing / (float)s.cols;
+    if (s.each) d.by = get1(s.dloss, r);
+    if (s.weights && counts) {
+        d.hot *= s.weights[s.targets[r]];
+        d.all = d.hot + s.smoothing * s.weights[s.cols];
+    }
+    if (s.logs) d.all = 0.0f;
+    return d;
+}
+
+/* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
+    int rank = (int)threadIdx.x % T;
+    float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted, v[8];
+    Part p;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        int32_t target = s.targets[r];
+        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
+        Slopes d = slopes_of(s, r, factor, !ignored && !bad);
+        float top = s.logs ? 0.0f : s.top_rsum[2 * r];
+        float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+        if (ignored && s.dlogits.accumulate) continue;
+        if (bad) d.by = not_a_number();
+        if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
+        MIXPI_PARTS(p, s.cols, T, rank) {
+            int hot_at = (int)(target - p.col);
+            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) {
+                float hot = k * p.step == hot_at ? d.hot : 0.0f, others = d.others;
+                float share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
+                if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
+                v[k] = ignored ? 0.0f : (share - hot - others) * d.by;
+            }
+            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+/* Loss and gradient in one pass. If it fits, a row stays in shared memory for its second read. Each
+ * thread copies only the elements that it reads, so no thread waits for another. The block's next
+ * row overwrites elements after their second read; its copy overlaps the rest of that read. */
+struct EntropyBothJob : EntropyJob {
+    mixp_out     dlogits;
+    const float *scale;
+    float        share;
+    int          kept;          /* bytes of a row in shared memory; 0: rows are read twice */
+};
+/* Bytes for a block's sums. They and a row of 50,304 2-byte elements fit the 99 KB of capability
+ * 8.6, 8.9 and 12.0. */
+const int beside_row = 512;
+
+/* Counts the rows that count: the divisor of each gradient. */
+__global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ EntropyBothJob s) {
+    int64_t count = block_sum(counted_rows(s));
+    if (threadIdx.x == 0) *s.counted = (float)count;
+}
+
+/* Starts the copy of 8 elements of a row to shared memory. Does nothing if the row is absent. */
+template <mixp_dtype D>
+__device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t col) {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    const int64_t at = col * dtype_bytes(D);
+    const char *from = (const char *)s.logits.data + row * s.kept + at;
+    if (row >= s.rows || at >= s.kept) return;
+    cp_async_16(kept + at, from, 16);
+    if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
+}
+template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
+    for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
+        fetch_part<D>(s, row, col);
+    cp_async_commit();
+}
+template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    cp_async_wait<0>();
+    return mixpi_in(kept, D);
+}
+
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. If rows stay in shared memory, row
+ * `next` overwrites each part after the part's gradient is stored. */
+template <int T, mixp_dtype D>
+__device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
+                                  int64_t from, const Exponents &e, int64_t next) {
+    int rank = (int)threadIdx.x % T;
+    int32_t target = s.targets[r];
+    bool ignored = target == s.ignore;
+    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
+    Part p;
+    if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        int hot_at = (int)(target - p.col);
+        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
+            float share = exp_of(v[k] - e.top) * rsum;
+            v[k] = ignored ? 0.0f : (share - hot - others) * by;
+        }
+        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
+        if (T == team_threads && s.kept) fetch_part<D>(s, next, p.col);
+    }
+    if (T == team_threads && s.kept) cp_async_commit();
+}
+
+template <int T, mixp_dtype D>
+__global__ void __launch_bounds__(team_threads, 3)
+    entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+    const bool kept = T == team_threads && s.kept;
+    int rank = (int)threadIdx.x % T;
+    if (kept) fetch_row<D>(s, team_first<T>());
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        float at_target = target_value(s, r), below = 0.0f;
+        mixp_in a = kept ? fetched_row<D>() : s.logits;
+        int64_t from = kept ? 0 : r * s.cols;
+        Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
+        if (rank == 0) put_loss(s, r, e, below, at_target);
+        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
+        put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
+    Kernel on(x);
+    SoftmaxJob job = mixpi_cuda_job<SoftmaxJob>(*k);
+    job.wide = is_wide(k->y) && is_wide(k->a);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
+}
+
+static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
+                                               const mixp_softmax_backward_args *k) {
+    Kernel on(x);
+    SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
+        return MIXP_ERR_DTYPE;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
+}
+
+static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
+    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
+    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
+    }
+}
+
+static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
+    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
+    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
+        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
+    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
+}
+
+static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
+    Kernel on(x);
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->logits);
+    job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
+    if (r != MIXP_OK || k->each) return r;
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
+                                                     const mixp_cross_entropy_backward_args *k) {
+    Kernel on(x);
+    EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->dlogits) && is_wide(k->logits);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
+        return MIXP_ERR_DTYPE;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+}
+
+template <mixp_dtype D>
+static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
+    auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
+                                        : entropy_both_rows<team_threads, D>;
+    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
+     * its next row while it computes. */
+    int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
+    int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
+    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
+    cudaError_t e = make_room(on.state, (const void *)kernel, room);
+    if (e != cudaSuccess) return e;
+    return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
+}
+static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
+    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
+    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    }
+}
+
+/* The bytes of a row that stays in shared memory, next to the memory for a block's sums. */
+static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
+    int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
+    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - beside_row;
+    return fits && job.cols > warp_cols ? (int)bytes : 0;
+}
+
+static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
+                                                 const mixp_cross_entropy_both_args *k) {
+    Kernel on(x);
+    EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
+    if (k->dlogits.accumulate || mixpi_entropy_has_options(&k->loss)) return MIXP_ERR_ARGUMENT;
+    job.fault = fault_flag(on.state);
+    job.dlogits = k->dlogits;
+    job.scale = k->scale;
+    job.share = k->share;
+    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
+    job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
+    job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+    if (r == MIXP_OK && job.rows > 0)
+        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("cross_entropy",
+                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
+}
+namespace {
 
 /* --- layer norm, rms norm -------------------------------------------------------------- *
  *
@@ -4456,6 +4950,108 @@ __global__ void __launch_bounds__(join_cols *join_rows)
     put1(to, col, sum);
 }
 
+}   /* namespace */
+
+static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
+    NormJob job = mixpi_cuda_job<NormJob>(*k);
+    double power = 1.0;
+    while (power < (double)k->cols) power *= 2.0;
+    job.share = (float)(1.0 / power);
+    job.back = k->cols > 0 ? (float)(power / (double)k->cols) : 1.0f;
+    job.rest = k->cols > 0 ? (float)(power / (double)k->cols - (double)job.back) : 0.0f;
+    if (k->rms) job.beta.data = NULL;
+    job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
+    return job;
+}
+static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
+    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
+        !mixpi_cuda_may_be(job.beta))
+        return MIXP_ERR_DTYPE;
+    return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
+}
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (r != MIXP_OK) return r;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = norm_kernel(job);
+    if (kept)
+        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
+    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+}
+
+/* Computes the sum in a separate kernel, then its norm. */
+static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_norm_args norm = *k;
+    mixp_binary_args sum;
+    memset((void *)&sum, 0, sizeof sum);
+    sum.op = MIXP_BINARY_ADD;
+    sum.rank = 1;
+    sum.shape[0] = k->rows * k->cols;
+    sum.a_strides[0] = sum.b_strides[0] = 1;
+    sum.a = k->a;
+    sum.b = k->b;
+    sum.y = k->sum;
+    norm.a = as_in(k->sum);
+    mixp_result r = mixpi_cuda_binary(x, &sum);
+    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
+}
+
+static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    job.wide = job.wide && is_wide(k->b) && is_wide(k->sum);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->b.dtype) || !is_real(k->sum.dtype)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = add_norm_kernel(job);
+    if (!kept) return mixpi_cuda_add_then_norm(x, k);
+    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                                team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
+    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
+    return on->launched("norm_backward",
+                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
+}
+
+static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
+    Kernel on(x);
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
+    bool sums = k->dgamma.data || k->dbeta.data;
+    int64_t slices;
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
+        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
+        return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    job.wide =
+        is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
+    job.per = ceil_div(k->rows, most_slices);
+    if (sums && job.per < 4) job.per = 4;
+    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
+    if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
+    if (sums && !job.partial) return MIXP_ERR_MEMORY;
+    if (k->cols <= 0) return MIXP_OK;
+    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+    if (r != MIXP_OK || !sums) return r;
+    return on.launched("norm_backward",
+                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                                    join_cols * join_rows, 0, on.stream, job, slices));
+}
+namespace {
+
 /* --- embedding ------------------------------------------------------------------------- */
 
 struct EmbeddingJob : mixp_embedding_args {
@@ -4463,8 +5059,6 @@ struct EmbeddingJob : mixp_embedding_args {
     bool      wide;
 };
 struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
-
-__device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
 /* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
 __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
@@ -4601,295 +5195,175 @@ __global__ void __launch_bounds__(team_threads)
     }
 }
 
-/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except what CUDA
- * says that the kernel has beside it. Requests it once per kernel, because CUDA takes a lock for a
- * request; kernels that do not fit the table request it at every launch. The limit is a property of
- * the GPU, not of the context. So it is always the maximum: a context that needs less must not
- * lower the limit of a context that needs more. */
-inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
-    cudaFuncAttributes own = {};
-    int i = 0;
-    if (bytes <= 48 * 1024) return cudaSuccess;
-    while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
-    if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
-    cudaError_t e = cudaFuncGetAttributes(&own, kernel);
-    if (e == cudaSuccess)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 s->most_shared - (int)own.sharedSizeBytes);
-    if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
-    return e;
-}
+/* --- gather ------------------------------------------------------------------------ */
 
-/* --- cross entropy --------------------------------------------------------------------- */
+struct GatherJob : mixp_gather_args { FaultFlag fault; };
 
-struct EntropyJob : mixp_cross_entropy_args {
-    double   *losses;           /* one per row                                             */
-    FaultFlag fault;
-    bool      wide;
-};
-struct EntropyBackJob : mixp_cross_entropy_backward_args {
-    FaultFlag fault;
-    bool      wide;
-};
-
-/* The mean distance of a row's elements below the row's largest, times their columns' weights. */
-template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row, float top) {
-    int rank = (int)threadIdx.x % T;
-    float sum = 0.0f, v[8];
-    Part p;
-    MIXPI_PARTS(p, s.cols, T, rank) {
-        get_part(s.logits, row * s.cols, p, s.wide, top, v);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            float by = s.weights && k < p.n ? s.weights[p.col + k * p.step] : 1.0f;
-            sum += k < p.n ? (top - v[k]) * by : 0.0f;
-        }
-    }
-    return team_sum<T>(sum) / (float)s.cols;
-}
-
-/* The target's logit. Read it before dlogits overwrites it. */
-__device__ inline float target_value(const EntropyJob &s, int64_t r) {
-    int32_t target = s.targets[r];
-    return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
-}
-/* The loss of a row whose target is valid. Its parts are added in double. */
-__device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const Exponents &e,
-                                     float below, float at_target) {
-    float top = e.top - at_target, log_sum = logf(e.sum);
-    double loss = (double)top + (double)log_sum;
-    if (s.weights) {
-        double smooth = (double)s.smoothing, mean = (double)s.weights[s.cols];
-        loss *= (1.0 - smooth) * (double)s.weights[target];
-        if (s.smoothing > 0.0f) loss += smooth * ((double)below + mean * (double)log_sum);
-    } else if (s.smoothing > 0.0f) {
-        loss += s.smoothing * ((double)below - (double)top);
-    }
-    return loss;
-}
-/* Stores the row's loss. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
-                                float at_target) {
-    int32_t target = s.targets[r];
-    double loss = 0.0;
-    if (target != s.ignore && !is_id(target, s.cols)) {
-        note_fault(s.fault, FAULT_TARGET, s.before + r, target);
-        loss = (double)not_a_number();
-    } else if (target != s.ignore) {
-        loss = loss_of_row(s, target, e, below, at_target);
-    }
-    if (!s.logs) s.top_rsum[2 * r] = e.top;
-    if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
-    s.losses[r] = loss;
-    if (s.each) s.each[r] = (float)loss;
-}
-template <int T, mixp_dtype D>
-__global__ void __launch_bounds__(team_threads, 3)
-    entropy_rows(const __grid_constant__ EntropyJob s) {
-    int rank = (int)threadIdx.x % T;
-    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        Exponents e = { 0.0f, 1.0f };
-        float below = 0.0f;
-        if (!s.logs) e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
-        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
+/* One thread per element of y. */
+__global__ void __launch_bounds__(team_threads)
+    gather_elements(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.m * s.inner), c = i % s.inner;
+        int32_t id = s.ids[i];
+        bool good = is_id(id, s.n);
+        if (!good) note_fault(s.fault, FAULT_GATHER_ID, i, id);
+        put1(s.y, i, good ? get1(s.a, (o * s.n + id) * s.inner + c) : not_a_number());
     }
 }
 
-/* The two kernels below run as one block. No other block hides their load latency, so a thread
- * loads 8 values at a time. */
-const int loads_ahead = 8;
-
-/* How many of a thread's rows count. */
-__device__ inline int64_t counted_rows(const EntropyJob &s) {
-    const int64_t step = (int64_t)blockDim.x;
-    int64_t i = (int64_t)threadIdx.x, count = 0;
-    int32_t target[loads_ahead];
-    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
-        MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++) target[k] = s.targets[i + k * step];
-        MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++) count += target[k] != s.ignore;
-    }
-    for (; i < s.rows; i += step) count += s.targets[i] != s.ignore;
-    return count;
-}
-
-/* The sum of a thread's rows' losses, in order. */
-__device__ inline double summed_losses(const EntropyJob &s) {
-    const int64_t step = (int64_t)blockDim.x;
-    int64_t i = (int64_t)threadIdx.x;
-    double sum = 0.0, loss[loads_ahead];
-    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
-        MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++) loss[k] = s.losses[i + k * step];
-        MIXPI_UNROLL
-        for (int k = 0; k < loads_ahead; k++) sum += loss[k];
-    }
-    for (; i < s.rows; i += step) sum += s.losses[i];
-    return sum;
-}
-
-/* The weights of the targets of a thread's rows. */
-__device__ inline double counted_weights(const EntropyJob &s) {
-    double sum = 0.0;
-    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
-        int32_t target = s.targets[i];
-        if (target != s.ignore && is_id(target, s.cols)) sum += (double)s.weights[target];
-    }
-    return sum;
-}
-
-/* The mean over the counted rows, or the sum. */
-__global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ EntropyJob s) {
-    double sum = block_sum(summed_losses(s));
-    double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
-    if (threadIdx.x) return;
-    if (s.before > 0) { /* the mean of earlier rows goes on */
-        const double had = (double)*s.counted;
-        sum += (double)*s.loss * (had != 0.0 ? had : 1.0);
-        count += had;
-    }
-    if (s.sum) count = 1.0;
-    *s.counted = (float)count;
-    if (count != 0.0) *s.loss = (float)(sum / count);
-    else *s.loss = s.more ? (float)sum : not_a_number();
-}
-
-/* The gradient of a row: by (all softmax - hot onehot - others). */
-struct Slopes {
-    float by, all, hot, others;
-};
-__device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float factor, bool counts) {
-    Slopes d = { factor, 1.0f, 1.0f - s.smoothing, 0.0f };
-    if (s.smoothing > 0.0f) d.others = s.smoothing / (float)s.cols;
-    if (s.each) d.by = get1(s.dloss, r);
-    if (s.weights && counts) {
-        d.hot *= s.weights[s.targets[r]];
-        d.all = d.hot + s.smoothing * s.weights[s.cols];
-    }
-    if (s.logs) d.all = 0.0f;
-    return d;
-}
-
-/* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
-template <int T, mixp_dtype D>
-__global__ void __launch_bounds__(team_threads, 3)
-    entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
-    int rank = (int)threadIdx.x % T;
-    float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted, v[8];
-    Part p;
-    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        int32_t target = s.targets[r];
-        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
-        Slopes d = slopes_of(s, r, factor, !ignored && !bad);
-        float top = s.logs ? 0.0f : s.top_rsum[2 * r];
-        float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
-        if (ignored && s.dlogits.accumulate) continue;
-        if (bad) d.by = not_a_number();
-        if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
-        MIXPI_PARTS(p, s.cols, T, rank) {
-            int hot_at = (int)(target - p.col);
-            if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
-            MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) {
-                float hot = k * p.step == hot_at ? d.hot : 0.0f, others = d.others;
-                float share = s.logs ? 0.0f : exp_of(v[k] - top) * rsum;
-                if (s.weights && k < p.n) others *= s.weights[p.col + k * p.step];
-                v[k] = ignored ? 0.0f : (share - hot - others) * d.by;
-            }
-            plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+/* One thread per column: no other thread adds to the column. */
+__global__ void __launch_bounds__(team_threads) gather_back(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / s.inner, c = i % s.inner;
+        for (int64_t j = 0; j < s.m; j++) {
+            int64_t from = (o * s.m + j) * s.inner + c;
+            int32_t id = s.ids[from];
+            if (is_id(id, s.n)) store_real(s.y, (o * s.n + id) * s.inner + c, get1(s.a, from));
+            else note_fault(s.fault, FAULT_GATHER_ID, from, id);
         }
     }
 }
 
-/* Loss and gradient in one pass. If it fits, a row stays in shared memory for its second read. Each
- * thread copies only the elements that it reads, so no thread waits for another. The block's next
- * row overwrites elements after their second read; its copy overlaps the rest of that read. */
-struct EntropyBothJob : EntropyJob {
-    mixp_out     dlogits;
-    const float *scale;
-    float        share;
-    int          kept;          /* bytes of a row in shared memory; 0: rows are read twice */
-};
-/* Bytes for a block's sums. They and a row of 50,304 2-byte elements fit the 99 KB of capability
- * 8.6, 8.9 and 12.0. */
-const int beside_row = 512;
+/* --- rotary embeddings ------------------------------------------------------------- */
 
-/* Counts the rows that count: the divisor of each gradient. */
-__global__ void __launch_bounds__(1024) entropy_count(const __grid_constant__ EntropyBothJob s) {
-    int64_t count = block_sum(counted_rows(s));
-    if (threadIdx.x == 0) *s.counted = (float)count;
-}
+struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
-/* Starts the copy of 8 elements of a row to shared memory. Does nothing if the row is absent. */
-template <mixp_dtype D>
-__device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t col) {
-    MIXPI_DYNAMIC_SHARED(char, kept);
-    const int64_t at = col * dtype_bytes(D);
-    const char *from = (const char *)s.logits.data + row * s.kept + at;
-    if (row >= s.rows || at >= s.kept) return;
-    cp_async_16(kept + at, from, 16);
-    if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
-}
-template <mixp_dtype D> __device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
-    for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
-        fetch_part<D>(s, row, col);
-    cp_async_commit();
-}
-template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
-    MIXPI_DYNAMIC_SHARED(char, kept);
-    cp_async_wait<0>();
-    return mixpi_in(kept, D);
-}
-
-/* As entropy_back_rows: the row's gradient, from `a` at `from`. If rows stay in shared memory, row
- * `next` overwrites each part after the part's gradient is stored. */
-template <int T, mixp_dtype D>
-__device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, const Exponents &e, int64_t next) {
-    int rank = (int)threadIdx.x % T;
-    int32_t target = s.targets[r];
-    bool ignored = target == s.ignore;
-    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
-    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
-    Part p;
-    if (!ignored && !is_id(target, s.cols)) by = not_a_number();
-    MIXPI_PARTS(p, s.cols, T, rank) {
-        int hot_at = (int)(target - p.col);
-        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-            float share = exp_of(v[k] - e.top) * rsum;
-            v[k] = ignored ? 0.0f : (share - hot - others) * by;
-        }
-        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
-        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
-        if (T == team_threads && s.kept) fetch_part<D>(s, next, p.col);
-    }
-    if (T == team_threads && s.kept) cp_async_commit();
-}
-
-template <int T, mixp_dtype D>
-__global__ void __launch_bounds__(team_threads, 3)
-    entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
-    const bool kept = T == team_threads && s.kept;
-    int rank = (int)threadIdx.x % T;
-    if (kept) fetch_row<D>(s, team_first<T>());
-    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float at_target = target_value(s, r), below = 0.0f;
-        mixp_in a = kept ? fetched_row<D>() : s.logits;
-        int64_t from = kept ? 0 : r * s.cols;
-        Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
-        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e, below, at_target);
-        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
-        put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
+__global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
+        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
+        double sine, cosine; /* by sincospi: sin and cos would need a stack           */
+        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
+        s.cosine[i] = (float)cosine;
+        s.sine[i] = (float)sine;
     }
 }
 
-/* --- the largest, what an index says, rotary embeddings ---------------------------------- */
+/* One thread per pair. */
+__global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
+        int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
+        int64_t p = head * s.d + (s.interleaved ? 2 * pair : pair);
+        int64_t q = p + (s.interleaved ? 1 : half);
+        float c = s.cosine[row], w = s.back ? -s.sine[row] : s.sine[row];
+        float a = get1(s.a, p), b = get1(s.a, q);
+        store_real(s.y, p, fmaf(a, c, -__fmul_rn(b, w)));
+        store_real(s.y, q, fmaf(b, c, __fmul_rn(a, w)));
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
+    Kernel on(x);
+    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->y) && is_wide(k->table);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0) return MIXP_OK;
+    return on.launched("embedding",
+                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                                    team_threads, 0, on.stream, job));
+}
+
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
+static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
+                                      void *memory) {
+    if (memory) {
+        to->list = (int64_t *)memory;
+        to->order = to->list + k->rows;
+        to->start = to->order + k->rows;
+    }
+    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+}
+
+static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
+                                             const Sorted &by) {
+    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
+    return on->launched("embedding_backward",
+                        MIXPI_LAUNCH(embedding_sums,
+                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
+                                     (unsigned)threads, 0, on->stream, job, by));
+}
+
+static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
+                                                 const mixp_embedding_backward_args *k) {
+    Kernel on(x);
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    Sorted to = { NULL, NULL, NULL };
+    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    void *memory;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (k->vocab <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, k, memory);
+    r = on.launched("embedding_backward",
+                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
+                                 0, on.stream, job, to, each));
+    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+}
+
+static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t count = k->outer * k->m * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
+                                              team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t columns = k->outer * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (columns <= 0 || k->m <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
+                                                       team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
+    Kernel on(x);
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
+    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    if (pairs <= 0) return MIXP_OK;
+    job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + angles;
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
+                                         0, on.stream, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
+                                            0, on.stream, job));
+}
+/* The macros of rows.cu: no later room computes rows. */
+#undef MIXPI_ROWS
+#undef MIXPI_TYPED_ROWS
+#undef MIXPI_PARTS
+namespace {
+
+/* --- the largest element ----------------------------------------------------------- */
 
 __device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 /* Is x as large as y: equal, or both NaN? */
@@ -4955,61 +5429,7 @@ __global__ void __launch_bounds__(team_threads)
     }
 }
 
-struct GatherJob : mixp_gather_args { FaultFlag fault; };
-
-/* One thread per element of y. */
-__global__ void __launch_bounds__(team_threads)
-    gather_elements(const __grid_constant__ GatherJob s) {
-    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
-    for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
-        int64_t o = i / (s.m * s.inner), c = i % s.inner;
-        int32_t id = s.ids[i];
-        bool good = is_id(id, s.n);
-        if (!good) note_fault(s.fault, FAULT_GATHER_ID, i, id);
-        put1(s.y, i, good ? get1(s.a, (o * s.n + id) * s.inner + c) : not_a_number());
-    }
-}
-
-/* One thread per column: no other thread adds to the column. */
-__global__ void __launch_bounds__(team_threads) gather_back(const __grid_constant__ GatherJob s) {
-    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
-    for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
-        int64_t o = i / s.inner, c = i % s.inner;
-        for (int64_t j = 0; j < s.m; j++) {
-            int64_t from = (o * s.m + j) * s.inner + c;
-            int32_t id = s.ids[from];
-            if (is_id(id, s.n)) store_real(s.y, (o * s.n + id) * s.inner + c, get1(s.a, from));
-            else note_fault(s.fault, FAULT_GATHER_ID, from, id);
-        }
-    }
-}
-
-/* Array 0 of the axes: y, 1: a, 2: b. */
-struct CompareJob {
-    mixp_comparison how;
-    Axes     axes;
-    int64_t  count;
-    mixp_in  a, b;
-    uint8_t *y;
-};
-
-/* Element i of a real array, of u8 or of i32, exactly. */
-__device__ inline double exact1(const mixp_in &a, int64_t i) {
-    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
-    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
-    return (double)get1(a, i);
-}
-
-/* One thread per element of y. */
-__global__ void __launch_bounds__(team_threads)
-    compare_elements(const __grid_constant__ CompareJob s) {
-    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
-    for (; i < s.count; i += (int64_t)gridDim.x * team_threads) {
-        int64_t at[4] = { 0, 0, 0, 0 };
-        locate(s.axes, i, at);
-        s.y[i] = (uint8_t)mixpi_holds(s.how, exact1(s.a, at[1]), exact1(s.b, at[2]));
-    }
-}
+/* --- the k largest elements -------------------------------------------------------- */
 
 /* Rows of up to this length are cheaper without a sorting network. */
 const int topk_short = 64;
@@ -5132,320 +5552,7 @@ __global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant
     }
 }
 
-struct RopeJob : mixp_rope_args { float *cosine, *sine; };
-
-__global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
-    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
-    for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
-        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double sine, cosine; /* by sincospi: sin and cos would need a stack           */
-        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
-        s.cosine[i] = (float)cosine;
-        s.sine[i] = (float)sine;
-    }
-}
-
-/* One thread per pair. */
-__global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant__ RopeJob s) {
-    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
-    for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
-        int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
-        int64_t p = head * s.d + (s.interleaved ? 2 * pair : pair);
-        int64_t q = p + (s.interleaved ? 1 : half);
-        float c = s.cosine[row], w = s.back ? -s.sine[row] : s.sine[row];
-        float a = get1(s.a, p), b = get1(s.a, q);
-        store_real(s.y, p, fmaf(a, c, -__fmul_rn(b, w)));
-        store_real(s.y, q, fmaf(b, c, __fmul_rn(a, w)));
-    }
-}
-
 }   /* namespace */
-
-/* A job on k; all other fields are 0. */
-template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
-    Job job;
-    memset((void *)&job, 0, sizeof job);
-    (Args &)job = k;
-    return job;
-}
-
-/* A missing array may have any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
-
-static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_args *k) {
-    Kernel on(x);
-    SoftmaxJob job = mixpi_cuda_job<SoftmaxJob>(*k);
-    job.wide = is_wide(k->y) && is_wide(k->a);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
-}
-
-static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
-                                               const mixp_softmax_backward_args *k) {
-    Kernel on(x);
-    SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
-    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
-        return MIXP_ERR_DTYPE;
-    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
-}
-
-static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
-    NormJob job = mixpi_cuda_job<NormJob>(*k);
-    double power = 1.0;
-    while (power < (double)k->cols) power *= 2.0;
-    job.share = (float)(1.0 / power);
-    job.back = k->cols > 0 ? (float)(power / (double)k->cols) : 1.0f;
-    job.rest = k->cols > 0 ? (float)(power / (double)k->cols - (double)job.back) : 0.0f;
-    if (k->rms) job.beta.data = NULL;
-    job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
-    return job;
-}
-static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
-    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
-        !mixpi_cuda_may_be(job.beta))
-        return MIXP_ERR_DTYPE;
-    return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
-}
-
-static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    Kernel on(x);
-    NormJob job = mixpi_cuda_norm_job(k);
-    mixp_result r = mixpi_cuda_norm_check(job);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (r != MIXP_OK) return r;
-    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    NormKernel kept = norm_kernel(job);
-    if (kept)
-        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
-    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
-}
-
-/* Computes the sum in a separate kernel, then its norm. */
-static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_norm_args norm = *k;
-    mixp_binary_args sum;
-    memset((void *)&sum, 0, sizeof sum);
-    sum.op = MIXP_BINARY_ADD;
-    sum.rank = 1;
-    sum.shape[0] = k->rows * k->cols;
-    sum.a_strides[0] = sum.b_strides[0] = 1;
-    sum.a = k->a;
-    sum.b = k->b;
-    sum.y = k->sum;
-    norm.a = as_in(k->sum);
-    mixp_result r = mixpi_cuda_binary(x, &sum);
-    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
-}
-
-static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    Kernel on(x);
-    NormJob job = mixpi_cuda_norm_job(k);
-    mixp_result r = mixpi_cuda_norm_check(job);
-    job.wide = job.wide && is_wide(k->b) && is_wide(k->sum);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->b.dtype) || !is_real(k->sum.dtype)) return MIXP_ERR_DTYPE;
-    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
-    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    NormKernel kept = add_norm_kernel(job);
-    if (!kept) return mixpi_cuda_add_then_norm(x, k);
-    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
-}
-
-static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
-    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
-    return on->launched("norm_backward",
-                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
-}
-
-static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
-    Kernel on(x);
-    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
-    bool sums = k->dgamma.data || k->dbeta.data;
-    int64_t slices;
-    mixp_result r = MIXP_OK;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
-        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
-        return MIXP_ERR_DTYPE;
-    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
-        return MIXP_ERR_ARGUMENT;
-    job.wide =
-        is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
-    job.per = ceil_div(k->rows, most_slices);
-    if (sums && job.per < 4) job.per = 4;
-    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
-    if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
-    if (sums && !job.partial) return MIXP_ERR_MEMORY;
-    if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
-    if (r != MIXP_OK || !sums) return r;
-    return on.launched("norm_backward",
-                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
-                                    join_cols * join_rows, 0, on.stream, job, slices));
-}
-
-static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
-    Kernel on(x);
-    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
-    job.fault = fault_flag(on.state);
-    job.wide = is_wide(k->y) && is_wide(k->table);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
-    if (k->rows <= 0) return MIXP_OK;
-    return on.launched("embedding",
-                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
-                                    team_threads, 0, on.stream, job));
-}
-
-/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
-static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
-                                      void *memory) {
-    if (memory) {
-        to->list = (int64_t *)memory;
-        to->order = to->list + k->rows;
-        to->start = to->order + k->rows;
-    }
-    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
-}
-
-static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
-                                             const Sorted &by) {
-    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
-    return on->launched("embedding_backward",
-                        MIXPI_LAUNCH(embedding_sums,
-                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
-                                     (unsigned)threads, 0, on->stream, job, by));
-}
-
-static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
-                                                 const mixp_embedding_backward_args *k) {
-    Kernel on(x);
-    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
-    Sorted to = { NULL, NULL, NULL };
-    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    void *memory;
-    mixp_result r;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
-    if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
-    if (k->vocab <= 0) return MIXP_OK;
-    job.fault = fault_flag(on.state);
-    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
-    if (!memory) return MIXP_ERR_MEMORY;
-    mixpi_cuda_carve_sorted(&to, k, memory);
-    r = on.launched("embedding_backward",
-                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
-                                 0, on.stream, job, to, each));
-    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
-}
-
-static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
-    switch (job.logits.dtype) {
-    case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
-    case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
-    default: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F32, on, job);
-    }
-}
-
-static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
-    if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
-    if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
-        return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_BF16, on, job);
-    return MIXPI_TYPED_ROWS(entropy_back_rows, any_real, on, job);
-}
-
-static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
-    Kernel on(x);
-    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
-    mixp_result r = MIXP_OK;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
-    job.fault = fault_flag(on.state);
-    job.wide = is_wide(k->logits);
-    job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
-    if (!job.losses) return MIXP_ERR_MEMORY;
-    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
-    if (r != MIXP_OK || k->each) return r;
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
-}
-
-static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
-                                                     const mixp_cross_entropy_backward_args *k) {
-    Kernel on(x);
-    EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
-    job.fault = fault_flag(on.state);
-    job.wide = is_wide(k->dlogits) && is_wide(k->logits);
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
-        return MIXP_ERR_DTYPE;
-    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
-}
-
-template <mixp_dtype D>
-static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
-    auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
-                                        : entropy_both_rows<team_threads, D>;
-    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
-    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
-     * its next row while it computes. */
-    int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
-    int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
-    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
-    cudaError_t e = make_room(on.state, (const void *)kernel, room);
-    if (e != cudaSuccess) return e;
-    return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
-}
-static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
-    switch (job.logits.dtype) {
-    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
-    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
-    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
-    }
-}
-
-/* The bytes of a row that stays in shared memory, next to the memory for a block's sums. */
-static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
-    int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
-    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - beside_row;
-    return fits && job.cols > warp_cols ? (int)bytes : 0;
-}
-
-static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
-                                                 const mixp_cross_entropy_both_args *k) {
-    Kernel on(x);
-    EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
-    mixp_result r;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
-    if (k->dlogits.accumulate || mixpi_entropy_has_options(&k->loss)) return MIXP_ERR_ARGUMENT;
-    job.fault = fault_flag(on.state);
-    job.dlogits = k->dlogits;
-    job.scale = k->scale;
-    job.share = k->share;
-    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
-    job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
-    job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
-    if (!job.losses) return MIXP_ERR_MEMORY;
-    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
-    if (r == MIXP_OK && job.rows > 0)
-        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
-    if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy",
-                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
-}
 
 static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     Kernel on(x);
@@ -5469,60 +5576,6 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
     if (count <= 0) return MIXP_OK;
     return on.launched("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
                                                     team_threads, 0, on.stream, *k));
-}
-
-static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
-    Kernel on(x);
-    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
-    int64_t count = k->outer * k->m * k->inner;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
-    if (count <= 0) return MIXP_OK;
-    job.fault = fault_flag(on.state);
-    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
-                                              team_threads, 0, on.stream, job));
-}
-
-static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
-    Kernel on(x);
-    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
-    int64_t columns = k->outer * k->inner;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
-    if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (columns <= 0 || k->m <= 0) return MIXP_OK;
-    job.fault = fault_flag(on.state);
-    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
-                                                       team_threads, 0, on.stream, job));
-}
-
-static bool mixpi_cuda_comparable(const mixp_in &a) {
-    return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
-}
-
-static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
-    Kernel on(x);
-    CompareJob job;
-    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
-        return MIXP_ERR_ARGUMENT;
-    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
-    if (!on.state) return MIXP_ERR_ORDER;
-    memset((void *)&job, 0, sizeof job);
-    Axes axes = dense_axes(k->rank, k->shape);
-    for (int i = 0; i < k->rank; i++) {
-        axes.s[1][i] = k->a_strides[i];
-        axes.s[2][i] = k->b_strides[i];
-    }
-    job.how = k->how;
-    job.axes = merged(axes);
-    job.count = count_of(axes);
-    job.a = k->a;
-    job.b = k->b;
-    job.y = k->y;
-    if (job.count <= 0) return MIXP_OK;
-    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, team_threads),
-                                               team_threads, 0, on.stream, job));
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
@@ -5558,28 +5611,6 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     return on.launched(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }
-
-static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
-    Kernel on(x);
-    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
-    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
-    mixp_result r;
-    if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
-    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
-    if (pairs <= 0) return MIXP_OK;
-    job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
-    if (!job.cosine) return MIXP_ERR_MEMORY;
-    job.sine = job.cosine + angles;
-    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
-                                         0, on.stream, job));
-    if (r != MIXP_OK) return r;
-    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
-                                            0, on.stream, job));
-}
-#undef MIXPI_ROWS
-#undef MIXPI_PARTS
-
 /* ==== 5. OPTIMIZERS ================================================== >>optimizers ====
  *
  * The table of parameters is in device memory. The host knows the number of rows, not their

@@ -1,5 +1,5 @@
 #pragma once
-#include "rows_calls.cu"
+#include "rows.cu"
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
  * Flash attention: scores are computed one tile at a time and never stored. q, k and v are read in

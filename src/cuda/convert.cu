@@ -1,5 +1,5 @@
 #pragma once
-#include "runtime.cu"
+#include "captures.cu"
 /* ==== 3. ELEMENTWISE ================================================= >>elementwise ====
  *
  * A thread works on 8 elements at a time (16 bytes of f16 or bf16) if addresses allow it. Sums

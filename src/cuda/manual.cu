@@ -20,7 +20,7 @@
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
  *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses,
  *                                      the quantiser of recipes
- *      4. rows         >>rows          softmax, norms, embedding, cross entropy
+ *      4. rows         >>rows          softmax, cross entropy, norms, embedding, top k
  *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
  *      7. attention    >>attention     flash attention on tensor cores

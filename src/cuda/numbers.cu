@@ -234,10 +234,17 @@ __device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const 
 inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }
 inline bool is_wide(mixp_out a) { return is_wide(a.data); }
+__host__ __device__ inline bool is_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 /* An output as an input. */
 __host__ __device__ inline mixp_in as_in(mixp_out y) {
     mixp_in a = { y.data, y.dtype };
+    return a;
+}
+
+/* An array that a step updates in place. */
+__device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
+    mixp_out a = { data, dtype, 0 };
     return a;
 }
 
@@ -280,6 +287,41 @@ __device__ inline float block_max(float v) {
     __syncthreads();
     v = part[lane < (int)blockDim.x / warp_size ? lane : 0];
     v = warp_max(v);
+    __syncthreads();
+    return v;
+}
+
+/* The sum of v over this thread and all earlier threads. *all: the sum over the block. */
+template <class T> __device__ inline T block_scan(T v, T *all) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    T before = 0, sum = 0;
+    for (int k = 1; k < warp_size; k *= 2) {
+        T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
+        if (lane >= k) v += u;
+    }
+    if (lane == warp_size - 1) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
+        if (i < warp) before += part[i];
+        sum += part[i];
+    }
+    __syncthreads();
+    *all = sum;
+    return before + v;
+}
+
+/* The minimum over the block. */
+template <class T> __device__ inline T block_min(T v) {
+    MIXPI_SHARED(T, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    for (int k = 16; k; k /= 2) {
+        T u = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = u < v ? u : v;
+    }
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / warp_size; i++) v = part[i] < v ? part[i] : v;
     __syncthreads();
     return v;
 }

@@ -1,5 +1,5 @@
 #pragma once
-#include "rows_calls.cu"
+#include "rows.cu"
 /* ==== 5. OPTIMIZERS ================================================== >>optimizers ====
  *
  * The table of parameters is in device memory. The host knows the number of rows, not their

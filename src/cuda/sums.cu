@@ -490,6 +490,69 @@ static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_wher
     return run_strided(x, "where_backward", k->which ? FN_MASKED : FN_KEPT, axes, &m, sums);
 }
 
+/* --- comparisons ------------------------------------------------------------------- */
+
+namespace {
+
+/* Array 0 of the axes: y, 1: a, 2: b. */
+struct CompareJob {
+    mixp_comparison how;
+    Axes     axes;
+    int64_t  count;
+    mixp_in  a, b;
+    uint8_t *y;
+};
+
+/* Element i of a real array, of u8 or of i32, exactly. */
+__device__ inline double exact1(const mixp_in &a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)get1(a, i);
+}
+
+/* One thread per element of y. */
+__global__ void __launch_bounds__(map_threads)
+    compare_elements(const __grid_constant__ CompareJob s) {
+    int64_t i = (int64_t)blockIdx.x * map_threads + threadIdx.x;
+    for (; i < s.count; i += (int64_t)gridDim.x * map_threads) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        locate(s.axes, i, at);
+        s.y[i] = (uint8_t)mixpi_holds(s.how, exact1(s.a, at[1]), exact1(s.b, at[2]));
+    }
+}
+
+}   /* namespace */
+
+static bool mixpi_cuda_comparable(const mixp_in &a) {
+    return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
+
+static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    Kernel on(x);
+    CompareJob job;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&job, 0, sizeof job);
+    Axes axes = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        axes.s[1][i] = k->a_strides[i];
+        axes.s[2][i] = k->b_strides[i];
+    }
+    job.how = k->how;
+    job.axes = merged(axes);
+    job.count = count_of(axes);
+    job.a = k->a;
+    job.b = k->b;
+    job.y = k->y;
+    if (job.count <= 0) return MIXP_OK;
+    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
+                                               map_threads, 0, on.stream, job));
+}
+
+/* --- reductions and losses --------------------------------------------------------- */
+
 namespace {
 
 /* A reduction over (outer, n, inner). `repeated`: the array (output or source) that repeats along

@@ -1,5 +1,9 @@
 #pragma once
 #include "recipes.cu"
+#include "softmax.cu"
+#include "norms.cu"
+#include "embedding.cu"
+#include "largest.cu"
 #include "optimizers.cu"
 #include "narrow.cu"
 #include "attention.cu"

@@ -1,0 +1,313 @@
+#pragma once
+#include "rows.cu"
+namespace {
+
+/* --- embedding ------------------------------------------------------------------------- */
+
+struct EmbeddingJob : mixp_embedding_args {
+    FaultFlag fault;
+    bool      wide;
+};
+struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
+
+/* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
+__device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from, int lane) {
+    if (s.wide && s.cols % 8 == 0) {
+        int64_t size = dtype_bytes(s.y.dtype), n = s.cols * size / 16;
+        uint4 *q = (uint4 *)(void *)((char *)s.y.data + to * size);
+        const uint4 *p = (const uint4 *)(const void *)((const char *)s.table.data + from * size);
+        for (int64_t i = lane; i < n; i += warp_size) q[i] = p[i];
+    } else if (s.y.dtype == MIXP_F32) {
+        for (int64_t i = lane; i < s.cols; i += warp_size)
+            ((uint32_t *)s.y.data)[to + i] = ((const uint32_t *)s.table.data)[from + i];
+    } else {
+        for (int64_t i = lane; i < s.cols; i += warp_size)
+            ((uint16_t *)s.y.data)[to + i] = ((const uint16_t *)s.table.data)[from + i];
+    }
+}
+
+__global__ void __launch_bounds__(team_threads, 4)
+    embedding_rows(const __grid_constant__ EmbeddingJob s) {
+    int lane = (int)threadIdx.x % warp_size;
+    Part p;
+    for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
+        int32_t id = s.ids[r];
+        bool good = is_id(id, s.vocab);
+        float v[8];
+        if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID, r, id);
+        if (good && s.y.dtype == s.table.dtype) {
+            copy_row(s, r * s.cols, id * s.cols, lane);
+            continue;
+        }
+        MIXPI_PARTS(p, s.cols, warp_size, lane) {
+            if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++)
+                if (!good) v[k] = not_a_number();
+            put_part(s.y, r * s.cols, p, s.wide, v);
+        }
+    }
+}
+
+/* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
+ * order, in f32, and rounds once.
+ *
+ * The sort: a block owns up to 256 consecutive ids, [low, high). It counts the rows with smaller
+ * ids, which gives the place where its own rows begin. It collects the rows that have its ids, and
+ * places them, one thread per id. No block waits for another. */
+struct Sorted {
+    int64_t *list, *order;      /* rows: by block, then by id                              */
+    int64_t *start;             /* vocab + 1: where an id's rows begin in `order`          */
+};
+const int64_t id_blocks = 1024;
+const int     ids_each = 4;     /* ids that a thread reads at a time                       */
+
+/* Rows whose id lies in [low, high), in order, to `to`. */
+__device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
+    int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
+    for (int64_t first = 0; first < s.rows; first += tile) {
+        int64_t i = first + ids_each * (int64_t)threadIdx.x;
+        int mine = 0, all, at;
+        for (int k = 0; k < ids_each; k++)
+            mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
+        at = block_scan(mine, &all) - mine;
+        for (int k = 0; k < ids_each; k++)
+            if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
+                to[done + at++] = i + k;
+        done += all;
+    }
+}
+
+/* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
+ * unless `to` is NULL. */
+__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                               int64_t n, int64_t *to) {
+    MIXPI_SHARED(int64_t, row, team_threads);
+    MIXPI_SHARED(int32_t, id, team_threads);
+    int64_t count = 0;
+    int me = (int)threadIdx.x;
+    for (int64_t first = 0; first < n; first += team_threads) {
+        int m = (int)least(team_threads, n - first);
+        if (me < m) {
+            row[me] = list[first + me];
+            id[me] = (int32_t)(s.ids[row[me]] - low);
+        }
+        __syncthreads();
+        for (int i = 0; i < m; i++) {
+            if (id[i] != me) continue;
+            if (to) to[count] = row[i];
+            count++;
+        }
+        __syncthreads();
+    }
+    return count;
+}
+
+__global__ void __launch_bounds__(team_threads)
+    embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
+    int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
+    int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
+    for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
+        int32_t id = s.ids[i];
+        if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
+        below += id >= 0 && id < low;
+        own += id >= low && id < high;
+    }
+    below = block_sum(below);
+    own = block_sum(own);
+    if (own) collect(s, low, high, each == 1 ? to.order + below : to.list + below);
+    __syncthreads();
+    mine = each == 1 ? (me == 0 ? own : 0) : take(s, low, to.list + below, own, NULL);
+    mine = below + block_scan(mine, &all) - mine;
+    if (low + me < high) to.start[low + me] = mine;
+    if (high == s.vocab && me == 0) to.start[s.vocab] = below + own;
+    if (each > 1) take(s, low, to.list + below, own, to.order + mine);
+}
+
+/* Each thread computes one column of an id's row. */
+__global__ void __launch_bounds__(team_threads)
+    embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
+    int64_t panels = ceil_div(s.cols, blockDim.x);
+    for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
+        int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
+        int64_t i = by.start[id], end = by.start[id + 1];
+        float sum, v[8];
+        if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
+        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+        for (; i + 8 <= end; i += 8) {
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) sum += v[k];
+        }
+        for (; i < end; i++) sum += get1(s.dy, by.order[i] * s.cols + col);
+        put1(s.dtable, id * s.cols + col, sum);
+    }
+}
+
+/* --- gather ------------------------------------------------------------------------ */
+
+struct GatherJob : mixp_gather_args { FaultFlag fault; };
+
+/* One thread per element of y. */
+__global__ void __launch_bounds__(team_threads)
+    gather_elements(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.m * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / (s.m * s.inner), c = i % s.inner;
+        int32_t id = s.ids[i];
+        bool good = is_id(id, s.n);
+        if (!good) note_fault(s.fault, FAULT_GATHER_ID, i, id);
+        put1(s.y, i, good ? get1(s.a, (o * s.n + id) * s.inner + c) : not_a_number());
+    }
+}
+
+/* One thread per column: no other thread adds to the column. */
+__global__ void __launch_bounds__(team_threads) gather_back(const __grid_constant__ GatherJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.outer * s.inner; i += (int64_t)gridDim.x * team_threads) {
+        int64_t o = i / s.inner, c = i % s.inner;
+        for (int64_t j = 0; j < s.m; j++) {
+            int64_t from = (o * s.m + j) * s.inner + c;
+            int32_t id = s.ids[from];
+            if (is_id(id, s.n)) store_real(s.y, (o * s.n + id) * s.inner + c, get1(s.a, from));
+            else note_fault(s.fault, FAULT_GATHER_ID, from, id);
+        }
+    }
+}
+
+/* --- rotary embeddings ------------------------------------------------------------- */
+
+struct RopeJob : mixp_rope_args { float *cosine, *sine; };
+
+__global__ void __launch_bounds__(team_threads) rope_angles(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
+        double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
+        double sine, cosine; /* by sincospi: sin and cos would need a stack           */
+        sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
+        s.cosine[i] = (float)cosine;
+        s.sine[i] = (float)sine;
+    }
+}
+
+/* One thread per pair. */
+__global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.t * s.heads * half; i += (int64_t)gridDim.x * team_threads) {
+        int64_t pair = i % half, head = i / half, row = head / s.heads % s.t * half + pair;
+        int64_t p = head * s.d + (s.interleaved ? 2 * pair : pair);
+        int64_t q = p + (s.interleaved ? 1 : half);
+        float c = s.cosine[row], w = s.back ? -s.sine[row] : s.sine[row];
+        float a = get1(s.a, p), b = get1(s.a, q);
+        store_real(s.y, p, fmaf(a, c, -__fmul_rn(b, w)));
+        store_real(s.y, q, fmaf(b, c, __fmul_rn(a, w)));
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
+    Kernel on(x);
+    EmbeddingJob job = mixpi_cuda_job<EmbeddingJob>(*k);
+    job.fault = fault_flag(on.state);
+    job.wide = is_wide(k->y) && is_wide(k->table);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0) return MIXP_OK;
+    return on.launched("embedding",
+                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                                    team_threads, 0, on.stream, job));
+}
+
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
+static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
+                                      void *memory) {
+    if (memory) {
+        to->list = (int64_t *)memory;
+        to->order = to->list + k->rows;
+        to->start = to->order + k->rows;
+    }
+    return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
+}
+
+static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
+                                             const Sorted &by) {
+    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
+    return on->launched("embedding_backward",
+                        MIXPI_LAUNCH(embedding_sums,
+                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
+                                     (unsigned)threads, 0, on->stream, job, by));
+}
+
+static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
+                                                 const mixp_embedding_backward_args *k) {
+    Kernel on(x);
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    Sorted to = { NULL, NULL, NULL };
+    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    void *memory;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
+    if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
+    if (k->vocab <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_cuda_carve_sorted(&to, k, memory);
+    r = on.launched("embedding_backward",
+                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
+                                 0, on.stream, job, to, each));
+    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+}
+
+static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t count = k->outer * k->m * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
+    if (count <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
+                                              team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
+    Kernel on(x);
+    GatherJob job = mixpi_cuda_job<GatherJob>(*k);
+    int64_t columns = k->outer * k->inner;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (columns <= 0 || k->m <= 0) return MIXP_OK;
+    job.fault = fault_flag(on.state);
+    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
+                                                       team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
+    Kernel on(x);
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
+    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    if (pairs <= 0) return MIXP_OK;
+    job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + angles;
+    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
+                                         0, on.stream, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
+                                            0, on.stream, job));
+}
+/* The macros of rows.cu: no later room computes rows. */
+#undef MIXPI_ROWS
+#undef MIXPI_TYPED_ROWS
+#undef MIXPI_PARTS
