@@ -73,8 +73,8 @@ $(GPU_TESTS): $(BUILD)/gpu/%: %.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcard test
 
 # The same programs without a GPU: tests/cuda/runtime.cpp replaces libcudart and interprets the PTX
 # that nvcc generated. The few kernels of a test itself are compiled once, for 7.5: newer GPUs run
-# them.
-PTX_ARCHS ?= 75 80 90
+# them. 90a is 9.0 with wgmma.
+PTX_ARCHS ?= 75 80 90a
 PTX_NAMES := $(if $(NVCC),$(notdir $(CUDA_PLAIN)))
 # Only GPUs of 10.0 and newer run all kernels of narrow products.
 PTX_NEWEST := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_100$$/100/p'))
@@ -109,10 +109,12 @@ endef
 $(foreach a,$(sort 70 $(PTX_ARCHS) $(PTX_NEWEST)),$(eval $(call ptx_link,$a)))
 
 # Kernels with one fault each: does the interpreter report it?
-PTX_FAULTS := $(if $(NVCC),$(BUILD)/ptx/ptx_faults)
-$(BUILD)/ptx/ptx_faults: tests/cuda/ptx_faults.cu $(BUILD)/ptx/runtime.o
+PTX_FAULTS := $(if $(NVCC),$(BUILD)/ptx/ptx_faults $(BUILD)/ptx/ptx_wgmma)
+$(BUILD)/ptx/ptx_faults: private faults_for = 80
+$(BUILD)/ptx/ptx_wgmma: private faults_for = 90a
+$(PTX_FAULTS): $(BUILD)/ptx/%: tests/cuda/%.cu $(BUILD)/ptx/runtime.o
 	$(call say,nvcc $@)
-	$(Q)$(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,80) -c $< -o $@.o
+	$(Q)$(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,$(faults_for)) -c $< -o $@.o
 	$(Q)$(CXX) $@.o $(BUILD)/ptx/runtime.o -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.

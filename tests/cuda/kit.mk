@@ -67,9 +67,9 @@ $(REHEARSAL)/lib/libcublasLt.so:
 	    ln -sf $(@F).$(CUDA_MAJOR) $@
 $(BUILD)/ptx/probe.o: tests/cuda/probe.cu
 	$(call say,nvcc $@)
-	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,90) -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,90a) -c $< -o $@
 $(REHEARSAL)/lib/libmixprec_gpu.so $(REHEARSAL)/bin/probe: | $(addprefix $(REHEARSAL)/lib/,libcudart.so libcublasLt.so)
-$(eval $(call kit,$(REHEARSAL),$(BUILD)/ptx,$(BUILD)/ptx/inside_90.o,-L$(REHEARSAL)/lib -lcublasLt -lcudart,$(LIB)))
+$(eval $(call kit,$(REHEARSAL),$(BUILD)/ptx,$(BUILD)/ptx/inside_90a.o,-L$(REHEARSAL)/lib -lcublasLt -lcudart,$(LIB)))
 rehearsal-programs: $(REHEARSED:%=$(REHEARSAL)/bin/%) $(addprefix $(REHEARSAL)/bin/,probe bench_cuda trainer_cuda)
 
 .PHONY: kit-programs rehearsal-programs

@@ -10,6 +10,7 @@
  *     ptx_program.h    text -> modules, functions, variables
  *     ptx_memory.h     address spaces, races, reads of unwritten memory
  *     ptx_opcodes.h    what instructions do
+ *     ptx_wgmma.h      products of a warpgroup
  *     ptx_decode.h     a function's text -> instructions
  *     runtime.cpp      behind the CUDA runtime's functions
  *
@@ -60,6 +61,8 @@ inline void leave_lanes(Warp &w, u32 lanes) {
     for_lanes(lanes, [&](int l) {
         if (!w.copies[l].empty())
             stop(1, "a thread exits while its copies are under way: %s", place(w, l).c_str());
+        if (!w.products.empty())
+            stop(1, "a thread exits while its products are under way: %s", place(w, l).c_str());
     });
     w.alive &= ~lanes;
     w.block->live -= __builtin_popcount(lanes);
@@ -103,7 +106,7 @@ inline bool do_collective(Warp &w, Group &g, const Instr &i, u32 active) {
         return false;
     }
     w.meeting &= ~g.mask;
-    if (i.run == meet) w.sync++;            /* the others order no memory                       */
+    if (i.run == meet) note_meeting(w);     /* the others order no memory                       */
     i.run(w, i, g.mask);
     return advance(w, g, g.pc + 1);
 }
@@ -138,6 +141,7 @@ inline bool step(Warp &w, Group &g) {
     Instr &i = w.function->code[(size_t)g.pc];
     u32 active = guarded_lanes(w, i, g.mask);
     w.now = &i;
+    if (w.function->has_products && active) note_registers(w, i);
     i.count++;
     counts.warps++;
     counts.lanes += (u64)__builtin_popcount(active);
@@ -195,6 +199,7 @@ inline void begin_warp(Warp &w, Block &b, int number, u64 *registers) {
     w.number = number;
     w.function = b.launch->function;
     w.registers = registers;
+    if (w.function->has_products) w.uses.resize((size_t)w.function->slot_count);
     for (int l = 0; l < 32; l++) {
         u32 t = (u32)(32 * number + l);
         if (t < threads) w.alive |= 1u << l;
@@ -228,6 +233,8 @@ inline void prepare(Block &b, Workspace &space, int warps) {
     b.local_size = round_up(f.local_bytes + 1, 64);
     b.locals.assign(b.local_size * 32 * (size_t)warps, (char)0xFF);
     b.warps.resize((size_t)warps);
+    if (f.has_products) b.unfinished.assign(b.shared_size / 16 + 1, 0);
+    b.warpgroups.resize((size_t)warps / 4);
     for (int k = 0; k < warps; k++)
         begin_warp(b.warps[(size_t)k], b, k,
                    &space.registers[(size_t)k * 32 * (size_t)f.slot_count]);
@@ -243,6 +250,7 @@ inline void run_block(Block &b) {
         for (long k = 0; k < n; k++) run_warp_to_stop(b.warps[(size_t)host.order(k, n)]);
         if (b.live && b.waiting == b.live) release_barrier(b);
     }
+    check_warpgroups(b);
 }
 
 /* Runs a kernel for the whole grid. `parameters` are laid out as the kernel's declaration says. */

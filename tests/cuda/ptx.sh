@@ -4,13 +4,13 @@
 # Skipped without nvcc.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/cuda/ptx.sh                (BUILD; PTX_ARCHS, by default "75 80 90"; COVERAGE=FILE keeps the table)
+#   tests/cuda/ptx.sh                (BUILD; PTX_ARCHS, by default "75 80 90a"; COVERAGE=FILE keeps the table)
 #
 # Each test of a program counts as one test. Races, reads of unwritten shared memory and bad
 # addresses make the program fail. Each kernel of each architecture must run at least once.
 . tests/support/check.sh
 
-build=${BUILD:-build}/ptx archs=${PTX_ARCHS:-75 80 90}
+build=${BUILD:-build}/ptx archs=${PTX_ARCHS:-75 80 90a}
 case $build in /*) ;; *) build=$PWD/$build ;; esac
 NVCC=${NVCC:-nvcc}
 if ! command -v "$NVCC" >/dev/null 2>&1; then
@@ -56,6 +56,12 @@ if [ -x "$build/sm_70/test_cuda_rows" ]; then
     for name in cuda cuda_attention cuda_rows; do program 70 test_$name; done
     unset PTX_GPU
 fi
+# A GPU of 9.0 runs PTX of 8.0 as well, which has no products of a warpgroup.
+if [ -x "$build/sm_80/test_cuda_attention" ]; then
+    export PTX_GPU=90 MIXPREC_TEST_ONLY=test_tensor_64
+    program 80 test_cuda_attention ', on 9.0'
+    unset PTX_GPU MIXPREC_TEST_ONLY
+fi
 # narrow_tiles runs only on 10.0 and newer.
 [ ! -x "$build/sm_100/test_cuda_narrow" ] || program 100 test_cuda_narrow
 
@@ -93,7 +99,7 @@ readable() { if command -v c++filt >/dev/null 2>&1; then c++filt; else cat; fi; 
 # keeps its scores straight: the companion never launches these kernels there. cuBLASLt multiplies fp8 from
 # 8.9 on, and has tiles of scales from 10.0 on.
 never='^sm_75 .*(attention_(forward|backward)ILi[0-9]+ELb1|attention_backwardILi(128|64ELb0ELb[01]ELb0))'
-never="$never|^sm_(75|80) .*narrow_(codes|tiles|floats)|^sm_90 .*narrow_tiles"
+never="$never|^sm_(75|80) .*narrow_(codes|tiles|floats)|^sm_90a? .*narrow_tiles"
 not_run() {
     awk -v arch="sm_$1" -v never="$never" '$1 == arch && !$4 && (arch " " $2) !~ never { print $2 }' "$coverage"
 }
@@ -112,14 +118,20 @@ tiles_ran() { [ "$(awk '$1 == "sm_100" && $2 ~ /narrow_tiles/ && $4' "$coverage"
 [ ! -x "$build/sm_100/test_cuda_narrow" ] || check 'sm_100: narrow_tiles ran' tiles_ran
 
 # --- does the interpreter report faults? -------------------------------------------------
-# fault NAME TEXT: the kernel NAME of tests/cuda/ptx_faults.cu ends with status 1 and a line with TEXT.
+# fault NAME TEXT: the kernel NAME of $kernels ends with status 1 and a line with TEXT.
+kernels=ptx_faults
 faults() {
-    $guard "$build/ptx_faults" "$1" >"$tmp/fault" 2>&1
+    $guard "$build/$kernels" "$1" >"$tmp/fault" 2>&1
     [ $? = 1 ] && grep -q "^ptx: .*$2" "$tmp/fault" && return
     cat "$tmp/fault"
     return 1
 }
-right() { $guard "$build/ptx_faults" "$1" >"$tmp/fault" 2>&1 && [ "$(cat "$tmp/fault")" = 'done' ]; }
+right() { $guard "$build/$kernels" "$1" >"$tmp/fault" 2>&1 && [ "$(cat "$tmp/fault")" = 'done' ]; }
+rights() {
+    for kernel in $("$build/$kernels" | grep '^right'); do
+        check "the interpreter finds nothing in $kernel" right "$kernel"
+    done
+}
 fault() { check "the interpreter reports: $1" faults "$1" "$2"; }
 fault beyond            'a write beyond all memory: 4 bytes'
 fault before            'a write beyond all memory: 4 bytes'
@@ -140,9 +152,40 @@ fault no_atomic         'a race of blocks in global memory'
 fault blocks_write      'a race of blocks in global memory: after a write'
 fault blocks_overlap    'a race of blocks in global memory'
 fault stale_cache       'ld.global.nc reads what its own launch has written'
-for kernel in $("$build/ptx_faults" | grep '^right'); do
-    check "the interpreter finds nothing in $kernel" right "$kernel"
-done
+rights
+
+# Products of a warpgroup, for sm_90a.
+kernels=ptx_wgmma
+fault no_proxy_fence    'no fence.proxy.async and barrier between a write and a product'
+fault late_proxy_fence  'no fence.proxy.async and barrier between a write and a product'
+fault copied            'no fence.proxy.async and barrier between a write and a product'
+fault rows_alone        'no fence.proxy.async and barrier between a write and a product'
+fault no_barrier        'a race in shared memory'
+fault early_sums        'a read of a register of an unfinished product: register %f'
+fault missing_wait      'a thread exits while its products are under way'
+fault left_behind       'a read of a register of an unfinished product: register %f'
+fault early_write       'a write to a register of an unfinished product: register %f'
+fault early_factor      'a read of a register of an unfinished product: register %r'
+fault no_register_fence 'no wgmma.fence between a use of a register and a product: register %f'
+fault late_factor       'no wgmma.fence between a use of a register and a product: register %r'
+fault late_sums         'no wgmma.fence between a use of a register and a product: register %f'
+fault other_columns     'a product uses a register of an unfinished product: register %f'
+fault overwritten       'a write to shared memory that an unfinished product reads'
+fault unwritten         'a read of shared memory that no thread has written'
+fault missing_warp      'a warp misses the wgmma of line'
+fault few_warps         'wgmma in a warpgroup of fewer than four warps'
+fault two_descriptors   'warps of a warpgroup give wgmma different descriptors'
+fault lane_descriptors  'lanes of a warp give wgmma different descriptors'
+fault misaligned        'a swizzled matrix is misaligned: 1024 bytes at 100'
+fault leaves_row        'a swizzled matrix leaves its row: 128 bytes at 70'
+fault stride            'a stride of a swizzled matrix is misaligned: 1024 bytes at 600'
+fault base_offset       'a matrix descriptor with a base offset'
+fault unknown_bits      'a matrix descriptor with unknown bits'
+fault beyond            'beyond shared memory: 16 bytes at 800'
+rights
+products() { $guard "$build/ptx_wgmma" "$@" >"$tmp/fault" 2>&1 || { cat "$tmp/fault"; return 1; }; }
+check 'products of each layout are right' products products
+check 'and where sums are rough, which are exact here' env PTX_ROUGH=1 "$build/ptx_wgmma" small
 
 # --- bad input ---------------------------------------------------------------------------
 mkdir "$tmp/text"

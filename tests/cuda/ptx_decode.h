@@ -7,7 +7,7 @@
  */
 #ifndef PTX_DECODE_H
 #define PTX_DECODE_H
-#include "ptx_opcodes.h"
+#include "ptx_wgmma.h"
 #include <algorithm>
 
 namespace ptx {
@@ -88,6 +88,7 @@ struct Decoder {
     Operand variable(const Variable &v) {
         if (v.space == global) return constant((u64)(uintptr_t)v.data);
         if (!v.external) return constant(place_in_shared(v));
+        f.dynamic_align = std::max(f.dynamic_align, v.align);
         Operand o = constant(0);            /* known when all static variables have a place      */
         o.dynamic = true;
         return o;
@@ -273,6 +274,24 @@ struct Decoder {
                opcode == "ldmatrix.sync.aligned.m8n8.x" + std::to_string(i.vector) +
                          (i.trans ? ".trans" : "") + ".shared.b16";
     }
+    /* wgmma: products of 64 rows, 16 summed over. */
+    bool warpgroup(Instr &i, const std::string &opcode) const {
+        const std::string all = ".sync.aligned", product = "wgmma.mma_async" + all + ".m64n";
+        i.flow = collective;
+        f.has_products = true;
+        if (!f.is_entry) refuse("in a called function,", opcode);
+        if (opcode == "wgmma.fence" + all) i.run = fence_registers;
+        else if (opcode == "wgmma.commit_group" + all) i.run = commit_products;
+        else if (opcode == "wgmma.wait_group" + all) i.run = wait_for_products;
+        if (i.run || !starts_with(opcode, product.c_str())) return i.run != nullptr;
+        i.run = multiply_warpgroup;
+        i.mode = std::atoi(opcode.c_str() + product.size());
+        i.type = opcode.find(".bf16") != std::string::npos ? type_bf16 : type_f16;
+        std::string kind = i.type == type_bf16 ? ".bf16" : ".f16";
+        return i.mode >= 8 && i.mode <= 256 && i.mode % 8 == 0 &&
+               opcode == product + std::to_string(i.mode) + "k16.f32" + kind + kind;
+    }
+    /* setmaxnreg only moves registers between warps. */
     static bool flowing(Instr &i, const std::string &opcode) {
         if (opcode == "bra" || opcode == "bra.uni") i.flow = branch;
         else if (opcode == "call" || opcode == "call.uni") i.flow = call;
@@ -281,6 +300,10 @@ struct Decoder {
         else if (opcode == "bar.sync" || opcode == "barrier.sync") i.flow = barrier;
         else if (opcode == "bar.warp.sync") { i.flow = collective; i.run = meet; }
         else if (opcode == "membar.gl" || opcode == "membar.sys") i.run = fence;
+        else if (opcode == "fence.proxy.async" || opcode == "fence.proxy.async.shared::cta")
+            i.run = fence_proxy;
+        else if (opcode == "setmaxnreg.inc.sync.aligned.u32" ||
+                 opcode == "setmaxnreg.dec.sync.aligned.u32") i.run = do_nothing;
         else return false;
         return true;
     }
@@ -297,18 +320,23 @@ struct Decoder {
         if (words[0] == "cp") return asynchronous(i, opcode);
         if (words[0] == "mma") return matrices(i, opcode);
         if (words[0] == "ldmatrix") return matrix_load(i, opcode);
+        if (words[0] == "wgmma") return warpgroup(i, opcode);
         return flowing(i, opcode);
     }
 
     /* The first capability that has the opcode. nvcc does not read what stands in asm. */
     static int least_target(const std::string &opcode) {
         auto has = [&](const char *part) { return opcode.find(part) != std::string::npos; };
+        if (starts_with(opcode, "fence.proxy")) return 90;
         if (has("e4m3") || has("e5m2")) return 89;
         if (has("bf16") || has("m16n8k16") || starts_with(opcode, "cp.async")) return 80;
         if (has("m16n8k8") || starts_with(opcode, "ldmatrix") || starts_with(opcode, "tanh.approx"))
             return 75;
         return 0;
     }
+    /* GPUs of 9.0 have these, and neither older nor newer ones. */
+    static bool is_specific(const std::string &opcode)
+    { return starts_with(opcode, "wgmma") || starts_with(opcode, "setmaxnreg"); }
 
     /* -- instructions --------------------------------------------------------------------- */
 
@@ -350,8 +378,11 @@ struct Decoder {
         return true;
     }
     static bool has_result(const Instr &i) {
-        return i.run && i.run != store && i.run != copy_async && i.run != wait_for_copies &&
-               i.run != meet;
+        for (Handler none : { (Handler)nullptr, (Handler)store, (Handler)copy_async,
+                              (Handler)wait_for_copies, (Handler)wait_for_products, (Handler)meet,
+                              (Handler)do_nothing })
+            if (i.run == none) return false;
+        return true;
     }
     void read_operands(Instr &i, const std::vector<std::string> &texts) {
         size_t k = 0;
@@ -379,6 +410,7 @@ struct Decoder {
         std::vector<std::string> texts = split(s.substr(blank));
         if (!known(i, opcode)) refuse("unknown opcode", opcode);
         if (least_target(opcode) > m.target) refuse("too new an opcode", opcode);
+        if (is_specific(opcode) && !m.specific) refuse("an opcode of sm_90a alone:", opcode);
         if (i.flow == call) read_call(i, texts);
         else if (i.flow == branch) i.to.name = texts[0];
         else read_operands(i, texts);
@@ -390,7 +422,8 @@ struct Decoder {
     void check(const Instr &i, const std::string &opcode) const {
         size_t least = 1;
         if (i.flow != straight && i.flow != collective) return;
-        if (i.run == fence || i.run == commit_copies) return;
+        if (i.run == fence || i.run == commit_copies || i.run == fence_proxy ||
+            i.run == fence_registers || i.run == commit_products) return;
         auto begins = [&](const char *with) { return starts_with(opcode, with); };
         if (begins("fma") || begins("mad") || begins("selp") || begins("prmt") || begins("mma"))
             least = 3;
@@ -404,6 +437,8 @@ struct Decoder {
             (i.to.items.size() != 4 || i.from[0].items.size() != (size_t)i.mode / 4 ||
              i.from[1].items.size() != (size_t)i.mode / 8 || i.from[2].items.size() != 4))
             refuse("wrong fragments of", opcode);
+        if (i.run == multiply_warpgroup && !are_warpgroup_operands(i))
+            refuse("wrong operands of", opcode);
         if (i.run == load_matrices && i.to.items.size() != i.vector)
             refuse("wrong fragments of", opcode);
     }
@@ -447,11 +482,27 @@ struct Decoder {
         }
     }
     void link_call(Instr &i);
+
+    /* Which registers an operand is made of; a label has none. */
+    static void add_slots(std::vector<int> &slots, const Operand &o) {
+        if (o.kind == Operand::in_register && !o.fixed) slots.push_back(o.slot);
+        for (const Operand &item : o.items) add_slots(slots, item);
+    }
+    static void list_registers(Instr &i) {
+        add_slots(i.writes, i.to);
+        add_slots(i.writes, i.to2);
+        for (const Operand &o : i.from) add_slots(i.reads, o);
+        if (i.guard >= 0) i.reads.push_back(i.guard);
+        if (!i.called) return;
+        i.reads.insert(i.reads.end(), i.called->from.begin(), i.called->from.end());
+        if (i.called->result_to >= 0) i.writes.push_back(i.called->result_to);
+    }
     void link() {
-        f.shared_bytes = round_up(f.shared_bytes, 128);
+        f.shared_bytes = round_up(f.shared_bytes, f.dynamic_align);
         for (Instr &i : f.code) {
             line = i.line;
             if (i.flow == call) link_call(i);
+            if (f.has_products) list_registers(i);
             for (Operand &o : i.from)
                 if (o.dynamic) o.fixed = m.constant(f.shared_bytes);
             if (i.flow != branch) continue;

@@ -10,6 +10,9 @@
  * An access to global memory remembers block, warp and a clock of the block. Accesses of two blocks
  * of one launch conflict unless both are atomic, or the first was followed by a fence and then an
  * atomic operation, and the second block has done an atomic operation on the same address since.
+ * wgmma reads shared memory asynchronously, by another path than loads and stores. What a thread has
+ * written is there after its fence.proxy.async and then a barrier; until wgmma.wait_group nobody may
+ * write what an unfinished product reads.
  * Not seen: which of two orders a weak memory takes, and races that only another order of blocks
  * would show where a place remembers a newer access.
  */
@@ -56,7 +59,11 @@ struct Launch {
 /* The newest access of a place in shared memory. others: bytes that other warps read as well in this
  * epoch of the block; lanes: bytes that other lanes read in this epoch of the warp. */
 struct Access { s16 thread = -1; u8 bytes = 0, others = 0, lanes = 0; u32 epoch = 0, sync = 0; };
-struct Shadow { Access write, read; u8 written = 0; };      /* of four bytes                    */
+/* fences: fence.proxy.async that the writer had executed before its write. */
+struct Shadow { Access write, read; u8 written = 0; u32 fences = 0; };      /* of four bytes    */
+
+/* A wgmma instruction and what all warps of a warpgroup must give it: descriptors, scale-d. */
+struct Together { const Instr *instr; u64 a, b, adds; };
 
 struct Warp;
 struct Block {
@@ -74,10 +81,23 @@ struct Block {
     const Instr *barrier = nullptr;     /* where threads wait                                   */
     u32     clock = 1, barrier_time = 0;
     std::set<u64> acquired;             /* addresses of its atomic operations                   */
+    std::vector<std::vector<Together>> warpgroups;      /* what each has executed               */
+    std::vector<u16> unfinished;        /* products that still read these 16 bytes              */
 };
 
 /* A copy by cp.async on its way. given < bytes: the rest becomes 0. */
 struct Copy { u32 to; u64 from; int bytes, given, group; };
+
+/* A product by wgmma on its way, and the pieces of 16 bytes of shared memory that it reads. */
+struct Unfinished { u32 group; std::vector<u32> pieces; };
+
+/* A register of a warp. touched, multiplied: when an ordinary instruction and when a product last
+ * used it; group: of that product; columns: of the product that it is a sum of, 0 for a factor. */
+struct RegisterUse { u32 touched = 0, multiplied = 0, group = 0; u16 columns = 0; };
+
+/* How many fence.proxy.async each lane has executed; those before the newest bar.warp.sync or
+ * barrier, and those before the newest barrier. */
+struct ProxyFences { u32 all[32] = { 0 }, met[32] = { 0 }, at_barrier[32] = { 0 }; };
 
 struct Warp {
     Block   *block = nullptr;
@@ -92,6 +112,12 @@ struct Warp {
     u32      fence = 0, fence_at_barrier = 0;
     std::vector<Copy> copies[32];
     int      groups[32] = { 0 };
+    ProxyFences proxy;
+    std::vector<RegisterUse> uses;      /* of each register, where the kernel has wgmma         */
+    std::vector<Unfinished> products;
+    u32      product_group = 1, finished = 0;   /* the one that is open; the newest that ended  */
+    u32      time = 0, fenced = 0;      /* instructions so far; at the newest wgmma.fence       */
+    size_t   together = 0;              /* of what its warpgroup has executed                   */
 
     const u64 *value(const Operand &o) const
     { return o.fixed ? o.fixed : registers + 32 * (size_t)o.slot; }
@@ -123,12 +149,16 @@ inline std::string place(const Warp &w, int lane) {
          place(w, lane).c_str());
 }
 /* A finding that does not end the run: reported once for each line. */
-inline void complain(const Warp &w, int lane, const char *what, u64 address, const char *other) {
+inline void tell(const Warp &w, int lane, const char *what, const char *where, const char *other) {
     static std::set<std::pair<const Function *, int>> told;
     if (!told.insert({ w.function, w.now->line }).second) return;
     std::fflush(stdout);
-    std::fprintf(stderr, "ptx: %s: address %llx, %s%s\n", what, (unsigned long long)address,
-                 place(w, lane).c_str(), other);
+    std::fprintf(stderr, "ptx: %s: %s, %s%s\n", what, where, place(w, lane).c_str(), other);
+}
+inline void complain(const Warp &w, int lane, const char *what, u64 address, const char *other) {
+    char where[40];
+    std::snprintf(where, sizeof where, "address %llx", (unsigned long long)address);
+    tell(w, lane, what, where, other);
 }
 
 /* ---- shared memory ---------------------------------------------------------------------- */
@@ -174,6 +204,7 @@ inline void note_write(const Warp &w, int lane, Shadow &s, u32 at, u8 bytes) {
     s.write = Access{ (s16)me, bytes, 0, 0, w.block->epoch, w.sync };
     s.read = Access();
     s.written |= bytes;
+    s.fences = w.proxy.all[lane];
 }
 
 /* Which of the four bytes from 4 * word on lie in [at, end). */
@@ -184,6 +215,10 @@ inline u8 bytes_in(u32 word, u32 at, u32 end) {
 
 inline void note_shared(const Warp &w, int lane, u32 at, int bytes, bool write) {
     u32 end = at + (u32)bytes;
+    if (write && !w.block->unfinished.empty() && w.block->unfinished[at / 16]) {
+        counts.races++;
+        complain(w, lane, "a write to shared memory that an unfinished product reads", at, "");
+    }
     for (u32 word = at / 4; 4 * word < end; word++) {
         Shadow &s = w.block->shadow[word];
         if (write) note_write(w, lane, s, at, bytes_in(word, at, end));
@@ -280,12 +315,18 @@ inline void note_global(const Warp &w, int lane, u64 at, int bytes, Use use) {
 /* membar: what the warp has written before is ordered before its next atomic operation. */
 inline void note_fence(Warp &w) { w.fence = ++w.block->clock; }
 
+/* bar.warp.sync */
+inline void note_meeting(Warp &w) {
+    w.sync++;
+    std::memcpy(w.proxy.met, w.proxy.all, sizeof w.proxy.all);
+}
 inline void note_barrier(Block &b) {
     b.epoch++;
     b.barrier_time = ++b.clock;
     for (Warp &w : b.warps) {
         w.fence_at_barrier = w.fence;
-        w.sync++;
+        note_meeting(w);
+        std::memcpy(w.proxy.at_barrier, w.proxy.all, sizeof w.proxy.all);
     }
 }
 

@@ -62,6 +62,7 @@ struct Instr {
     bool       guard_negated = false;
     Operand    to, to2;
     std::vector<Operand> from;
+    std::vector<int> reads, writes;     /* registers, where a function has wgmma                */
     int        target = -1;             /* branch: which instruction                            */
     std::unique_ptr<Call> called;
     int        line = 0;
@@ -92,13 +93,15 @@ struct Function {
     std::unordered_map<std::string, int> slots, labels;
     std::unordered_map<std::string, size_t> in_shared, in_local;
     int         slot_count = 0;
-    size_t      shared_bytes = 0, local_bytes = 0;
+    size_t      shared_bytes = 0, local_bytes = 0, dynamic_align = 128;
+    bool        has_products = false;   /* wgmma                                                */
     std::vector<Instr> code;
 };
 
 struct Module {
     std::string text_name;              /* for messages: "sm_80"                                */
     int version = 0, target = 0;        /* 90: PTX 9.0; 80: sm_80                               */
+    bool specific = false;              /* sm_90a: with what only GPUs of 9.0 have              */
     std::unordered_map<std::string, std::unique_ptr<Function>> functions;
     std::unordered_map<std::string, Variable> variables;
     std::map<u64, std::unique_ptr<u64[]>> constants;
@@ -289,12 +292,16 @@ inline void read_function(Module &m, Text &in) {
     m.functions[f->name] = std::move(f);
 }
 
-/* ".version 9.0", ".target sm_80", ".address_size 64" */
+/* ".version 9.0", ".target sm_80", ".target sm_90a", ".address_size 64" */
 inline void read_directive(Module &m, const std::string &line) {
     if (starts_with(line, ".version ")) {
         double version = std::atof(line.c_str() + 9);
         m.version = (int)(10.0 * version + 0.5);
-    } else if (starts_with(line, ".target sm_")) m.target = std::atoi(line.c_str() + 11);
+    } else if (starts_with(line, ".target sm_")) {
+        char *end;
+        m.target = (int)std::strtol(line.c_str() + 11, &end, 10);
+        m.specific = *end == 'a';
+    }
 }
 
 inline bool is_directive(const std::string &s, size_t at) {
@@ -338,7 +345,7 @@ inline std::unique_ptr<Module> read_module(const std::string &text) {
     Text in(text);
     for (in.skip_blanks(); !in.at_end(); in.skip_blanks()) read_item(*m, in);
     check_version(*m);
-    m->text_name = "sm_" + std::to_string(m->target);
+    m->text_name = "sm_" + std::to_string(m->target) + (m->specific ? "a" : "");
     return m;
 }
 

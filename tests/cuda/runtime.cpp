@@ -12,7 +12,8 @@
  *     PTX_COVERAGE=FILE   adds which instructions were reached, for each kernel, to FILE
  *     PTX_SAVE=FOLDER     writes the PTX texts there
  *     PTX_FILE=FILE       takes this PTX for the module that has its first kernel
- *     PTX_GPU=70          the GPU is an older one than the PTX names: each newer opcode is refused
+ *     PTX_GPU=70          the GPU is an older one than the PTX names: each newer opcode is refused;
+ *                         or a newer one
  *
  * The program fails when there was a race or a read of shared memory that no thread has written.
  */
@@ -113,9 +114,11 @@ void save(const std::string &text) {
     out << text;
 }
 
-/* The simulated GPU is the newest that the program was compiled for. */
+/* The simulated GPU is the newest that the program was compiled for, or PTX_GPU if that is newer. */
 void become_gpu(int target) {
     static int newest;
+    const char *newer = std::getenv("PTX_GPU");
+    if (newer) target = std::max(target, std::atoi(newer));
     if (target <= newest) return;
     newest = target;
     cudasim::capability_major = target / 10;
@@ -250,6 +253,10 @@ ptx::Function &kernel_of(const void *host) {
     return f;
 }
 size_t static_bytes_of(const void *host) { return kernel_of(host).shared_bytes; }
+int most_threads_of(const void *host) {
+    int bound = kernel_of(host).most_threads;
+    return bound ? bound : 1024;
+}
 std::vector<char> parameters_of(const ptx::Function &f, void **arguments) {
     std::vector<char> bytes(f.parameter_bytes);
     for (size_t k = 0; k < f.parameters.size(); k++)
@@ -294,6 +301,7 @@ void **__cudaRegisterFatBinary(void *fat) {
     ptx::host.find = find_range;
     ptx::host.order = cudasim::ordered;
     cudasim::static_shared_of = static_bytes_of;
+    cudasim::most_threads_of = most_threads_of;
     program().modules.push_back(ptx::read_module(replaced(text)));
     become_older(*program().modules.back());
     become_gpu(program().modules.back()->target);

@@ -96,6 +96,7 @@ inline int  processors = 3;
 inline int  max_shared = 227 * 1024;        /* of a block: 99 KB on 8.6, 8.9 and 12.0        */
 inline int  static_shared = 0;              /* bytes that each kernel says it has beside,    */
 inline size_t (*static_shared_of)(const void *kernel) = nullptr;    /* and those of one of PTX   */
+inline int (*most_threads_of)(const void *kernel) = nullptr;         /* launch bounds of one      */
 inline bool flushes = false;                /* kernels flush subnormals: built with -ftz=true */
 inline bool eager = false;                  /* do queued work at once                        */
 inline bool pointers_abort = true;          /* false: a bad pointer is an illegal address    */
@@ -1426,7 +1427,7 @@ inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kern
     cudasim::need_context();
     cudasim::machine().loaded.insert({ cudasim::machine().device, kernel });
     std::memset((void *)a, 0, sizeof *a);
-    a->maxThreadsPerBlock = 1024;
+    a->maxThreadsPerBlock = cudasim::most_threads_of ? cudasim::most_threads_of(kernel) : 1024;
     a->sharedSizeBytes = (size_t)cudasim_beside(kernel);
     return cudaSuccess;
 }
