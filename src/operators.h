@@ -81,10 +81,10 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
                                      mixp_tensor *b);
 
 /* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
- * MIXP_EPILOGUES_GELU, a GPU computes GELU and its slope inside the products. The results then
- * differ only by one rounding before GELU and one before its slope. While a guard is on or an
- * observer is installed, the three operators run separately. Errors: those of the three
- * operators. */
+ * MIXP_EPILOGUES_GELU, or _GELU_BF16 in bf16, a GPU computes GELU and its slope inside the
+ * products. The results then differ only by one rounding before GELU, one before its slope, and
+ * cuBLASLt's tanh. While a guard is on or an observer is installed, the three operators run
+ * separately. Errors: those of the three operators. */
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias);

@@ -612,16 +612,23 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
            (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
 }
 
+/* Does the context want GELU in a product's pass, for an x of this dtype? */
+static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
+    mixp_dtype low = mixp_autocast_current(ctx).dtype;
+    if (ctx->products.epilogues & MIXP_EPILOGUES_GELU) return 1;
+    if (!(ctx->products.epilogues & MIXP_EPILOGUES_GELU_BF16)) return 0;
+    return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
+}
+
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
-    if (!ctx || !(ctx->products.epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    if (!ctx || !mixpi_is_live(x) || !mixpi_gelu_is_wanted(ctx, x)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
         return 0;
-    if (!mixpi_is_live(x)) return 0;
     return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);

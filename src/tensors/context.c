@@ -15,7 +15,8 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
-    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE))
+    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
+                         MIXP_EPILOGUES_GELU_BF16))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
         return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";

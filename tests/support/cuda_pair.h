@@ -148,8 +148,8 @@ static inline void same_but_nan(const Pair &p) { same_elements(p, nans_by_class)
 /* How far one rounding goes, and a bit. */
 static double one_rounding(mixp_dtype d, double x) { return 1.0002 * half_ulp(d, x); }
 
-/* What cuBLASLt may lose when it adds a product of size x to an old c of f16 or bf16: it may round the product
- * first. */
+/* What cuBLASLt may lose, for each sum of at most x, when it adds a product to an old c of f16 or bf16: it may round
+ * the product, and the product with its bias, first. */
 static double lost_before_adding(mixp_dtype d, int accumulate, double x)
 { return accumulate && d != MIXP_F32 && cudasim::rounds_first ? one_rounding(d, x) : 0.0; }
 

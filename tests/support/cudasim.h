@@ -112,7 +112,7 @@ inline bool narrow_products = true;         /* has it any algorithm for fp8, MXF
 inline long refused_narrow = 0;             /* so many of the next narrow products it refuses */
 enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
 inline Gelu gelu_kind = exact_tanh;
-inline bool rounds_first = false;       /* products are rounded to c's dtype before an old c is added */
+inline bool rounds_first = false;       /* sums with an old c are rounded to its dtype one by one */
 inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
 inline size_t check_wants = 0;              /* so many bytes more than there were            */
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
@@ -1558,6 +1558,12 @@ inline void put(void *p, cudaDataType_t t, int64_t i, double x) {
     else std::memcpy(at, (void *)&b, 2);
 }
 
+inline double rounded(cudaDataType_t t, double x) {
+    float one;
+    put(&one, t, 0, x);
+    return get(&one, t, 0);
+}
+
 struct Product {        /* one matmul, its descriptors copied */
     Desc d;
     Layout A, B, C, D;
@@ -1686,12 +1692,11 @@ inline void put_sum(const Product &p, int64_t z, uint64_t i, uint64_t j, double 
     float alpha = p.alpha ? *p.alpha : p.here[0], beta = p.beta ? *p.beta : p.here[1];
     int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
     int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
-    float sum_in_c;
     sum *= (double)alpha;
     if (beta != 0.0f) {
-        if (rounds_first) put(&sum_in_c, p.D.type, 0, sum);
-        if (rounds_first) sum = get(&sum_in_c, p.D.type, 0);
+        if (rounds_first) sum = rounded(p.D.type, sum);
         sum += get(p.c, p.C.type, c) * (double)beta;
+        if (rounds_first) sum = rounded(p.D.type, sum);
     }
     put(p.out, p.D.type, o, finished(p, i, j, sum));
 }

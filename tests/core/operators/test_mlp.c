@@ -140,6 +140,18 @@ static void values_are_those_of_three_operators(void) {
         }
 }
 
+/* GELU_BF16: only what is computed in bf16, by autocast or by its own dtype. */
+static void only_bf16_is_joined(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static float values[VALUES];
+    for (int d = 0; d < 3; d++) {
+        int joined = dtypes[d] == MIXP_BF16;
+        model m = model_new(MIXP_EPILOGUES_GELU_BF16, 1);
+        values_of(&m, dtypes[d], 1, values);
+        calls_are(0, joined, joined);
+    }
+}
+
 static void gradients_are_differences(void) {
     model m = model_new(BOTH, 1);
     double worst = 1;
@@ -270,6 +282,7 @@ static void choices_of_a_cpu(void) {
 
 int main(void) {
     RUN(values_are_those_of_three_operators);
+    RUN(only_bf16_is_joined);
     RUN(gradients_are_differences);
     RUN(what_nobody_wants_is_not_made);
     RUN(what_was_written_matters_as_to_three);
