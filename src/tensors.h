@@ -147,9 +147,9 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
  * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
- * both operands. An H100 multiplies codes twice as fast as bf16, but makes them too slowly: in GPT-2
- * a product with its codes takes 1.3 to 2.6 times as long as in bf16. Keep narrow_products off
- * until you have measured it on your GPU. The CPU ignores it. */
+ * both operands. An H100 multiplies codes twice as fast as bf16, but making them takes longer than
+ * that saves: in GPT-2 a product with its codes takes 1.3 to 2.6 times as long as in bf16. Keep
+ * narrow_products off until you have measured it on your GPU. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.7 %

@@ -332,7 +332,7 @@ plant digit_count          'gemm: a word of more digits than it has room for' \
 plant choice_head          'gemm: choices of another GPU are taken' \
     cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
 plant measured_least       'gemm: measuring keeps the last algorithm' \
-    cuda_products test_measured 's/if (.*) continue;//'
+    cuda_products test_measured 's/if (.*) best/best/'
 plant measured_aside       'gemm: trials add to the result' \
     cuda_products test_measured_values 's/if (c).*;//'
 plant measured_apart       'gemm: a joined product is taken though it is slower' \
