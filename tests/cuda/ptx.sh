@@ -62,6 +62,12 @@ if [ -x "$build/sm_80/test_cuda_attention" ]; then
     program 80 test_cuda_attention ', on 9.0'
     unset PTX_GPU MIXPREC_TEST_ONLY
 fi
+# Warpgroups in another order, and with rough sums.
+if [ -x "$build/sm_90a/test_cuda_attention" ]; then
+    export PTX_ROUGH=1 PTX_SCHEDULE=permuted MIXPREC_TEST_ONLY=test_tensor_64
+    program 90a test_cuda_attention ', rough and permuted'
+    unset PTX_ROUGH PTX_SCHEDULE MIXPREC_TEST_ONLY
+fi
 # narrow_tiles runs only on 10.0 and newer.
 [ ! -x "$build/sm_100/test_cuda_narrow" ] || program 100 test_cuda_narrow
 
@@ -185,16 +191,17 @@ fault beyond            'beyond shared memory: 16 bytes at 800'
 rights
 products() { $guard "$build/ptx_wgmma" "$@" >"$tmp/fault" 2>&1 || { cat "$tmp/fault"; return 1; }; }
 check 'products of each layout are right' products products
-check 'and where sums are rough, which are exact here' env PTX_ROUGH=1 "$build/ptx_wgmma" small
+check 'and with rough sums, most of them exact here' env PTX_ROUGH=1 "$build/ptx_wgmma" small
 
 # --- bad input ---------------------------------------------------------------------------
 mkdir "$tmp/text"
 PTX_SAVE=$tmp/text "$build/ptx_faults" right_exchange >/dev/null 2>&1
 good=$tmp/text/0.ptx
 
-# refused STATUS TEXT: with $tmp/bad.ptx, right_exchange ends with this status and one line with TEXT.
+# refused STATUS TEXT: with $tmp/bad.ptx, the kernel $first ends with this status and one line with TEXT.
+kernels=ptx_faults first=right_exchange
 refused() {
-    PTX_FILE=$tmp/bad.ptx "$build/ptx_faults" right_exchange >"$tmp/fault" 2>&1
+    PTX_FILE=$tmp/bad.ptx "$build/$kernels" "$first" >"$tmp/fault" 2>&1
     [ $? = "$1" ] && [ "$(wc -l <"$tmp/fault")" = 1 ] && grep -q "^ptx: .*$2" "$tmp/fault" && return
     cat "$tmp/fault"
     return 1
@@ -216,6 +223,19 @@ sed '/entry.*right_exchange/,$d' "$good" >"$tmp/bad.ptx"
 check 'a text without a kernel, too'            refused 1 'the PTX is truncated: it has no kernel'
 echo '# no PTX at all' >"$tmp/bad.ptx"
 check 'what is no PTX is refused'               refused 1 'the PTX is truncated\|this is no PTX'
+rm "$good"
+PTX_SAVE=$tmp/text "$build/ptx_wgmma" right_products >/dev/null 2>&1
+kernels=ptx_wgmma first=right_products
+edited 's/target sm_90a/target sm_90/'
+check 'wgmma needs sm_90a'                      refused 1 'an opcode of sm_90a alone: wgmma.fence'
+edited 's/m64n8k16/m64n12k16/'
+check 'and a multiple of 8 columns'             refused 1 'unknown opcode wgmma.mma_async.sync.aligned.m64n12k16'
+edited 's/f32\.bf16\.bf16/f16.f16.f16/'
+check 'its sums are f32'                        refused 1 'unknown opcode wgmma.mma_async.sync.aligned.m64n8k16.f16'
+edited 's/m64n8k16/m64n16k16/'
+check 'as many sums as columns'                 refused 1 'wrong operands of wgmma.mma_async'
+edited 's/, p, 1, 1, 0;/, p, 1, 1;/'
+check 'and all operands'                        refused 1 'wrong operands of wgmma.mma_async'
 no_nvcc() { [ "$(NVCC=/no/nvcc tests/cuda/ptx.sh | tail -n 1)" = '0 passed, 0 failed, 1 skipped' ]; }
 check 'without nvcc there is one skip'          no_nvcc
 report
