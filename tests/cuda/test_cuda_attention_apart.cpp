@@ -258,6 +258,10 @@ static void plain_body(void) {
         if (getenv("MIXPREC_TEST_QUICK") && what % 3) continue;
         run_case(c);
     }
+    /* Several blocks, tiles of keys and tiles of queries. */
+    Case c = case_of(MIXP_F32, 70, 140, 24, CAUSAL | MASK | CAP | DROPOUT);
+    c.past = 30;
+    run_case(c);
 }
 static void test_plain(void) { in_all_schedules(plain_body); }
 

@@ -379,7 +379,7 @@ plant attention_turn       'attention: the second head of a group is masked as t
     cuda_attention_apart test_mixes 's/ + i . tiles//'
 plant attention_begin      'attention: keys begin one block of queries late' \
     cuda_attention_apart test_grouped 's/first - h.ahead/first/'
-plant attention_plain      'attention in f32: no barrier for the values' \
+plant attention_plain      'attention in f32: a tile is overwritten in its use' \
     cuda_attention test_plain 's/__syncthreads();//'
 
 # --- a guard -----------------------------------------------------------------------------
