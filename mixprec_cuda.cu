@@ -5255,6 +5255,40 @@ __global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant
     }
 }
 
+/* Rotates the pair (p, q) by angle k of those at `row`. */
+__device__ inline void rope_turn(const RopeJob &s, int64_t row, int k, float *p, float *q) {
+    float c = s.cosine[row + k], w = s.back ? -s.sine[row + k] : s.sine[row + k];
+    float turned = fmaf(*p, c, -__fmul_rn(*q, w));
+    *q = fmaf(*q, c, __fmul_rn(*p, w));
+    *p = turned;
+}
+
+/* One thread per 8 pairs: their elements lie in two eights. */
+__global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constant__ RopeJob s) {
+    int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.t * s.heads * (half / 8); i += (int64_t)gridDim.x * team_threads) {
+        int64_t head = i / (half / 8), pair = i % (half / 8) * 8;
+        int64_t row = head / s.heads % s.t * half + pair;
+        int64_t first = head * s.d + (s.interleaved ? 2 * pair : pair);
+        int64_t second = first + (s.interleaved ? 8 : half);
+        float a[8], b[8];
+        get8(s.a, first, a);
+        get8(s.a, second, b);
+        if (s.interleaved) {
+            MIXPI_UNROLL
+            for (int k = 0; k < 4; k++) {
+                rope_turn(s, row, k, a + 2 * k, a + 2 * k + 1);
+                rope_turn(s, row, k + 4, b + 2 * k, b + 2 * k + 1);
+            }
+        } else {
+            MIXPI_UNROLL
+            for (int k = 0; k < 8; k++) rope_turn(s, row, k, a + k, b + k);
+        }
+        store8(s.y, first, 8, true, a);
+        store8(s.y, second, 8, true, b);
+    }
+}
+
 }   /* namespace */
 
 static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding_args *k) {
@@ -5354,6 +5388,9 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
                                          0, on.stream, job));
     if (r != MIXP_OK) return r;
+    if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
+        return on.launched("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
+                                                team_threads, 0, on.stream, job));
     return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
                                             0, on.stream, job));
 }

@@ -96,7 +96,7 @@ static int show_gpus(void) {
     static const char *const names[] = { "H200", "H100", "A100", "RTX 4090", "T4" };
     int bad = 0;
     printf("\nGPT-2 124M, ms of a step by the model (by the roofline of published rates, its share).\n"
-           "Joined: sums and GELU cost no pass of their own, as on an H100 by published figures.\n"
+           "Joined: sums and GELU in the passes of products, at an H100's cost.\n"
            "%-9s %5s %-5s  %-22s  %-22s  %-22s  %-22s\n", "", "batch", "dtype", "level 2",
            "level 2, joined", "level 1", "level 1, joined");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
