@@ -381,8 +381,9 @@ template <bool met> __global__ void own_rows(float *y) {
 __global__ void right_chain(float *y) {
     extern __shared__ __align__(1024) uint4 shared[];
     float d[4] = {}, sum = 0;
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     for (int p = 0; p < 8; p++) write_pattern(shared + 64 * p, y, true);
-    fence_proxy();
+    asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
     for (int i = 0; i < 5; i++) {
         float e[4];
