@@ -176,6 +176,49 @@ __global__ void __launch_bounds__(team_threads) gather_back(const __grid_constan
     }
 }
 
+/* Gradients of rows from which many elements were taken, as a sort does: a warp keeps a row of y in
+ * shared memory. Its first thread adds, in increasing order, 32 elements that the warp has read. */
+const int gather_row_bytes = 48 * 1024;
+
+inline int64_t gather_row_size(const mixp_gather_args &k) {
+    return (int64_t)sizeof(float) * (k.n + warp_size) + (int64_t)sizeof(int32_t) * warp_size;
+}
+inline bool gathers_rows(const mixp_gather_args &k) {
+    return k.inner == 1 && k.m >= 8 && k.n <= 4 * k.m && gather_row_size(k) <= gather_row_bytes;
+}
+
+__device__ inline float rounded_to(mixp_dtype d, float x) {
+    return d == MIXP_F32 ? x : low_value(d, low_code(d, x));
+}
+
+__global__ void __launch_bounds__(team_threads)
+    gather_back_rows(const __grid_constant__ GatherJob s) {
+    MIXPI_DYNAMIC_SHARED(float, shared);
+    int warps = (int)blockDim.x / warp_size, lane = (int)threadIdx.x % warp_size;
+    float *sums = shared + (int64_t)((int)threadIdx.x / warp_size) * (s.n + 2 * warp_size);
+    float *values = sums + s.n;
+    int32_t *ids = (int32_t *)(void *)(values + warp_size);
+    int64_t o = (int64_t)blockIdx.x * warps + (int)threadIdx.x / warp_size;
+    for (; o < s.outer; o += (int64_t)gridDim.x * warps) {
+        for (int64_t j = lane; j < s.n; j += warp_size) sums[j] = get1(as_in(s.y), o * s.n + j);
+        for (int64_t first = 0; first < s.m; first += warp_size) {
+            int64_t from = o * s.m + first + lane;
+            bool there = first + lane < s.m;
+            ids[lane] = there ? s.ids[from] : -1;
+            if (there && !is_id(ids[lane], s.n))
+                note_fault(s.fault, FAULT_GATHER_ID, from, ids[lane]);
+            values[lane] = there ? get1(s.a, from) : 0.0f;
+            __syncwarp();
+            for (int i = 0; lane == 0 && i < warp_size; i++)
+                if (is_id(ids[i], s.n))
+                    sums[ids[i]] = rounded_to(s.y.dtype, __fadd_rn(sums[ids[i]], values[i]));
+            __syncwarp();
+        }
+        for (int64_t j = lane; j < s.n; j += warp_size) put1(s.y, o * s.n + j, sums[j]);
+        __syncwarp();
+    }
+}
+
 /* --- rotary embeddings ------------------------------------------------------------- */
 
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
@@ -319,6 +362,13 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0 || k->m <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
+    if (gathers_rows(*k)) {
+        int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
+        return on.launched("gather_backward",
+                           MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
+                                        (unsigned)(warps * warp_size),
+                                        (size_t)(warps * gather_row_size(*k)), on.stream, job));
+    }
     return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
                                                        team_threads, 0, on.stream, job));
 }

@@ -157,7 +157,7 @@ static mixp_gather_args gather_of(const int64_t *c, const Pair &ids, const Pair 
 
 static void gather_body() {
     static const int64_t cases[][4] = { { 1, 1, 1, 1 }, { 70, 300, 1, 1 }, { 3, 5, 9, 40 },
-        { 1, 7, 2000, 1 }, { 2, 4, 3, 1500 } };
+        { 1, 7, 2000, 1 }, { 2, 4, 3, 1500 }, { 21, 33, 45, 1 }, { 3, 9000, 2300, 1 }, { 9, 1, 8, 1 } };
     int turn = 0;
     for (const int64_t *c : cases) {
         int64_t n = c[0] * c[1] * c[3], m = c[0] * c[2] * c[3];
