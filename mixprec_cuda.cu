@@ -341,6 +341,7 @@ __device__ inline void put1(mixp_out a, int64_t i, float x) {
 
 /* Elements [i, i+8) of a real array; their address is aligned to 16 bytes. */
 __device__ inline void get8(mixp_in a, int64_t i, float *v) {
+    /* Two loads of 16 bytes for f32. */
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
@@ -352,17 +353,19 @@ __device__ inline void get8(mixp_in a, int64_t i, float *v) {
         v[5] = hi.y;
         v[6] = hi.z;
         v[7] = hi.w;
-    } else {
-        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
-        v[0] = low_value(a.dtype, u.x & 0xFFFFu);
-        v[1] = low_value(a.dtype, u.x >> 16);
-        v[2] = low_value(a.dtype, u.y & 0xFFFFu);
-        v[3] = low_value(a.dtype, u.y >> 16);
-        v[4] = low_value(a.dtype, u.z & 0xFFFFu);
-        v[5] = low_value(a.dtype, u.z >> 16);
-        v[6] = low_value(a.dtype, u.w & 0xFFFFu);
-        v[7] = low_value(a.dtype, u.w >> 16);
+        return;
     }
+
+    /* One load of 16 bytes for f16 and bf16. */
+    uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
+    v[0] = low_value(a.dtype, u.x & 0xFFFFu);
+    v[1] = low_value(a.dtype, u.x >> 16);
+    v[2] = low_value(a.dtype, u.y & 0xFFFFu);
+    v[3] = low_value(a.dtype, u.y >> 16);
+    v[4] = low_value(a.dtype, u.z & 0xFFFFu);
+    v[5] = low_value(a.dtype, u.z >> 16);
+    v[6] = low_value(a.dtype, u.w & 0xFFFFu);
+    v[7] = low_value(a.dtype, u.w >> 16);
 }
 __device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi) {
     return low_code(d, lo) | low_code(d, hi) << 16;
@@ -473,7 +476,7 @@ template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i,
 }
 
 /* Rounds eight elements as a store would. */
-template <mixp_dtype D> __device__ inline void plain_rounded(float *v) {
+template <mixp_dtype D> __device__ inline void plain_round(float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k += 2)
         if constexpr (D != MIXP_F32) plain_two<D>(plain_code<D>(v[k], v[k + 1]), v + k);
@@ -556,13 +559,17 @@ __device__ inline float block_max(float v) {
 template <class T> __device__ inline T block_scan(T v, T *all) {
     MIXPI_SHARED(T, part, 32);
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    T before = 0, sum = 0;
+
+    /* Scan each warp; its last lane has the warp's sum. */
     for (int k = 1; k < warp_size; k *= 2) {
         T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
         if (lane >= k) v += u;
     }
     if (lane == warp_size - 1) part[warp] = v;
     __syncthreads();
+
+    /* Add the sums of earlier warps. */
+    T before = 0, sum = 0;
     for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
         if (i < warp) before += part[i];
         sum += part[i];
@@ -767,13 +774,16 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
 /* Advice to append to the text of an error. */
 inline const char *advice(cudaError_t e) {
     switch (e) {
+    /* A capture was disturbed. */
     case cudaErrorStreamCaptureImplicit:
         return "; a call used the legacy default stream while a blocking stream was captured; use "
                "another stream";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
-        return "; between mixp_capture_begin and mixp_capture_end call nothing that allocates or "
-               "waits, such as cudaMalloc and cudaEventSynchronize";
+        return "; between mixp_capture_begin and mixp_capture_end call nothing that waits or "
+               "allocates: copy by cudaMemcpyAsync from pinned memory";
+
+    /* The process has lost its GPU. */
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -821,7 +831,7 @@ __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, i
 }
 
 /* Lets steps be applied again, unless another fault was recorded after the reported fault. */
-__global__ void forget_fault(const FaultFlag f) {
+__global__ void clear_stop(const FaultFlag f) {
     if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;
 }
 
@@ -833,26 +843,28 @@ __global__ void check_subnormals(const FaultFlag f, float smallest) {
 
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
-inline mixp_result tell_fault(State *s) {
-    static const char *const texts[][3] = { /* for each Fault: who, what, its range      */
-                                            { "", "", "" },
+inline mixp_result report_fault(State *s) {
+    const uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+    if (!fault || s->capture) return MIXP_OK;
+
+    /* Clear the fault, and let later steps be applied. */
+    *(volatile uint64_t *)&s->shared->fault = 0;
+    checked(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+
+    /* Name the kernel, the index, its row and its range: one text for each Fault. */
+    static const char *const texts[][3] = { { "", "", "" },
                                             { "embedding", "id", "vocab)" },
                                             { "cross_entropy", "target", "cols)" },
                                             { "attention", "length", "keys]" },
                                             { "gather", "id", "n)" },
-                                            { "mixprec_cuda.cu", "", "" }
-    };
-    uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+                                            { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
-    char why[96];
-    if (!fault || s->capture) return MIXP_OK;
-    *(volatile uint64_t *)&s->shared->fault = 0;
-    checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
     if (fault >> 61 == FAULT_FLUSHED)
         return say(
             s, MIXP_ERR_DEVICE, text[0],
             "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
             "breaks every promise about bits: compile it without; no step was applied");
+    char why[96];
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
              (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
              text[2]);
@@ -887,11 +899,12 @@ private:
  * the GPU, not of the context. So it is always the maximum: a context that needs less must not
  * lower the limit of a context that needs more. */
 inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
-    cudaFuncAttributes own = {};
-    int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
+    int i = 0;
     while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
     if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
+
+    cudaFuncAttributes own = {};
     cudaError_t e = cudaFuncGetAttributes(&own, kernel);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -948,12 +961,15 @@ inline Mirrored mirrored(const State *s, int i) {
 
 /* A block with its mirror, which is made at the first use. Without a mirror when all are taken. */
 inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
+    /* Find the block's mirror, or a free one. */
     const Mirrored none = { NULL, NULL, device, 0, 0 };
     int i = 0;
     while (i < mirror_count && s->mirrored[i] != device) i++;
     if (i == mirror_count)
         for (i = 0; i < mirror_count && s->mirrored[i];) i++;
     if (i == mirror_count || bytes > mirror_bytes) return none;
+
+    /* Begin a new mirror, which nothing has written yet. */
     if (s->mirrored[i] != device || s->mirrored_bytes[i] != bytes) {
         s->shared->mirrors[i].sequence = 0;
         s->mirrored[i] = device;
@@ -964,7 +980,7 @@ inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
 
 /* Begins or ends a write of these mirrors, visibly to the host. Each sequence is kept in device
  * memory, because reading host memory would take a microsecond. */
-template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
+template <int n> __device__ inline void turn_mirrors(const Mirrored (&m)[n]) {
     MIXPI_UNROLL
     for (int k = 0; k < n; k++)
         if (m[k].to) *(volatile uint64_t *)&m[k].to->sequence = ++*m[k].turn;
@@ -975,9 +991,10 @@ template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
  * waits for host memory. */
 template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
     __syncthreads();
-    if (threadIdx.x == 0) mirrors_turn(m);
+    if (threadIdx.x == 0) turn_mirrors(m);
     __threadfence_system();
     __syncthreads();
+
     MIXPI_UNROLL
     for (int k = 0; k < n; k++) {
         volatile uint32_t *to = m[k].to ? m[k].to->words : NULL;
@@ -985,9 +1002,10 @@ template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
         for (int i = (int)threadIdx.x; to && i < m[k].bytes / 4; i += (int)blockDim.x)
             to[i] = from[i];
     }
+
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) mirrors_turn(m);
+    if (threadIdx.x == 0) turn_mirrors(m);
 }
 
 __global__ void mirror_again(const Mirrored m) {
@@ -1025,7 +1043,7 @@ namespace {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-inline mixp_result in_capture(State *s, const char *what) {
+inline mixp_result refuse_in_capture(State *s, const char *what) {
     return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured");
 }
 
@@ -1041,10 +1059,9 @@ inline void host_free(mixp_allocator from, void *p) {
 }
 
 inline mixp_result check_pointer(State *s, const void *p, const char *what) {
-    cudaPointerAttributes a = {};
-    mixp_result r;
     if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
-    r = checked(s, cudaPointerGetAttributes(&a, p), what);
+    cudaPointerAttributes a = {};
+    mixp_result r = checked(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
         return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
@@ -1055,12 +1072,14 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
 
 /* GPU memory from the user's allocator, if any; such memory is checked before use. */
 inline mixp_result memory_new(State *s, size_t bytes, void **p) {
-    const mixp_allocator &from = s->device;
-    mixp_result r = MIXP_OK;
     *p = NULL;
+    const mixp_allocator &from = s->device;
     if (!from.allocate) return checked(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
+
+    /* Check the user's memory, and give back what cannot be used. */
+    mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
                 "the allocator's memory is not aligned to 256 bytes");
@@ -1082,7 +1101,7 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
     void *p = NULL;
     if (!k.state) return NULL;
     if (k.state->capture) {
-        in_capture(k.state, "allocation");
+        refuse_in_capture(k.state, "allocation");
         return NULL;
     }
     if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
@@ -1113,10 +1132,13 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
     mixp_result r = MIXP_OK;
     size_t done = 0;
     while (done < bytes && r == MIXP_OK) {
-        size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
-        unsigned i = s->next++ % ring_pieces;
+        /* Wait until the next piece is free. */
+        const size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
+        const unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
         cudaError_t e = cudaEventSynchronize(s->sent[i]);
+
+        /* Fill it, and queue its copy. */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyDefault, s->stream);
@@ -1129,7 +1151,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 }
 
 /* Updates the mirror after an upload to a mirrored block. */
-inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
+inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
     return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
@@ -1139,10 +1161,9 @@ inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
  * part of that capture, from pinned memory that later uploads overwrite, and every replay would
  * draw the same random numbers. */
 inline mixp_result check_stream(State *s, const char *what) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    mixp_result r;
     if (!s->given || s->capture) return MIXP_OK;
-    r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    mixp_result r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
                "the program captures this stream; use mixp_capture_begin instead");
@@ -1158,16 +1179,11 @@ class Relaxed {
     cudaStreamCaptureMode mode;
 };
 
-inline size_t whole_alignments(size_t bytes) {
-    return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
-}
-
 inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     Block *b = (Block *)host_new(s->host, sizeof *b);
-    mixp_result r;
     if (!b) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     b->size = bytes > piece_bytes ? bytes : piece_bytes;
-    r = memory_new(s, b->size, &b->memory);
+    mixp_result r = memory_new(s, b->size, &b->memory);
     if (r != MIXP_OK) {
         host_free(s->host, b);
         return r;
@@ -1178,7 +1194,7 @@ inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
 }
 
 inline mixp_result stage_new(State *s, Graph *g, size_t bytes, void **stage) {
-    size_t room = whole_alignments(bytes);
+    const size_t room = (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
     Relaxed relaxed;
     mixp_result r = MIXP_OK;
     if (!g->blocks || g->blocks->size - g->blocks->used < room) r = block_new(s, g, room);
@@ -1206,10 +1222,11 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
                                  bool again) {
     Graph *g = s->capture;
     Upload *u = upload_new(s, g);
-    mixp_result r;
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+
+    /* Take a stage of its own, and keep a copy of memory that is read once. */
     memset((void *)u, 0, sizeof *u);
-    r = stage_new(s, g, bytes, &u->stage);
+    mixp_result r = stage_new(s, g, bytes, &u->stage);
     if (r != MIXP_OK) return r;
     u->host = host;
     u->bytes = bytes;
@@ -1219,9 +1236,11 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
         memcpy(u->kept, host, bytes);
     }
     g->count++;
+
+    /* Record the copy from the stage. */
     r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
                 "upload");
-    return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
+    return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
 /* Fills an upload's stage, before a replay or at the end of the capture. */
@@ -1235,14 +1254,14 @@ inline mixp_result upload_send(State *s, Upload *u) {
 inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
                           bool again) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
     if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
-    r = check_stream(k.state, "upload");
+
+    mixp_result r = check_stream(k.state, "upload");
     if (r == MIXP_OK) r = send(k.state, device, host, bytes);
-    return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
+    return r == MIXP_OK ? update_mirror(k.state, device, bytes) : r;
 }
 
 mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
@@ -1254,22 +1273,21 @@ mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size
 
 mixp_result device_wait(const mixp_exec *x) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    if (k.state->capture) return in_capture(k.state, "waiting");
-    r = check_stream(k.state, "waiting");
+    if (k.state->capture) return refuse_in_capture(k.state, "waiting");
+    mixp_result r = check_stream(k.state, "waiting");
     if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
-    return r == MIXP_OK ? tell_fault(k.state) : r;
+    return r == MIXP_OK ? report_fault(k.state) : r;
 }
 
 mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
-    if (k.state->capture) return in_capture(k.state, "download");
-    r = check_stream(k.state, "download");
+    if (k.state->capture) return refuse_in_capture(k.state, "download");
+
+    mixp_result r = check_stream(k.state, "download");
     if (r == MIXP_OK)
         r = k.launched("download",
                        cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
@@ -1277,14 +1295,16 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
 }
 
 /* The pinned copy of a slot, enlarged when needed. Enlarging waits for copies in flight. */
-inline mixp_result post_room(State *s, int slot, size_t bytes) {
-    cudaError_t e = cudaSuccess;
+inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+
+    /* Free the smaller copy when no queued work writes it any more. */
     if (s->post[slot]) quiet(cudaStreamSynchronize(s->stream));
     if (s->post[slot]) quiet(cudaFreeHost(s->post[slot]));
     s->post[slot] = NULL;
     s->post_bytes[slot] = 0;
-    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+
+    cudaError_t e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
     if (e == cudaSuccess && !s->post_sent[slot])
         e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
     if (e == cudaSuccess) s->post_bytes[slot] = bytes;
@@ -1294,11 +1314,10 @@ inline mixp_result post_room(State *s, int slot, size_t bytes) {
 mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
-    mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
-    if (s->capture) return in_capture(s, "post");
-    r = check_stream(s, "post");
-    if (r == MIXP_OK) r = post_room(s, slot, bytes);
+    if (s->capture) return refuse_in_capture(s, "post");
+    mixp_result r = check_stream(s, "post");
+    if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
         r = k.launched("post",
                        cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
@@ -1306,19 +1325,18 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
 }
 
 /* Reports the fault that kernels recorded. Deferred while the program captures the stream. */
-inline mixp_result tell_unless_captured(State *s) {
+inline mixp_result report_unless_captured(State *s) {
     if (!s->shared->fault || check_stream(s, "a look") != MIXP_OK) return MIXP_OK;
-    return tell_fault(s);
+    return report_fault(s);
 }
 
 mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
-    mixp_result r;
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
-    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
+    mixp_result r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
-    return r == MIXP_OK ? tell_unless_captured(s) : r;
+    return r == MIXP_OK ? report_unless_captured(s) : r;
 }
 
 /* Before the first write to the mirror, reads the block itself. Host memory is filled even when a
@@ -1330,7 +1348,7 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
         if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
-            return tell_unless_captured(s);
+            return report_unless_captured(s);
     }
     return device_download(x, host, device, bytes);
 }
@@ -1352,8 +1370,11 @@ void graph_free(const mixp_exec *x, void *graph) {
     Graph *g = (Graph *)graph;
     if (!g) return;
     if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
+
+    /* Wait for replays that read the graph's blocks. */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
+
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
     while (g->blocks) {
         Block *b = g->blocks;
@@ -1375,17 +1396,17 @@ inline cudaError_t load_recorded() {
 mixp_result capture_begin(mixp_exec *x) {
     Kernel k(x);
     State *s = k.state;
-    Graph *g;
-    mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture)
         return say(s, MIXP_ERR_ORDER, "capture",
                    "a capture is already active; call mixp_capture_end first");
-    r = check_stream(s, "capture");
+    mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.launched("capture", load_recorded());
     if (r != MIXP_OK) return r;
-    g = (Graph *)host_new(x->host, sizeof *g);
+
+    /* Begin to record, on the stream that is used for nothing else. */
+    Graph *g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     r = k.launched("capture",
                    cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
@@ -1393,6 +1414,8 @@ mixp_result capture_begin(mixp_exec *x) {
         host_free(x->host, g);
         return r;
     }
+
+    /* Kernels launch on it until the capture ends. */
     s->capture = g;
     s->captured = x;
     x->stream = (void *)s->recorder;
@@ -1403,14 +1426,17 @@ mixp_result capture_begin(mixp_exec *x) {
 inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     Kernel k(x);
     State *s = k.state;
-    cudaGraph_t recorded = NULL;
     Graph *g = s->capture;
-    mixp_result r;
     s->capture = NULL;
     s->captured->stream = (void *)s->stream;
-    r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
+
+    /* Make the recorded kernels a graph that can run. */
+    cudaGraph_t recorded = NULL;
+    mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) quiet(cudaGraphDestroy(recorded));
+
+    /* Fill the stages of uploads that every replay repeats. */
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
     if (r == MIXP_OK) *graph = g;
@@ -1420,11 +1446,10 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
 
 mixp_result capture_end(mixp_exec *x, void **graph) {
     State *s = state_of(x);
-    Graph *g = NULL;
-    mixp_result r;
     *graph = NULL;
     if (!s || !s->capture) return MIXP_ERR_ORDER;
-    r = capture_stop(x, &g);
+    Graph *g = NULL;
+    mixp_result r = capture_stop(x, &g);
     *graph = g;
     return r;
 }
@@ -1440,14 +1465,15 @@ void abandon_capture(const mixp_exec *x) {
 mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
-    mixp_result r;
-    int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
-    r = check_stream(k.state, "replay");
-    for (i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
+
+    /* Fill the stages of uploads that are read again, and set the steps since the capture. */
+    mixp_result r = check_stream(k.state, "replay");
+    for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
         r = k.launched("replay",
                        MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
@@ -1459,10 +1485,14 @@ void device_close(mixp_exec *x) {
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
     if (s->stream) quiet(cudaStreamSynchronize(s->stream));
+
+    /* Free the products' plans and workspace. */
     if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
     host_free(s->host, s->choices);
     memory_free(s, s->workspace);
+
+    /* Free pinned and device memory, with the events of its copies. */
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) quiet(cudaEventDestroy(s->sent[i]));
     for (int i = 0; i < post_slots; i++) {
@@ -1472,6 +1502,8 @@ void device_close(mixp_exec *x) {
     if (s->ring) quiet(cudaFreeHost(s->ring));
     memory_free(s, s->block);
     if (s->shared) quiet(cudaFreeHost(s->shared));
+
+    /* Destroy our streams, and give the program's own back. */
     if (s->recorder && s->recorder != s->stream) quiet(cudaStreamDestroy(s->recorder));
     if (s->stream && !s->given) quiet(cudaStreamDestroy(s->stream));
     x->stream = s->given;
@@ -1480,11 +1512,14 @@ void device_close(mixp_exec *x) {
 }
 
 inline cudaError_t open_pinned(State *s) {
+    /* Memory that kernels see. */
     cudaError_t e =
         cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared, cudaHostAllocMapped);
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
+
+    /* The ring of uploads. */
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
                           cudaHostAllocDefault);
@@ -1549,19 +1584,18 @@ inline cudaError_t capability_of(int ordinal, int *capability) {
 mixp_result choices_read(State *s, const char *text);       /* see section 6                 */
 
 mixp_result device_open(mixp_exec *x, int ordinal) {
-    State *s = (State *)host_new(x->host, sizeof *s);
-    void *given = x->stream;
-    cudaError_t e;
-    mixp_result r;
     x->state = NULL;
+    State *s = (State *)host_new(x->host, sizeof *s);
     if (!s) return MIXP_ERR_MEMORY;
     OnDevice on(ordinal);
     s->ordinal = ordinal;
     s->host = x->host;
     s->device = x->device;
-    s->given = given;
+    s->given = x->stream;
     s->measure = x->gemm_measure != 0;
-    e = on.error;
+
+    /* Ask for the GPU's properties, and open the stream. */
+    cudaError_t e = on.error;
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
@@ -1569,9 +1603,11 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
                                    ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
-    r = checked(s, e, "stream");
-    if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
+    mixp_result r = checked(s, e, "stream");
+    if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
+
+    /* Take memory, and read the program's choices of algorithms. */
     if (r == MIXP_OK) r = open_memory(s);
     if (r == MIXP_OK) r = choices_read(s, x->gemm_choices);
     x->state = s;
@@ -1583,7 +1619,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
 /* The handle and workspace of products, made at the first. */
 inline mixp_result open_products(State *s) {
     if (s->lt && s->workspace) return MIXP_OK;
-    if (s->capture) return in_capture(s, "the first product");
+    if (s->capture) return refuse_in_capture(s, "the first product");
     if (!s->lt && cublasLtCreate(&s->lt) != CUBLAS_STATUS_SUCCESS)
         return say(s, MIXP_ERR_DEVICE, "cuBLASLt", "could not be started");
     return memory_new(s, workspace_bytes, &s->workspace);
@@ -1664,7 +1700,7 @@ __host__ __device__ inline bool is_f8(mixp_dtype d) {
     return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
 }
 /* The dtypes that convert through f32. */
-__host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
+__host__ __device__ inline bool is_by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
     return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
@@ -1675,6 +1711,8 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         get8_any(a, i, n, wide, v);
         return;
     }
+
+    /* Read 8 codes of one byte each. */
     const uint8_t *p = (const uint8_t *)a.data + i;
     uint2 u = make_uint2(0, 0);
     if (wide && n == 8) u = *(const uint2 *)(const void *)p;
@@ -1685,6 +1723,7 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
             u.y |= k + 4 < n ? (uint32_t)p[k + 4] << 8 * k : 0u;
         }
     }
+
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
@@ -1699,13 +1738,17 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
     const mixp_out &dst = c.k.dst;
-    uint32_t u[8];
     if (dst.dtype == MIXP_F32) {
         put8_any(dst, i, n, c.wide, v);
         return;
     }
+
+    /* Round the elements to codes. */
+    uint32_t u[8];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+
+    /* Store 8 codes at once, of one byte or two; otherwise one by one. */
     if (c.wide && n == 8 && is_f8(dst.dtype)) {
         *(uint2 *)(void *)((uint8_t *)dst.data + i) = make_uint2(
             u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24, u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
@@ -1732,7 +1775,7 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
-    if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
+    if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
         return kernel.launched("convert",
                                MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
                                             map_threads, 0, kernel.stream, c));
@@ -1749,26 +1792,28 @@ inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t
 
 static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
     Kernel kernel(x);
-    Conversion c;
-    size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
-    size_t bytes = (size_t)k->n * out;
-    bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
-    mixp_result r;
+    const size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
         return MIXP_ERR_ARGUMENT;
+
+    /* Copy the bytes of an array of the same dtype. */
+    const bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
+    const size_t bytes = (size_t)k->n * out;
     if (k->n == 0 || (same && in_place)) return MIXP_OK;
     if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
+
+    /* Convert. In place and to another width, a thread would overwrite values that other threads
+     * still read: the result goes to scratch memory first. */
+    Conversion c;
     memset((void *)&c, 0, sizeof c);
     c.k = *k;
     c.draws = draws_of(kernel.state, k->rounding.seed, k->rounding.step, k->rounding.tensor);
-    /* If dst is narrower and in place, a thread would overwrite values that other threads still
-     * read. */
     if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
     if (!c.k.dst.data) return MIXP_ERR_MEMORY;
     c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
-    r = launch_convert(kernel, c);
+    mixp_result r = launch_convert(kernel, c);
     if (r != MIXP_OK || c.k.dst.data == k->dst.data) return r;
     return copy_bytes(kernel, k->dst.data, c.k.dst.data, bytes);
 }
@@ -1794,18 +1839,20 @@ __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide)
 
 static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
     Kernel kernel(x);
-    size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
-    uint64_t pattern;
+    const size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
-    pattern = mixp_encode(k->dst.dtype, k->value, 0);
+
+    /* Repeat the element's code to fill 8 bytes. */
+    uint64_t pattern = mixp_encode(k->dst.dtype, k->value, 0);
     for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
+
     if (pattern == 0)
         return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
-    unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
+    const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
     return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
                                                 k->dst, k->n, pattern, is_wide(k->dst)));
 }
@@ -1865,14 +1912,16 @@ inline Axes merged(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
     for (int i = 0; i < x.rank; i++) {
-        int last = m.rank - 1;
-        bool join = last >= 0;
         if (x.n[i] == 1) continue;
-        for (int k = 0; k < 4; k++) join = join && m.s[k][last] == x.s[k][i] * x.n[i];
-        if (!join) {
+        const int last = m.rank - 1;
+        bool joins = last >= 0;
+        for (int k = 0; k < 4; k++) joins = joins && m.s[k][last] == x.s[k][i] * x.n[i];
+        if (!joins) {
             append(&m, x, i);
             continue;
         }
+
+        /* Lengthen the last axis by the neighbour, and step by the neighbour's strides. */
         set_length(&m, last, m.n[last] * x.n[i]);
         for (int k = 0; k < 4; k++) m.s[k][last] = x.s[k][i];
     }
@@ -1987,16 +2036,22 @@ __global__ void __launch_bounds__(map_threads)
     const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
     const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
-        int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
-        rest = over(above, outer.n[r], outer.inverse[r]);
-        row = (above - rest * outer.n[r]) * tile;
+        /* Find the tile: its row and column, and where it begins in both arrays. */
+        const int64_t above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        const int64_t rest = over(above, outer.n[r], outer.inverse[r]);
+        const int64_t col = (t - above * outer.n[r + 1]) * tile;
+        const int64_t row = (above - rest * outer.n[r]) * tile;
+        int64_t at[4] = { 0, 0, 0, 0 };
         locate(outer, t, at);
+
+        /* Read it along axis a. */
         for (int j = v; j < tile; j += step)
             if (row + u < rows && col + j < cols)
                 part[j * (tile + 1) + u] =
                     tile_load<T>(c, at[1] + u * c.axes.s[1][a] + j * c.axes.s[1][b]);
         __syncthreads();
+
+        /* Write it along axis b. */
         for (int j = v; j < tile; j += step)
             if (row + j < rows && col + u < cols)
                 tile_store<T>(c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b],
@@ -2006,13 +2061,15 @@ __global__ void __launch_bounds__(map_threads)
 }
 
 /* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
-inline bool grouped(Copy *c, int width, uintptr_t bytes) {
+inline bool group(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
-    int last = x.rank - 1;
+    const int last = x.rank - 1;
     if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
     if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
     for (int i = 0; i < last; i++)
         if (x.s[0][i] % width || x.s[1][i] % width) return false;
+
+    /* Count strides and the last axis in groups. */
     for (int i = 0; i < last; i++) {
         x.s[0][i] /= width;
         x.s[1][i] /= width;
@@ -2022,11 +2079,13 @@ inline bool grouped(Copy *c, int width, uintptr_t bytes) {
 }
 
 inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
-    int size = dtype_bytes(c->dst.dtype), unit = 16;
-    unsigned grid;
-    while (unit > size && !grouped(c, unit / size, (uintptr_t)unit)) unit /= 2;
+    /* Move the widest units that the copy allows. */
+    const int size = dtype_bytes(c->dst.dtype);
+    int unit = 16;
+    while (unit > size && !group(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
-    grid = grid_for(c->units, map_threads);
+
+    const unsigned grid = grid_for(c->units, map_threads);
     return unit == 16  ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
            : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
            : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
@@ -2035,17 +2094,18 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
-    c->width = grouped(c, 8, 16) ? 8 : 1;
+    c->width = group(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
     return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }
 
 /* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
  * so, moves src's dense axis to second to last. */
-inline bool transposes(Copy *c) {
+inline bool find_transpose(Copy *c) {
     Axes &x = c->axes;
-    int last = x.rank - 1, best = -1;
+    const int last = x.rank - 1;
     if (last < 1 || x.s[0][last] != 1 || x.s[1][last] == 1) return false;
+    int best = -1;
     for (int i = 0; i < last; i++)
         if (x.s[1][i] == 1) best = i;
     if (best < 0 || x.n[best] < 8 || x.n[last] < 8) return false;
@@ -2054,14 +2114,17 @@ inline bool transposes(Copy *c) {
 }
 
 inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
+    /* Count the last two axes in tiles. */
     Axes outer = c.axes;
-    int last = c.axes.rank - 1, size = dtype_bytes(c.dst.dtype);
+    const int last = c.axes.rank - 1;
     for (int i = last - 1; i <= last; i++) {
         set_length(&outer, i, ceil_div(c.axes.n[i], tile));
         for (int k = 0; k < 4; k++) outer.s[k][i] *= tile;
     }
-    int64_t tiles = count_of(outer);
-    unsigned grid = grid_for(tiles, 1), n = map_threads;
+
+    const int64_t tiles = count_of(outer);
+    const int size = dtype_bytes(c.dst.dtype);
+    const unsigned grid = grid_for(tiles, 1), n = map_threads;
     return !bits       ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
            : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
            : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
@@ -2073,24 +2136,29 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
 
 static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) {
     Kernel kernel(x);
-    Copy c;
-    bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
+    const bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
     if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype)) return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
+
+    /* An array without elements needs no addresses. */
+    bool empty = false;
     for (int i = 0; i < k->rank; i++) {
         if (k->shape[i] < 0) return MIXP_ERR_SHAPE;
         empty = empty || k->shape[i] == 0;
     }
     if (empty) return MIXP_OK;
     if (!k->dst.data || !k->src.data) return MIXP_ERR_ARGUMENT;
+
+    /* Copy a transpose in tiles, and other arrays in the order of dst. */
+    Copy c;
     memset((void *)&c, 0, sizeof c);
     c.axes = copy_axes(k);
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    if (find_transpose(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
     return kernel.launched("copy",
                            bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }
@@ -2135,7 +2203,7 @@ constexpr int
     X(SIN, sinf(a), g * cosf(b))                                                              \
     X(COS, cosf(a), -(g * sinf(b)))                                                           \
     X(SOFT_CAP, p * tanhf(a / p), soft_cap_slope(g, b, p))                                    \
-    X(CLAMP, confined(a, p, q), between(b, p, q) ? g : 0.0f)                                  \
+    X(CLAMP, confined(a, p, q), is_between(b, p, q) ? g : 0.0f)                               \
     X(AFFINE, fmaf(p, a, q), __fmul_rn(g, p))                                                 \
     X(LOG1P, log1pf(a), g / (b + 1.0f))                                                       \
     X(EXPM1, expm1f(a), g * expf(b))                                                          \
@@ -2234,10 +2302,8 @@ __device__ inline float confined(float a, float p, float q) {
 
 /* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 __device__ inline float gelu_tanh_slope(float g, float x) {
-    float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
-    square = x * x;
-    s = sigmoid(gelu_2u(x, square), &rest);
+    float rest, square = x * x, s = sigmoid(gelu_2u(x, square), &rest);
     return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
 }
 
@@ -2247,19 +2313,15 @@ __device__ inline float gelu_erf_slope(float g, float x) {
 }
 
 __device__ inline float silu_slope(float g, float x) {
-    float rest, s;
     x = clamped(x, MIXPI_SILU_BOUND);
-    s = sigmoid(x, &rest);
+    float rest, s = sigmoid(x, &rest);
     return g * fmaf(s * rest, x, s);
 }
 
 /* 2/sqrt(pi) e^(-x^2), times g; x^2 includes the bits that the rounded product loses. */
 __device__ inline float erf_slope(float g, float x) {
-    float h, low, e;
     x = clamped(x, MIXPI_ERF_BOUND);
-    h = x * x;
-    low = fmaf(x, x, -h);
-    e = expf(-h);
+    float h = x * x, low = fmaf(x, x, -h), e = expf(-h);
     return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
@@ -2275,7 +2337,7 @@ __device__ inline float erfinv_slope(float g, float x) {
 }
 
 /* Is x above p and below q? An infinite bound does not limit x. */
-__device__ inline bool between(float x, float p, float q) {
+__device__ inline bool is_between(float x, float p, float q) {
     return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
            (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
 }
@@ -2490,22 +2552,18 @@ __device__ inline float quick_normal(float x, float *raised) {
 }
 
 __device__ inline float quick_gelu_tanh_slope(float g, float x) {
-    float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
-    square = x * x;
-    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    float rest, square = x * x, s = quick_sigmoid(gelu_2u(x, square), &rest);
     return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
 }
 __device__ inline float quick_gelu_erf_slope(float g, float x) {
-    float raised, normal;
     x = clamped(x, MIXPI_ERF_BOUND);
-    normal = quick_normal(x, &raised);
+    float raised, normal = quick_normal(x, &raised);
     return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
 }
 __device__ inline float quick_silu_slope(float g, float x) {
-    float rest, s;
     x = clamped(x, MIXPI_SILU_BOUND);
-    s = quick_sigmoid(x, &rest);
+    float rest, s = quick_sigmoid(x, &rest);
     return g * fmaf(s * rest, x, s);
 }
 
@@ -2641,11 +2699,12 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
-    bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
-    Map m = map_of(k->da, k->dy, told_by, k->n);
+    const bool alone = mixpi_unary_by_factor(k->op) != 0;
+    const mixp_in &source = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !source.data) return MIXP_ERR_ARGUMENT;
+
+    Map m = map_of(k->da, k->dy, source, k->n);
     m.p = k->p;
     m.q = k->q;
     return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
@@ -2663,25 +2722,30 @@ static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
 
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
     Kernel kernel(x);
-    Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
-    m.factor = k->factor;
+
+    /* Note whether the loss is Inf or NaN before y may overwrite it. */
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
         r = kernel.launched(
             "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
+
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    m.factor = k->factor;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
 static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
     Kernel kernel(x);
-    Dropout d;
     if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+
+    /* Drop an element whose random number is below p 2^32; scale the others by 1 / (1 - p). */
+    Dropout d;
     memset((void *)&d, 0, sizeof d);
     d.k = *k;
     d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
@@ -2694,7 +2758,6 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
 
 static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
     Kernel on(x);
-    RandomJob job;
     if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
         return MIXP_ERR_ARGUMENT;
     if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
@@ -2702,6 +2765,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     if (!is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!k->n) return MIXP_OK;
+
+    RandomJob job;
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
@@ -2740,7 +2805,8 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void read_source(const mixp_in &a, int64_t at, int64_t step, int width,
+                                   float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -2754,13 +2820,15 @@ __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int widt
 /* The function of the elements at at[]. axes: the walk goes along the last of them. */
 template <int fn>
 __device__ inline void values_at(const Strided &m, const Axes &axes, const int64_t *at, float *v) {
-    int last = axes.rank - 1;
+    /* Read the sources that fn has. */
+    const int last = axes.rank - 1;
     float b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, c[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
-    take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
+    read_source(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
-        take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
+        read_source(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
     if (fn >= FN_DIVISOR_D && fn <= FN_WHERE)
-        take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+        read_source(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
 }
@@ -2812,11 +2880,15 @@ template <int fn>
 __global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
-        int64_t run = over(i, m.groups, m.per_group), base[4] = { 0, 0, 0, 0 };
-        int64_t output = (i - run * m.groups) * m.width;
-        int64_t end = least((run + 1) * m.run, m.rows);
-        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, v[8];
+        /* Find the run and its outputs. */
+        const int64_t run = over(i, m.groups, m.per_group);
+        const int64_t output = (i - run * m.groups) * m.width;
+        const int64_t end = least((run + 1) * m.run, m.rows);
+        int64_t base[4] = { 0, 0, 0, 0 };
         locate(m.kept, output, base);
+
+        /* Add the run's rows in order. */
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, v[8];
         for (int64_t r = run * m.run; r < end; r++) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
@@ -2862,11 +2934,15 @@ __global__ void __launch_bounds__(map_threads, 2)
 template <int fn>
 __global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ Strided m) {
     for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
-        int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
+        /* Find the run and its output. */
+        const int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
+        const int64_t end = least((run + 1) * m.run, m.rows);
+        int64_t r = run * m.run + threadIdx.x * m.width;
         int64_t base[4] = { 0, 0, 0, 0 };
-        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
-        float sum = 0.0f, v[8];
         locate(m.kept, output, base);
+
+        /* Add the thread's elements, 8 of them in a tree, then the threads' sums. */
+        float sum = 0.0f, v[8];
         for (; r < end; r += (int64_t)blockDim.x * m.width) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
@@ -2875,6 +2951,8 @@ __global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ 
                                 : v[0];
         }
         sum = block_sum(sum);
+
+        /* Store the run's sum. */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
         else store_real(m.y, base[0], sum * m.p);
@@ -2903,15 +2981,20 @@ const int sums_each = 32;
 __global__ void __launch_bounds__(warp_size *sums_each)
     sum_many_runs(const __grid_constant__ Strided m) {
     MIXPI_SHARED(double, part, sums_each *(warp_size + 1));
-    int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
-    int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
+    const int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
+
+    /* Add every 32nd run of the output. */
+    const int64_t o = (int64_t)blockIdx.x * warp_size + lane;
     double sum = 0.0;
     for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
         sum += (double)m.partial[r * m.outputs + o];
     part[own * (warp_size + 1) + lane] = sum;
     __syncthreads();
+
+    /* Add the output's 32 sums in order. */
     if (own || o >= m.outputs) return;
     for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
+    int64_t at[4] = { 0, 0, 0, 0 };
     locate(m.kept, o, at);
     store_real(m.y, at[0], (float)(sum * (double)m.p));
 }
@@ -2924,11 +3007,14 @@ struct Strided3 { StridedKernel map, columns, rows; };
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
+    /* What a function has: a map, sums of rows, sums of rows and columns, or nothing. */
 #define MIXPI_MAP(f)  s.map = map_strided<f>;
 #define MIXPI_ROWS(f) s.rows = sum_rows<f>;
 #define MIXPI_SUM(f)  s.columns = sum_columns<f>; s.rows = sum_rows<f>;
 #define MIXPI_CASE(f, a, b) case f: a(f) b(f) break;
 #define MIXPI_NONE(f)
+
+    /* Sums, and what computes the gradients of binary functions. */
     MIXPI_CASE(FN_COPY, MIXPI_NONE, MIXPI_SUM)
     MIXPI_CASE(FN_UNARY + MIXP_UNARY_SCALE, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_ADD, MIXPI_MAP, MIXPI_NONE)
@@ -2950,9 +3036,13 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
+
+    /* where, and its gradients. */
     MIXPI_CASE(FN_WHERE, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_KEPT, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_MASKED, MIXPI_MAP, MIXPI_SUM)
+
+    /* Losses, each or summed. */
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_MAP, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_MAP, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_MAP, MIXPI_ROWS)
@@ -2980,12 +3070,15 @@ inline void split_axes(Strided *m, const Axes &x, bool sums) {
 }
 
 /* Can the last axis of `walked` be read 8 elements at a time? `fixed`: the other axes. */
-inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
-    int last = walked.rank - 1;
+inline bool is_by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
+    const int last = walked.rank - 1;
     if (last < 0 || walked.n[last] % 8) return false;
     for (int k = first; k < 4; k++) {
+        /* An absent source, or one that repeats along the axis, is not read 8 at a time. */
         if (!m.a[k].data) continue;
         if (walked.s[k][last] == 0 && k > 0) continue;
+
+        /* Elements are neighbours, and each group of 8 begins at a multiple of 8. */
         if (walked.s[k][last] != 1 || !is_wide(m.a[k])) return false;
         for (int i = 0; i < last; i++)
             if (walked.s[k][i] % 8) return false;
@@ -3017,7 +3110,7 @@ inline StridedKernel dense_sum_of(int fn, const Strided &m) {
 inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided *m) {
     Axes none;
     none.rank = 0;
-    m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
+    m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
     return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
@@ -3046,16 +3139,17 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
-    int last = m->kept.rank - 1;
-    bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
-    bool columns = beside || (m->rows < 64 && m->outputs > 1); /* not for a loss */
-    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
-    StridedKernel dense;
-    mixp_result r;
-    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0) : by_eight(*m, m->summed, m->kept, 1))
-                   ? 8
-                   : 1;
-    dense = columns ? dense_columns(fn, *m) : NULL;
+    /* Choose columns for many adjacent outputs, or for several short rows: not for a loss. */
+    const int last = m->kept.rank - 1;
+    const bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
+    const bool columns = beside || (m->rows < 64 && m->outputs > 1);
+    const bool wide =
+        columns ? is_by_eight(*m, m->kept, m->summed, 0) : is_by_eight(*m, m->summed, m->kept, 1);
+    m->width = wide ? 8 : 1;
+    const StridedKernel dense = columns ? dense_columns(fn, *m) : NULL;
+
+    /* Cut the rows into runs. */
+    const int64_t shortest = columns ? 64 : 8192;
     m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
     if (m->run < shortest) m->run = shortest;
     m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
@@ -3065,12 +3159,15 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
         m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    r = k->launched(what, columns ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
-                                                 grid_for(m->groups * m->runs, (int)threads),
-                                                 (unsigned)threads, 0, k->stream, *m)
-                                  : MIXPI_LAUNCH(strided_kernels(fn).rows,
-                                                 grid_for(m->groups * m->runs, 1),
-                                                 (unsigned)threads, 0, k->stream, *m));
+
+    /* Sum each run, by a thread for columns or by a block for rows; then add the runs. */
+    const int threads = columns || m->rows > 1024 ? map_threads : 32;
+    const StridedKernel kernel = dense     ? dense
+                                 : columns ? strided_kernels(fn).columns
+                                           : strided_kernels(fn).rows;
+    const unsigned grid = grid_for(m->groups * m->runs, columns ? threads : 1);
+    mixp_result r =
+        k->launched(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
@@ -3168,14 +3265,17 @@ inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
 }   /* namespace */
 
 static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
-    bool sums = false;
-    const int64_t *own = k->which ? k->b_strides : k->a_strides;
-    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
     if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
         return MIXP_ERR_ARGUMENT;
+
+    /* The gradient sums along the axes that the operand repeats along. */
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
     Axes axes = dense_axes(k->rank, k->shape);
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+
+    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
     if (!add_sources(&m, &axes, k)) return MIXP_ERR_ARGUMENT;
     follow(&axes, m);
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
@@ -3196,14 +3296,17 @@ static mixp_result mixpi_cuda_where(const mixp_exec *x, const mixp_where_args *k
 }
 
 static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_where_args *k) {
-    Strided m = strided_of(k->dx, 1.0f);
-    const int64_t *own = k->which ? k->b_strides : k->a_strides;
-    bool sums = false;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !k->dy.data)
         return MIXP_ERR_ARGUMENT;
+
+    /* The gradient sums along the axes that the operand repeats along. */
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
     Axes axes = dense_axes(k->rank, k->shape);
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+
+    Strided m = strided_of(k->dx, 1.0f);
     add_source(&m, &axes, 1, k->mask, k->mask_strides);
     add_source(&m, &axes, 2, k->dy, NULL);
     follow(&axes, m);
@@ -3243,23 +3346,24 @@ __global__ void __launch_bounds__(map_threads)
 
 }   /* namespace */
 
-static bool mixpi_cuda_comparable(const mixp_in &a) {
+static bool is_comparable(const mixp_in &a) {
     return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
 }
 
 static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
     Kernel on(x);
-    CompareJob job;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
-    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!is_comparable(k->a) || !is_comparable(k->b)) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
-    memset((void *)&job, 0, sizeof job);
+
+    /* Merge the axes of y, a and b. */
     Axes axes = dense_axes(k->rank, k->shape);
-    for (int i = 0; i < k->rank; i++) {
-        axes.s[1][i] = k->a_strides[i];
-        axes.s[2][i] = k->b_strides[i];
-    }
+    set_strides(&axes, 1, k->a_strides);
+    set_strides(&axes, 2, k->b_strides);
+
+    CompareJob job;
+    memset((void *)&job, 0, sizeof job);
     job.how = k->how;
     job.axes = merged(axes);
     job.count = count_of(axes);
@@ -3365,8 +3469,8 @@ __device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t
 }
 
 /* Element i, which is x, on the grid and back. An Inf or NaN of x stays: see mixpi_grid_keep. */
-__device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
-                                mixpi_scales s) {
+__device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
+                                    mixpi_scales s) {
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
@@ -3381,7 +3485,7 @@ __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, i
     float v[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = on_grid(q, key, i + k, v[k], s);
+    for (int k = 0; k < 8; k++) v[k] = put_on_grid(q, key, i + k, v[k], s);
     put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
 }
 
@@ -3392,14 +3496,16 @@ __device__ inline uint64_t quantise_key(const Quantising &q) {
 /* The scale of the array. All threads call it; one writes the product's factor, and
  * the amax if wanted. */
 __device__ inline float array_scale(const Quantising &q) {
-    float scale;
+    /* Join the parts' largest magnitudes. */
     uint32_t most = 0;
     if (q.parts) {
         for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
             most = q.parts[i] > most ? q.parts[i] : most;
         most = block_most(most);
     }
-    scale = mixpi_scale_of_array(&q.k, most);
+
+    /* Write what the caller wants of the scale, with one thread. */
+    const float scale = mixpi_scale_of_array(&q.k, most);
     if (blockIdx.x || threadIdx.x) return scale;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
@@ -3444,21 +3550,26 @@ __device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
 /* Blocks whose rows are multiples of 16 elements; a team of threads shares a block. */
 __global__ void __launch_bounds__(quantise_threads)
     quantise_blocks(const __grid_constant__ Quantising q) {
-    int64_t eights = q.k.block_rows * q.k.block_cols / 8;
-    int64_t count = q.k.rows * q.k.cols / 8 / eights;
-    int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
-    int rank = (int)threadIdx.x % q.team;
-    float tensor = array_scale(q);
+    const int64_t eights = q.k.block_rows * q.k.block_cols / 8;
+    const int64_t count = q.k.rows * q.k.cols / 8 / eights;
+    const int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
+    const int rank = (int)threadIdx.x % q.team;
+    const float tensor = array_scale(q);
     for (int64_t b = (int64_t)blockIdx.x * teams; b < count; b += (int64_t)gridDim.x * teams) {
-        int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
+        /* Find the block's largest magnitude; a team past the last block has no elements. */
+        const int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
         uint32_t most = 0;
         for (int64_t e = rank; e < end; e += q.team)
             most = look8(q, at + eight_at(q.k, e), 8, most);
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
-        mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
+
+        /* Store the block's scale. */
+        const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
-        uint64_t key = quantise_key(q);
+
+        /* Quantise the block. */
+        const uint64_t key = quantise_key(q);
         for (int64_t e = rank; e < end; e += q.team) quantise8(q, key, at + eight_at(q.k, e), 8, s);
     }
 }
@@ -3489,7 +3600,7 @@ __device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
             mixpi_scales s = { in[k], out[k] };
-            v[k] = on_grid(q, key, i + k, v[k], s);
+            v[k] = put_on_grid(q, key, i + k, v[k], s);
         }
         put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
     }
@@ -3502,28 +3613,34 @@ __global__ void __launch_bounds__(quantise_threads)
     MIXPI_SHARED(uint32_t, found, quantise_threads / warp_size * column_tile);
     MIXPI_SHARED(float, in, column_tile);
     MIXPI_SHARED(float, out, column_tile);
-    unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
-    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
-    int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
-    int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
-    uint32_t most[8], all = 0;
-    float tensor = array_scale(q);
+    const unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
+    const int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    const int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
+    const int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
+    const int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
+    const float tensor = array_scale(q);
+
+    /* Find the largest magnitudes of the columns in each warp's rows. */
+    uint32_t most[8];
     look_down(q, at, n, warp, most);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) found[warp * column_tile + lane * 8 + k] = most[k];
     __syncthreads();
+
+    /* Join the warps, with a thread for each column, and compute the column's scales. */
+    uint32_t all = 0;
     for (int w = 0; w < quantise_threads / warp_size; w++) {
         uint32_t a = found[w * column_tile + (int)threadIdx.x];
         all = a > all ? a : all;
     }
-    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
+    const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
         q.k.scales[blockIdx.x / across * q.k.cols + (int64_t)(blockIdx.x % across) * column_tile +
                    threadIdx.x] = mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
+
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
 }
 
@@ -3540,7 +3657,6 @@ typedef void (*QuantiseKernel)(Quantising q);
 /* The kernel for these blocks; sets q->team and *grid. */
 inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
     const mixp_quantise_args &k = q->k;
-    int64_t elements = k.block_rows * k.block_cols;
     if (k.scale == MIXP_SCALE_TENSOR) {
         *grid = grid_for(ceil_div(k.rows * k.cols, 8), quantise_threads);
         return quantise_whole;
@@ -3549,6 +3665,7 @@ inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
         *grid = (unsigned)(k.rows / k.block_rows * ceil_div(k.cols, column_tile));
         return quantise_columns;
     }
+    const int64_t elements = k.block_rows * k.block_cols;
     q->team = quantise_team(elements);
     *grid = grid_for(k.rows * k.cols / elements * q->team, quantise_threads);
     return quantise_blocks;
@@ -3620,10 +3737,12 @@ __device__ inline Codes8 get_codes8(const Recoding &q, int64_t i) {
 }
 
 __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
-    bool narrow = is_e2m1(q.k);
-    Codes8 c = { 0, 0 };
+    const bool narrow = is_e2m1(q.k);
     float v[8];
     get8_any(mixpi_in(q.k.y, MIXP_BF16), i, 8, q.wide, v);
+
+    /* Pack the codes of x / s: 4 bits each, or 8. */
+    Codes8 c = { 0, 0 };
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) {
         float x = v[j] / s[j];
@@ -3681,10 +3800,12 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
     MIXPI_SHARED(double, error, lose_threads);
     MIXPI_SHARED(int64_t, seen, lose_threads);
     MIXPI_SHARED(int64_t, clipped, lose_threads);
-    int t = (int)threadIdx.x;
+    const int t = (int)threadIdx.x;
     error[t] = v.error;
     seen[t] = v.seen;
     clipped[t] = v.clipped;
+
+    /* Add the upper half of the threads to the lower half, until one is left. */
     for (int k = lose_threads / 2; k; k /= 2) {
         __syncthreads();
         if (t >= k) continue;
@@ -3692,6 +3813,7 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
         seen[t] += seen[t + k];
         clipped[t] += clipped[t + k];
     }
+
     v.error = error[t];
     v.seen = seen[t];
     v.clipped = clipped[t];
@@ -3701,11 +3823,13 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
 __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant__ Losing q) {
     double decode = q.k.decode ? (double)*q.k.decode : 1.0;
     double scale = q.k.scale ? (double)*q.k.scale : 0.0;
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    mixp_in from_y = mixpi_in(q.k.y, MIXP_BF16);
+    const mixp_in from_y = mixpi_in(q.k.y, MIXP_BF16);
+
+    /* Add the losses of the thread's elements. */
     mixpi_loss sum = { 0.0, 0, 0 };
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < q.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
-        int n = (int)least(8, q.k.n - i);
+        const int n = (int)least(8, q.k.n - i);
         float v[8], y[8];
         get8_any(q.k.x, i, n, q.wide, v);
         get8_any(from_y, i, n, q.wide, y);
@@ -3713,6 +3837,7 @@ __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant
         for (int k = 0; k < 8; k++)
             if (k < n) mixpi_loss_add(&sum, v[k], (double)y[k] * decode, scale, q.k.beyond);
     }
+
     sum = block_loss(sum);
     if (threadIdx.x == 0) q.parts[blockIdx.x] = sum;
 }
@@ -3723,6 +3848,8 @@ __global__ void __launch_bounds__(lose_threads) lose_join(const __grid_constant_
     if ((int)threadIdx.x < q.part_count) sum = q.parts[threadIdx.x];
     sum = block_loss(sum);
     if (threadIdx.x || (q.k.scale && *q.k.scale == 1.0f)) return;
+
+    /* Keep the operand's largest error and clipping. */
     double n = sum.seen ? (double)sum.seen : 1.0, error = sum.error / n;
     double clipped = (double)sum.clipped / n;
     mixp_losses *out = q.k.out;
@@ -3765,14 +3892,17 @@ __global__ void __launch_bounds__(turn_threads)
 
 /* The transform of one column of 16 rows in each thread. */
 __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
-    int64_t n = k.rows / 16 * k.cols;
+    const int64_t n = k.rows / 16 * k.cols;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        /* Read 16 rows of the column, with their signs. */
         int64_t at = t / k.cols * 16 * k.cols + t % k.cols;
         float v[16];
         MIXPI_UNROLL
         for (int i = 0; i < 16; i++)
             v[i] = __fmul_rn(get1(k.a, at + i * k.cols), mixpi_hadamard_sign(i));
+
+        /* Transform them: sums and differences of pairs 1, 2, 4 and 8 rows apart. */
         MIXPI_UNROLL
         for (int step = 1; step < 16; step *= 2) {
             MIXPI_UNROLL
@@ -3783,6 +3913,8 @@ __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
                 v[i | step] = a - b;
             }
         }
+
+        /* Write them, divided by the root of 16. */
         MIXPI_UNROLL
         for (int i = 0; i < 16; i++)
             put1(mixpi_out_to(k.y, MIXP_BF16, 0), at + i * k.cols, v[i] * 0.25f);
@@ -3793,18 +3925,21 @@ __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
 
 static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_args *k) {
     Kernel on(x);
-    Quantising q;
-    QuantiseKernel kernel;
-    unsigned grid;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    /* Fill the job, and choose the kernel. */
+    Quantising q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
     q.wide = is_wide(k->x) && is_wide(k->y) && (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
-    kernel = quantise_kernel(&q, &grid);
+    unsigned grid;
+    QuantiseKernel kernel = quantise_kernel(&q, &grid);
+
+    /* Find the array's amax, if its scale needs one; then quantise. */
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
     return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
@@ -3812,10 +3947,11 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
     Kernel on(x);
-    Recoding q;
     mixp_result r = mixpi_recode_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    Recoding q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
@@ -3845,21 +3981,24 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
     Kernel on(x);
-    Losing q;
-    mixp_result r;
     if (!k->x.data || !k->y || !k->out || k->n < 1) return MIXP_ERR_ARGUMENT;
     if (k->operand < 0 || k->operand > 2) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    /* Add the losses of each part of the array. */
+    Losing q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->x) && is_wide(k->y);
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    r = on.launched(
+    mixp_result r = on.launched(
         "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
+
+    /* Join the parts. */
     return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }
 /* ==== 4. ROWS ============================================================== >>rows ====
@@ -4082,7 +4221,7 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
 }
 
 /* A missing array may have any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
+template <class A> static bool is_real_or_absent(const A &a) { return !a.data || is_real(a.dtype); }
 namespace {
 
 /* --- softmax --------------------------------------------------------------------------- */
@@ -4094,10 +4233,12 @@ struct Exponents { float top, sum; };
 __device__ inline float base_of(float top) { return top > minus_infinity() ? top : 0.0f; }
 
 __device__ inline void add_exponents(Exponents &e, const float *v) {
-    float top = e.top, base;
+    float top = e.top;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
-    base = base_of(top);
+
+    /* Rescale the sum to the new top, then add the elements. */
+    const float base = base_of(top);
     e.sum *= exp_of(e.top - base);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
@@ -4128,12 +4269,16 @@ struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_rows(const __grid_constant__ SoftmaxJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        /* Sum the row's exponentials. */
         Exponents e = row_exponents<T>(s.a, r * s.cols, s.cols, s.wide);
-        float log_sum = logf(e.sum), factor = 1.0f / e.sum, v[8];
+        float log_sum = logf(e.sum), factor = 1.0f / e.sum;
+
+        /* Read the row again, and write its softmax or the logarithm. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
+            float v[8];
             get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -4149,11 +4294,12 @@ __global__ void __launch_bounds__(team_threads, 3)
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float dy[8], y[8], total;
+        /* Sum dy y over the row, or dy for the log. */
+        float dy[8], y[8];
         LongSum sum = { 0.0f, 0.0f };
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -4162,7 +4308,9 @@ __global__ void __launch_bounds__(team_threads, 3)
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             add_long(sum, part);
         }
-        total = value_of(team_sum<T>(sum));
+        const float total = value_of(team_sum<T>(sum));
+
+        /* Read the row again, and write its gradient. */
         MIXPI_PARTS(p, s.cols, T, rank) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
@@ -4224,7 +4372,8 @@ __device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const 
 /* Stores the row's loss. */
 __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
                                 float at_target) {
-    int32_t target = s.targets[r];
+    /* Compute the loss: 0 for an ignored row, NaN for a target that is no column. */
+    const int32_t target = s.targets[r];
     double loss = 0.0;
     if (target != s.ignore && !is_id(target, s.cols)) {
         note_fault(s.fault, FAULT_TARGET, s.before + r, target);
@@ -4232,6 +4381,8 @@ __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents 
     } else if (target != s.ignore) {
         loss = loss_of_row(s, target, e, below, at_target);
     }
+
+    /* Store the loss, and what the backward pass needs of the row's softmax. */
     if (!s.logs) s.top_rsum[2 * r] = e.top;
     if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
     s.losses[r] = loss;
@@ -4299,11 +4450,15 @@ __global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ Ent
     double sum = block_sum(summed_losses(s));
     double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
     if (threadIdx.x) return;
-    if (s.before > 0) { /* the mean of earlier rows goes on */
+
+    /* Continue the mean of earlier rows. */
+    if (s.before > 0) {
         const double had = (double)*s.counted;
         sum += (double)*s.loss * (had != 0.0 ? had : 1.0);
         count += had;
     }
+
+    /* Divide by the count, which is 1 for a sum. The mean of no rows is NaN, unless more follow. */
     if (s.sum) count = 1.0;
     *s.counted = (float)count;
     if (count != 0.0) *s.loss = (float)(sum / count);
@@ -4330,20 +4485,26 @@ __device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float fac
 template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
-    int rank = (int)threadIdx.x % T;
-    float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted, v[8];
-    Part p;
+    const int rank = (int)threadIdx.x % T;
+    const float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted;
+    float v[8];
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        int32_t target = s.targets[r];
-        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
+        /* Read the row's target, and what the forward pass stored. */
+        const int32_t target = s.targets[r];
+        const bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
         Slopes d = slopes_of(s, r, factor, !ignored && !bad);
-        float top = s.logs ? 0.0f : s.top_rsum[2 * r];
-        float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+        const float top = s.logs ? 0.0f : s.top_rsum[2 * r];
+        const float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+
+        /* Skip an ignored row that adds nothing; report a target that is no column. */
         if (ignored && s.dlogits.accumulate) continue;
         if (bad) d.by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
+
+        /* Write the row's gradient. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
-            int hot_at = (int)(target - p.col);
+            const int hot_at = (int)(target - p.col);
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -4402,15 +4563,20 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
                                   int64_t from, const Exponents &e, int64_t next) {
-    int rank = (int)threadIdx.x % T;
-    int32_t target = s.targets[r];
-    bool ignored = target == s.ignore;
-    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
-    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
-    Part p;
+    /* Find the factors of the row's gradient. */
+    const int32_t target = s.targets[r];
+    const bool ignored = target == s.ignore;
+    const float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    const float rsum = 1.0f / e.sum;
     if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+
+    /* Write the gradient part by part, and fetch the next row's part in its place. */
+    const int rank = (int)threadIdx.x % T;
+    float v[8];
+    Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
-        int hot_at = (int)(target - p.col);
+        const int hot_at = (int)(target - p.col);
         if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
@@ -4429,16 +4595,20 @@ template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
-    int rank = (int)threadIdx.x % T;
+    const int rank = (int)threadIdx.x % T;
     if (kept) fetch_row<D>(s, team_first<T>());
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float at_target = target_value(s, r), below = 0.0f;
         mixp_in a = kept ? fetched_row<D>() : s.logits;
-        int64_t from = kept ? 0 : r * s.cols;
+        const int64_t from = kept ? 0 : r * s.cols;
+
+        /* Sum the row's exponentials, and store its loss. */
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
-        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
+
+        /* Write the gradient. dlogits may be logits: lane 0 has read its target by now. */
+        __syncwarp();
         put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
     }
 }
@@ -4468,7 +4638,7 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
-static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
+static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
     switch (job.logits.dtype) {
     case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
@@ -4476,7 +4646,7 @@ static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
     }
 }
 
-static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
+static cudaError_t mixpi_cuda_launch_entropy_back(const Kernel &on, const EntropyBackJob &job) {
     if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
         return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
     if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
@@ -4486,16 +4656,20 @@ static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJo
 
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
     Kernel on(x);
-    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
-    mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+
+    /* Compute each row's loss. */
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     job.fault = fault_flag(on.state);
     job.wide = is_wide(k->logits);
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
+    mixp_result r = MIXP_OK;
+    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_launch_entropy(on, job));
     if (r != MIXP_OK || k->each) return r;
+
+    /* Reduce the losses to their mean, or to their sum. */
     return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
@@ -4509,28 +4683,29 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+    return on.launched("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
 }
 
 template <mixp_dtype D>
-static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
+static cudaError_t mixpi_cuda_launch_both_of(const Kernel &on, const EntropyBothJob &job) {
     auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
                                         : entropy_both_rows<team_threads, D>;
-    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
-    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
-     * its next row while it computes. */
-    int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
-    int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
-    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
+    const size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
     cudaError_t e = make_room(on.state, (const void *)kernel, room);
     if (e != cudaSuccess) return e;
+
+    /* If rows stay in shared memory, launch only as many blocks as run at once: each block loads
+     * its next row while it computes. */
+    const int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    const int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
+    const int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
-static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
+static cudaError_t mixpi_cuda_launch_both(const Kernel &on, const EntropyBothJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
-    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
-    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    case MIXP_F16: return mixpi_cuda_launch_both_of<MIXP_F16>(on, job);
+    case MIXP_BF16: return mixpi_cuda_launch_both_of<MIXP_BF16>(on, job);
+    default: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
     }
 }
 
@@ -4545,10 +4720,11 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
                                                  const mixp_cross_entropy_both_args *k) {
     Kernel on(x);
     EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
     if (k->dlogits.accumulate || mixpi_entropy_has_options(&k->loss)) return MIXP_ERR_ARGUMENT;
+
+    /* Fill the job. */
     job.fault = fault_flag(on.state);
     job.dlogits = k->dlogits;
     job.scale = k->scale;
@@ -4557,9 +4733,12 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
     job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
     job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+
+    /* Count the rows, compute each row's loss and gradient, then the mean of the losses. */
+    mixp_result r =
+        on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
     if (r == MIXP_OK && job.rows > 0)
-        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
+        r = on.launched("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
     return on.launched("cross_entropy",
                        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
@@ -4618,14 +4797,18 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
 
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3) norm_rows(const __grid_constant__ NormJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float mean = s.rms ? 0.0f : row_mean<T>(s, r * s.cols, rank);
-        float rstd = row_rstd<T>(s, r * s.cols, rank, mean), v[8], g[8], b[8];
+        /* Find the row's mean and deviation, for which it is read twice. */
+        const float mean = s.rms ? 0.0f : row_mean<T>(s, r * s.cols, rank);
+        const float rstd = row_rstd<T>(s, r * s.cols, rank, mean);
         if (rank == 0 && !s.rms) s.mean[r] = mean;
         if (rank == 0) s.rstd[r] = rstd;
+
+        /* Read the row again, and write its norm. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
+            float v[8], g[8], b[8];
             get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
             get_part_or(s.gamma, p, s.wide, 1.0f, g);
             get_part_or(s.beta, p, s.wide, 0.0f, b);
@@ -4648,7 +4831,7 @@ __device__ inline void add_second(const NormJob &s, int64_t at, float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] += b[k];
     plain_put8<In>(s.sum.data, at, v);
-    plain_rounded<In>(v);
+    plain_round<In>(v);
 }
 template <mixp_dtype B, mixp_dtype In, int parts>
 __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
@@ -4699,14 +4882,17 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
 template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
     norm_kept_rows(const __grid_constant__ NormJob s) {
-    int lane = (int)threadIdx.x % warp_size;
+    const int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
-        float v[parts][8], mean, rstd;
+        /* Read the row, and find its mean and deviation in registers. */
+        float v[parts][8];
         read_row<B, In, parts>(s, r * s.cols, lane, v);
-        mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
-        rstd = kept_rstd<parts>(s, lane, v, mean);
+        const float mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
+        const float rstd = kept_rstd<parts>(s, lane, v, mean);
         if (lane == 0 && !s.rms) s.mean[r] = mean;
         if (lane == 0) s.rstd[r] = rstd;
+
+        /* Write the norm. */
         MIXPI_UNROLL
         for (int q = 0; q < parts; q++) {
             int64_t col = 8 * (int64_t)(q * warp_size + lane);
@@ -4723,7 +4909,7 @@ template <mixp_dtype B, mixp_dtype In, mixp_dtype Out> inline NormKernel norm_ke
                          : norm_kept_rows<B, In, Out, 4>;
 }
 /* Does a row stay in registers? */
-inline bool norm_is_kept(const NormJob &s) {
+inline bool is_kept_norm(const NormJob &s) {
     if (!s.wide || s.cols % 8 || s.cols > warp_cols) return false;
     if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return false;
     return !s.beta.data || s.beta.dtype == MIXP_F32;
@@ -4731,7 +4917,7 @@ inline bool norm_is_kept(const NormJob &s) {
 /* The kernel for these dtypes and that length, or NULL. */
 inline NormKernel norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, out = s.y.dtype;
-    if (!norm_is_kept(s)) return NULL;
+    if (!is_kept_norm(s)) return NULL;
     if (in == MIXP_BF16 && out == in) return norm_kept<no_second, MIXP_BF16, MIXP_BF16>(s.cols);
     if (in == MIXP_F16 && out == in) return norm_kept<no_second, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
@@ -4743,7 +4929,7 @@ inline NormKernel norm_kernel(const NormJob &s) {
  * products. */
 inline NormKernel add_norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, b = s.b.dtype;
-    if (!norm_is_kept(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
+    if (!is_kept_norm(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
     if (in == MIXP_BF16 && b == in) return norm_kept<MIXP_BF16, MIXP_BF16, MIXP_BF16>(s.cols);
     if (in == MIXP_F16 && b == in) return norm_kept<MIXP_F16, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
@@ -4820,12 +5006,13 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, 
 __global__ void __launch_bounds__(back_threads)
     norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
-    int team = (int)blockDim.x, rank = (int)threadIdx.x;
-    int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
-    int64_t end = least(first + s.per, s.rows);
+    const int team = (int)blockDim.x, rank = (int)threadIdx.x;
+    const int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
+    const int64_t end = least(first + s.per, s.rows);
     float dy[8], h[8], d[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
     Part p;
     for (int64_t r = first; r < end; r++) {
+        /* Sum d and d h over the row; add its first panel to dgamma and dbeta. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
         MIXPI_PARTS(p, s.cols, team, rank) {
             back_part(s, r, p, dy, h, d);
@@ -4839,11 +5026,15 @@ __global__ void __launch_bounds__(back_threads)
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
+
+        /* Write the row's gradient; a row of one panel is still in registers. */
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
             put_back(s, r, p, h, d, sum * scale, dot * scale);
         }
     }
+
+    /* Store the slice's part of dgamma and dbeta, and compute it for the remaining panels. */
     if (!s.partial) return;
     put_columns(s, part_of(s.cols, 0, team, rank), dgamma, dbeta);
     for (int64_t start = panel; start < s.cols; start += panel) {
@@ -4882,21 +5073,27 @@ template <mixp_dtype Dy, mixp_dtype A>
 __global__ void __launch_bounds__(kept_threads, 6)
     norm_back_kept(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
-    int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
-    int64_t col = 8 * (int64_t)threadIdx.x;
+    const int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
+
+    /* Read the columns' gamma, and begin to read the first row. */
+    const int64_t col = 8 * (int64_t)threadIdx.x;
+    const Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
     float h[8], d[8], gamma[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
-    Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
     BackRow<Dy, A> next;
     memset((void *)&next, 0, sizeof next);
     get_part_or(s.gamma, p, s.wide, 1.0f, gamma);
     if (first < end) read_back(next, s, first, col);
+
     for (int64_t r = first; r < end; r++) {
+        /* Take the row, and begin to read the next one. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols, rstd = next.rstd;
         plain_values<A>(next.a, h);
         plain_values<Dy>(next.dy, d);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) h[k] = (h[k] - next.mean) * rstd;
         if (r + 1 < end) read_back(next, s, r + 1, col);
+
+        /* Add the row to dgamma and dbeta, and sum d and d h over it. */
         add_columns(dgamma, dbeta, d, h);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
@@ -4907,6 +5104,8 @@ __global__ void __launch_bounds__(kept_threads, 6)
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
+
+        /* Write the row's gradient. */
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
@@ -4936,14 +5135,18 @@ __global__ void __launch_bounds__(join_cols *join_rows)
     norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     MIXPI_SHARED(float, sums, join_rows *(join_cols + 1));
     const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
-    int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
-    int64_t col = (int64_t)blockIdx.x * join_cols + lane;
-    float sum = 0.0f;
+    const int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
+    const int64_t col = (int64_t)blockIdx.x * join_cols + lane;
     if (!to.data) return;
+
+    /* Add every 32nd slice of the column. */
+    float sum = 0.0f;
     for (int64_t i = own; i < slices && col < s.cols; i += join_rows)
         sum += s.partial[(2 * i + blockIdx.y) * s.cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
     __syncthreads();
+
+    /* Add the column's 32 sums in order. */
     if (own || col >= s.cols) return;
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
     if (to.accumulate) sum += get1(as_in(to), col);
@@ -4964,8 +5167,8 @@ static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     return job;
 }
 static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
-    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
-        !mixpi_cuda_may_be(job.beta))
+    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !is_real_or_absent(job.gamma) ||
+        !is_real_or_absent(job.beta))
         return MIXP_ERR_DTYPE;
     return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
@@ -4986,7 +5189,6 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
 
 /* Computes the sum in a separate kernel, then its norm. */
 static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_norm_args norm = *k;
     mixp_binary_args sum;
     memset((void *)&sum, 0, sizeof sum);
     sum.op = MIXP_BINARY_ADD;
@@ -4996,9 +5198,12 @@ static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_
     sum.a = k->a;
     sum.b = k->b;
     sum.y = k->sum;
-    norm.a = as_in(k->sum);
     mixp_result r = mixpi_cuda_binary(x, &sum);
-    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
+    if (r != MIXP_OK) return r;
+
+    mixp_norm_args norm = *k;
+    norm.a = as_in(k->sum);
+    return mixpi_cuda_norm(x, &norm);
 }
 
 static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
@@ -5016,36 +5221,38 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
                                                 team_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
-    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
-    return on->launched("norm_backward",
-                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
-}
-
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
     Kernel on(x);
-    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
-    bool sums = k->dgamma.data || k->dbeta.data;
-    int64_t slices;
-    mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
-        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
+    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !is_real_or_absent(k->gamma) ||
+        !is_real_or_absent(k->da) || !is_real_or_absent(k->dgamma) ||
+        !is_real_or_absent(k->dbeta) || !is_real_or_absent(k->db))
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
+
+    /* Cut the rows into slices; with sums of columns, a slice has at least 4 rows. */
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
+    const bool sums = k->dgamma.data || k->dbeta.data;
     job.wide =
         is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
-    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
+    const int64_t slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
     if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
     if (sums && !job.partial) return MIXP_ERR_MEMORY;
     if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+
+    /* Compute da and each slice's sums of columns. */
+    mixp_result r = MIXP_OK;
+    if (k->rows > 0 && (sums || k->da.data)) {
+        const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
+        r = on.launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                                      (unsigned)threads, 0, on.stream, job));
+    }
     if (r != MIXP_OK || !sums) return r;
+
+    /* Add the slices' sums. */
     return on.launched("norm_backward",
                        MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
                                     join_cols * join_rows, 0, on.stream, job, slices));
@@ -5078,18 +5285,22 @@ __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
 
 __global__ void __launch_bounds__(team_threads, 4)
     embedding_rows(const __grid_constant__ EmbeddingJob s) {
-    int lane = (int)threadIdx.x % warp_size;
-    Part p;
+    const int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
-        int32_t id = s.ids[r];
-        bool good = is_id(id, s.vocab);
-        float v[8];
+        const int32_t id = s.ids[r];
+        const bool good = is_id(id, s.vocab);
         if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID, r, id);
+
+        /* Copy the bits of a row of the same dtype. */
         if (good && s.y.dtype == s.table.dtype) {
             copy_row(s, r * s.cols, id * s.cols, lane);
             continue;
         }
+
+        /* Convert the row; an id out of range gives NaN. */
+        Part p;
         MIXPI_PARTS(p, s.cols, warp_size, lane) {
+            float v[8];
             if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
@@ -5114,13 +5325,17 @@ const int     ids_each = 4;     /* ids that a thread reads at a time            
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
 __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
-    int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
+    const int64_t tile = ids_each * (int64_t)blockDim.x;
+    int64_t done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
-        int64_t i = first + ids_each * (int64_t)threadIdx.x;
-        int mine = 0, all, at;
+        /* Count the thread's rows, and those of the threads before it. */
+        const int64_t i = first + ids_each * (int64_t)threadIdx.x;
+        int mine = 0, all;
         for (int k = 0; k < ids_each; k++)
             mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
-        at = block_scan(mine, &all) - mine;
+        int at = block_scan(mine, &all) - mine;
+
+        /* Write the thread's rows behind them. */
         for (int k = 0; k < ids_each; k++)
             if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
                 to[done + at++] = i + k;
@@ -5130,19 +5345,22 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
-                               int64_t n, int64_t *to) {
+__device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                                      int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
+    const int me = (int)threadIdx.x;
     int64_t count = 0;
-    int me = (int)threadIdx.x;
     for (int64_t first = 0; first < n; first += team_threads) {
-        int m = (int)least(team_threads, n - first);
+        /* Share a block's worth of rows with their ids. */
+        const int m = (int)least(team_threads, n - first);
         if (me < m) {
             row[me] = list[first + me];
             id[me] = (int32_t)(s.ids[row[me]] - low);
         }
         __syncthreads();
+
+        /* Take the rows of the thread's own id, in order. */
         for (int i = 0; i < m; i++) {
             if (id[i] != me) continue;
             if (to) to[count] = row[i];
@@ -5155,8 +5373,10 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int
 
 __global__ void __launch_bounds__(team_threads)
     embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
-    int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
-    int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
+    /* Count the rows with ids below the block's, and the rows with ids of the block. */
+    const int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
+    const int64_t me = (int64_t)threadIdx.x;
+    int64_t below = 0, own = 0;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
         if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
@@ -5165,26 +5385,34 @@ __global__ void __launch_bounds__(team_threads)
     }
     below = block_sum(below);
     own = block_sum(own);
+
+    /* Collect the block's rows. The rows of a single id are sorted then. */
     if (own) collect(s, low, high, each == 1 ? to.order + below : to.list + below);
     __syncthreads();
-    mine = each == 1 ? (me == 0 ? own : 0) : take(s, low, to.list + below, own, NULL);
+
+    /* Find where each id's rows begin, and place the rows there. */
+    int64_t mine =
+        each == 1 ? (me == 0 ? own : 0) : place_by_id(s, low, to.list + below, own, NULL);
+    int64_t all;
     mine = below + block_scan(mine, &all) - mine;
     if (low + me < high) to.start[low + me] = mine;
     if (high == s.vocab && me == 0) to.start[s.vocab] = below + own;
-    if (each > 1) take(s, low, to.list + below, own, to.order + mine);
+    if (each > 1) place_by_id(s, low, to.list + below, own, to.order + mine);
 }
 
 /* Each thread computes one column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
     embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
-    int64_t panels = ceil_div(s.cols, blockDim.x);
+    const int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
-        int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
+        const int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = by.start[id], end = by.start[id + 1];
-        float sum, v[8];
         if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
-        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+        float sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+
+        /* Load 8 rows at a time, then add them in order. */
         for (; i + 8 <= end; i += 8) {
+            float v[8];
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
@@ -5359,35 +5587,34 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
     return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
 }
 
-static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
-                                             const Sorted &by) {
-    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
-    return on->launched("embedding_backward",
-                        MIXPI_LAUNCH(embedding_sums,
-                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
-                                     (unsigned)threads, 0, on->stream, job, by));
-}
-
 static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
                                                  const mixp_embedding_backward_args *k) {
     Kernel on(x);
-    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
-    Sorted to = { NULL, NULL, NULL };
-    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    void *memory;
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
     if (k->vocab <= 0) return MIXP_OK;
-    job.fault = fault_flag(on.state);
-    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+
+    /* Take memory for the sorted rows. */
+    Sorted to = { NULL, NULL, NULL };
+    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, k, memory);
-    r = on.launched("embedding_backward",
-                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
-                                 0, on.stream, job, to, each));
-    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+
+    /* Sort the rows of dy by their id. */
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    mixp_result r = on.launched("embedding_backward",
+                                MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
+                                             team_threads, 0, on.stream, job, to, each));
+    if (r != MIXP_OK || k->cols <= 0) return r;
+
+    /* Add the rows of each id. */
+    const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
+    const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
+    return on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads,
+                                                          0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -5425,19 +5652,22 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
     Kernel on(x);
-    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
-    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
     if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    const int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
     if (pairs <= 0) return MIXP_OK;
+
+    /* Compute the angles' cosines and sines. */
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
-                                         0, on.stream, job));
+    mixp_result r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
+                                                     team_threads, 0, on.stream, job));
     if (r != MIXP_OK) return r;
+
+    /* Rotate the pairs, 8 a thread where addresses allow it. */
     if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
         return on.launched("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
                                                 team_threads, 0, on.stream, job));
@@ -5454,7 +5684,7 @@ namespace {
 
 __device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 /* Is x as large as y: equal, or both NaN? */
-__device__ inline bool as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
+__device__ inline bool is_as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
 
 /* The largest of some elements, the index of the first such, and their number. Without elements,
  * index is -1. */
@@ -5466,7 +5696,7 @@ struct Most {
 __device__ inline Most larger_of(const Most &a, const Most &b) {
     Most m = a;
     if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
-    if (as_large(a.value, b.value)) {
+    if (is_as_large(a.value, b.value)) {
         m.index = a.index < b.index ? a.index : b.index;
         m.ties = a.ties + b.ties;
         return m;
@@ -5477,16 +5707,19 @@ __device__ inline Most larger_of(const Most &a, const Most &b) {
 /* One warp per column if columns are few and long; otherwise one thread per column. */
 __global__ void __launch_bounds__(team_threads)
     max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
-    int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
-    int64_t step = (int64_t)gridDim.x * team_threads / lanes;
-    int lane = (int)threadIdx.x % lanes;
+    const int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
+    const int64_t step = (int64_t)gridDim.x * team_threads / lanes;
+    const int lane = (int)threadIdx.x % lanes;
     for (int64_t c = first; c < s.outer * s.inner; c += step) {
-        int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
+        /* Find the largest of the lane's elements. */
+        const int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
         Most most = { 0.0f, -1, 0 };
         for (int64_t j = lane; j < s.n; j += lanes) {
             Most one = { get1(s.a, from + j * s.inner), (int32_t)j, 1 };
             most = larger_of(most, one);
         }
+
+        /* Join the lanes in lane 0. */
         for (int k = lanes / 2; k > 0; k /= 2) {
             Most other;
             other.value = __shfl_down_sync(0xFFFFFFFFu, most.value, (unsigned)k);
@@ -5494,6 +5727,8 @@ __global__ void __launch_bounds__(team_threads)
             other.ties = __shfl_down_sync(0xFFFFFFFFu, most.ties, (unsigned)k);
             most = larger_of(most, other);
         }
+
+        /* Store the column's index, ties and value. */
         if (lane) continue;
         s.index[c] = most.index;
         if (s.ties) s.ties[c] = most.ties;
@@ -5510,7 +5745,7 @@ __global__ void __launch_bounds__(team_threads)
         int64_t at = o * s.inner + c, best = (o * s.n + s.index[at]) * s.inner + c;
         float dy = 0.0f;
         if (!s.shared && s.index[at] == j) dy = get1(s.dy, at);
-        if (s.shared && as_large(get1(s.a, i), get1(s.a, best)))
+        if (s.shared && is_as_large(get1(s.a, i), get1(s.a, best)))
             dy = get1(s.dy, at) / (float)s.ties[at];
         store_real(s.da, i, dy);
     }
@@ -5540,7 +5775,7 @@ __global__ void __launch_bounds__(team_threads)
 const int sort_room = 2048;
 
 /* Does topk_sorted run this call? */
-inline bool topk_is_sorted(const mixp_topk_args &k) {
+inline bool is_topk_sorted(const mixp_topk_args &k) {
     return k.cols <= sort_room || k.k <= sort_room / 2;
 }
 
@@ -5575,6 +5810,7 @@ __global__ void __launch_bounds__(team_threads)
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
+        /* Fill the room behind the ranks kept so far, and sort it, until the row is read. */
         int64_t read = 0;
         for (int kept = 0; read < s.cols; kept = n / 2) {
             for (int t = kept + (int)threadIdx.x; t < n; t += team_threads)
@@ -5582,6 +5818,8 @@ __global__ void __launch_bounds__(team_threads)
             read += n - kept;
             sort_ranks(best, n);
         }
+
+        /* Write the places of the k largest. */
         for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
             s.index[row * s.k + t] = (int32_t) ~(uint32_t)best[t];
         __syncthreads();
@@ -5627,13 +5865,16 @@ __device__ inline int64_t ranks_above(const uint64_t *ranks, int64_t n, uint64_t
 __global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant__ MergeJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
-        int64_t row = i / s.cols, own = i - row * s.cols;
-        int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
-        int64_t other = own - in_run == pair ? pair + s.width : pair;
-        uint64_t rank = s.from[i];
-        int64_t place =
-            pair + in_run +
-            ranks_above(s.from + row * s.cols + other, least(s.width, s.cols - other), rank);
+        /* Find the rank's own run, and the other run of the pair. */
+        const int64_t row = i / s.cols, own = i - row * s.cols;
+        const int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
+        const int64_t other = own - in_run == pair ? pair + s.width : pair;
+
+        /* Count the larger ranks of both, and store the rank behind them. */
+        const uint64_t rank = s.from[i];
+        const uint64_t *const others = s.from + row * s.cols + other;
+        const int64_t place =
+            pair + in_run + ranks_above(others, least(s.width, s.cols - other), rank);
         if (s.to) s.to[row * s.cols + place] = rank;
         else if (place < s.k) s.index[row * s.k + place] = (int32_t) ~(uint32_t)rank;
     }
@@ -5646,7 +5887,7 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     int64_t columns = k->outer * k->inner;
     int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
+    if (!is_real(k->a.dtype) || !is_real_or_absent(k->y)) return MIXP_ERR_DTYPE;
     if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
@@ -5666,14 +5907,19 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
-static mixp_result mixpi_cuda_merged(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
+static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
     MergeJob job = mixpi_cuda_job<MergeJob>(*k);
-    int64_t count = k->rows * k->cols, pieces = k->rows * ceil_div(k->cols, sort_room);
+    const int64_t count = k->rows * k->cols;
     uint64_t *ranks = (uint64_t *)scratch_of(x, (size_t)(2 * count) * sizeof(uint64_t));
     if (!ranks) return MIXP_ERR_MEMORY;
+
+    /* Sort the pieces. */
     job.to = ranks;
-    mixp_result r = on->launched(
-        "topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1), team_threads, 0, on->stream, job));
+    const unsigned pieces = grid_for(k->rows * ceil_div(k->cols, sort_room), 1);
+    mixp_result r =
+        on->launched("topk", MIXPI_LAUNCH(topk_pieces, pieces, team_threads, 0, on->stream, job));
+
+    /* Merge runs in pairs; the last pass writes the index. */
     for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
         job.from = job.to;
         job.to = job.from == ranks ? ranks + count : ranks;
@@ -5694,7 +5940,7 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (k->cols <= topk_short)
         return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                                 team_threads, 0, on.stream, *k));
-    if (!topk_is_sorted(*k)) return mixpi_cuda_merged(&on, x, k);
+    if (!is_topk_sorted(*k)) return mixpi_cuda_merge_topk(&on, x, k);
     return on.launched(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }
@@ -5753,7 +5999,7 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     __syncthreads();
     return true;
 }
-__device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
+__device__ inline bool is_walked_through(const Walk &w) { return w.next >= w.count; }
 
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
     return least(c.first + chunk_size, count);
@@ -5813,6 +6059,8 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
     int32_t flag = k.n_flags == 0;
     for (int i = 0; i < k.n_flags; i++) flag |= *k.flags[i];
     if (!flag) return;
+
+    /* Copy each part: 16 bytes at a time while both ends are aligned, then its last bytes. */
     const size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const size_t step = (size_t)gridDim.x * blockDim.x;
     for (int p = 0; p < k.n_parts; p++) {
@@ -5829,15 +6077,18 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
 __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
                             const int32_t *stop) {
-    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
-    const int words = k.size * MIXP_AGREE_WORDS;
+    /* Read what all ranks wrote. */
     if (k.reads) {
         if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
         return;
     }
+
+    /* Clear the table; thread 0 fills the rank's own row. */
+    const int words = k.size * MIXP_AGREE_WORDS;
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
     __syncthreads();
     if (threadIdx.x) return;
+    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
     if (k.in_parts) mixpi_agree_part(row, k.step);
@@ -5901,15 +6152,18 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
  * place, the statistics are of the stored values, rounded to the gradient's dtype. */
 __device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
                                     int64_t place, float factor, int unscale) {
-    mixp_out grad = array_at(row.grad, row.grad_dtype);
-    int64_t end = chunk_end(c, row.count), i = c.first + 8 * (int64_t)threadIdx.x;
-    bool wide = is_aligned(grad.data);
-    for (; i < end; i += 8 * (int64_t)blockDim.x) {
-        int n = (int)least(8, end - i);
+    const mixp_out grad = array_at(row.grad, row.grad_dtype);
+    const bool wide = is_aligned(grad.data);
+    const int64_t end = chunk_end(c, row.count);
+    for (int64_t i = c.first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
+        /* Read and scale 8 elements. */
+        const int n = (int)least(8, end - i);
         float x[8], v[8];
         get8_any(as_in(grad), i, n, wide, x);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
+
+        /* Store them, and look at what was stored. */
         if (unscale) {
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -5935,16 +6189,20 @@ __device__ inline Look block_look(const Look &l) {
 /* Sums the bins, with one block, when all bins are complete. */
 __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_state *step) {
     Look l = { 0.0, nothing_bad, 0.0f };
-    mixp_grad_stats stats;
-    Chunk c = { -1, -1 };
     for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
         l.squares += bins[i].squares;
         l.largest = fmaxf(l.largest, bins[i].largest);
         l.bad = least(l.bad, bins[i].bad);
     }
     l = block_look(l);
+
+    /* Find the chunk of the first Inf or NaN, with all threads. */
+    Chunk c = { -1, -1 };
     if (l.bad != nothing_bad) walk_to(w, l.bad / 2 / chunk_size, &c);
     if (threadIdx.x) return;
+
+    /* Write the step's statistics. */
+    mixp_grad_stats stats;
     memset((void *)&stats, 0, sizeof stats);
     stats.norm = sqrt(l.squares);
     stats.largest = l.largest;
@@ -5970,17 +6228,20 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 __global__ void __launch_bounds__(look_threads)
     gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
                   const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+    /* Sum the block's bins, each in the order of its chunks. */
     Walk w = walk_of(k.rows, k.count);
-    Chunk at;
-    float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
+    const float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
     for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
         Look l = { 0.0, nothing_bad, 0.0f };
-        if (walked_through(w) && bin >= w.to) break;
+        if (is_walked_through(w) && bin >= w.to) break;
+        Chunk at;
         for (int64_t c = bin; walk_to(w, c, &at); c += bin_count)
             gather_chunk(l, k.rows[at.row], at, c * chunk_size, factor, k.unscale);
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
+
+    /* The last block sums the bins, and prepares the step. */
     if (!is_last_block(arrived)) return;
     sum_up(w, bins, k.step);
     if (then.wanted) prepare(plan, k.step, then);
@@ -5989,19 +6250,22 @@ __global__ void __launch_bounds__(look_threads)
 /* --- clip ------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_args job) {
-    const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
-    Chunk at;
-    float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
+    const float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
+
+    const mixp_param_row *rows = job.rows;
     Walk w = walk_of(rows, job.count);
+    Chunk at;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
-        mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
-        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
-        bool wide = is_aligned(grad.data);
-        for (; i < end; i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
+        /* Multiply the chunk by the factor. */
+        const mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        const bool wide = is_aligned(grad.data);
+        const int64_t end = chunk_end(at, rows[at.row].count);
+        for (int64_t i = at.first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            const int n = (int)least(8, end - i);
             float v[8];
             get8_any(as_in(grad), i, n, wide, v);
             MIXPI_UNROLL
@@ -6036,7 +6300,7 @@ __device__ inline void add_count(int64_t *to, int64_t n) {
 }
 
 /* Joins counts and an integer maximum, which give the same result in any order. */
-__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+__device__ inline void join_look(mixp_look *to, const Seen &s, int64_t n) {
     if (!to) return;
     if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
     if (s.nan) atomicMax(&to->nan, 1);
@@ -6073,8 +6337,9 @@ const int64_t look_piece = (int64_t)1 << 16;
 __global__ void __launch_bounds__(look_threads)
     look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
     for (int64_t first = blockIdx.x * look_piece; first < k.n; first += gridDim.x * look_piece) {
-        int64_t end = least(first + look_piece, k.n);
-        bool wide = is_aligned(k.x.data);
+        /* Count the thread's elements of the piece. */
+        const int64_t end = least(first + look_piece, k.n);
+        const bool wide = is_aligned(k.x.data);
         Seen s = { 0, 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -6082,6 +6347,8 @@ __global__ void __launch_bounds__(look_threads)
             get8_any(k.x, i, n, wide, v);
             look_at_some(s, at, v, n, k.exponents);
         }
+
+        /* Sum the counts over the warp. */
         s.top = warp_top(s.top);
         s.nonfinite = warp_sum(s.nonfinite);
         s.nan = warp_sum(s.nan);
@@ -6090,9 +6357,11 @@ __global__ void __launch_bounds__(look_threads)
         s.least = warp_sum(s.least);
         s.subnormal = warp_sum(s.subnormal);
         s.past = warp_sum(s.past);
+
+        /* Add them to the row and to the total; thread 0 adds the number of elements. */
         if (threadIdx.x % warp_size) continue;
-        look_join(k.row, s, threadIdx.x ? 0 : end - first);
-        look_join(k.total, s, threadIdx.x ? 0 : end - first);
+        join_look(k.row, s, threadIdx.x ? 0 : end - first);
+        join_look(k.total, s, threadIdx.x ? 0 : end - first);
     }
 }
 
@@ -6189,12 +6458,13 @@ __device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
     if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
 }
 __device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
+    /* Scale the roots by the largest of their block. */
     float root[8];
-    uint32_t scale;
-    Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
-    scale = mixp_state_scale_v(block_largest(c, root));
+    const uint32_t scale = mixp_state_scale_v(block_largest(c, root));
+
+    Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
@@ -6244,6 +6514,7 @@ __device__ inline void get_split(const mixp_param_row &row, Cell &c) {
     for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
 }
 __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
+    /* Split each weight into bf16 and the rest, of 16 or 8 bits. */
     Eight<uint16_t> w, wide_rest;
     Eight<uint8_t> rest;
     MIXPI_UNROLL
@@ -6255,6 +6526,7 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
         wide_rest.code[k] = (uint16_t)parts.rest;
         rest.code[k] = (uint8_t)parts.rest;
     }
+
     put_codes(row.weight, c.i, c.n, c.wide, w);
     if (row.master_dtype == MIXP_BF16) put_codes(row.master, c.i, c.n, c.wide, wide_rest);
     else put_codes(row.master, c.i, c.n, c.wide, rest);
@@ -6267,19 +6539,22 @@ template <bool small> __device__ inline void get_weight(const mixp_param_row &ro
     else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
 template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
+    /* Store the master, or the weight that has none; then the weight beside a whole master. */
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
     else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
     if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
         put8_any(weight, c.i, c.n, c.wide, c.p);
+
+    /* Store the low copies. */
     if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
 }
 
 /* The update of 8 elements by their optimizer. Each case has its own loop: a pointer that may be
  * NULL would move the moments out of the registers. */
-__device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+__device__ inline void update_sgd(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
@@ -6288,7 +6563,7 @@ __device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum,
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
     }
 }
-__device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+__device__ inline void update_rms(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
@@ -6298,8 +6573,7 @@ __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, C
     }
 }
 /* The passes of Muon and of averages. */
-__device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                     Cell &c) {
+__device__ inline void update_muon(const mixp_step_scalars &u, mixp_optimizer_kind kind, Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
@@ -6309,8 +6583,8 @@ __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_
     }
 }
 /* NAdam and Adamax, and kinds with a third state. */
-__device__ inline void later_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                      const mixp_param_row &row, Cell &c) {
+__device__ inline void update_later(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                    const mixp_param_row &row, Cell &c) {
     float third[8];
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
@@ -6322,16 +6596,16 @@ __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &
     return kind == MIXP_OPTIMIZER_NADAM || kind == MIXP_OPTIMIZER_ADAMAX || row.third;
 }
 
-/* wide: the table may have small states and any kind; otherwise none of later_elements. */
+/* wide: the table may have small states and any kind; otherwise none of update_later. */
 template <bool wide>
-__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                const mixp_param_row &row, Cell &c) {
+__device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                       const mixp_param_row &row, Cell &c) {
     const bool momentum = row.m != NULL;
-    if (wide && is_later(kind, row)) later_elements(u, kind, row, c);
-    else if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
-    else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    if (wide && is_later(kind, row)) update_later(u, kind, row, c);
+    else if (kind >= MIXP_OPTIMIZER_MUON) update_muon(u, kind, c);
+    else if (kind == MIXP_OPTIMIZER_SGD) update_sgd(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP || kind == MIXP_OPTIMIZER_ADAGRAD)
-        rms_elements(u, momentum, c);
+        update_rms(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
@@ -6356,14 +6630,19 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
                                 mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
-    float was[8];
+    /* Read the gradient, the weight and the moments. */
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
     get_moments<small>(row, c);
+
+    /* Update the weight, and count the updates that its low copy loses. */
+    float was[8];
     MIXPI_UNROLL
     for (int k = 0; counting && k < 8; k++) was[k] = c.p[k];
-    elements<small>(u, kind, row, c);
+    update_elements<small>(u, kind, row, c);
     if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
+
+    /* Store the weight and the moments; small states round with random numbers. */
     if (small) {
         for (int k = 0; k < 8; k++) c.random[k] = mixp_state_random(key, (uint64_t)(c.i + k));
     }
@@ -6396,16 +6675,19 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
     Chunk at;
     const bool skip = step->skip != 0;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
+        /* Read the chunk's row, and the scalars of its update. */
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
-        int64_t end = chunk_end(at, row.count), from = at.first;
+        const int64_t end = chunk_end(at, row.count);
         mixp_lost found = { 0, 0 };
         Cell cell;
         cell.wide = is_wide_row(row);
         cell.rate = row.rate;
-        for (; from < end; from += 8 * (int64_t)blockDim.x) {
+
+        /* Update its elements, unless the step is skipped; clear a gradient that has been used. */
+        for (int64_t from = at.first; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
@@ -6414,14 +6696,12 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         if (counting) add_count(&lost[at.row].updates, found.updates);
         if (counting) add_count(&lost[at.row].lost, found.lost);
     }
+
+    /* Count the steps that rows without a gradient have missed. */
     if (blockIdx.x || skip) return;
     for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
 }
-
-}   /* namespace */
-
-namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
     const Mirrored none = { NULL, NULL, NULL, 0, 0 };
@@ -6433,16 +6713,17 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 }   /* namespace */
 
 static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
-    static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    Look *bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
+    if (!bins) return MIXP_ERR_MEMORY;
+
+    /* The plan is in host memory: the kernel gets a copy. */
+    static const mixp_step_plan no_plan = {};
     mixp_grad_stats_args job = *args;
     Prepare then = {};
-    Look *bins;
-    if (!k.state) return MIXP_ERR_ORDER;
-    bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
-    if (!bins) return MIXP_ERR_MEMORY;
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
-    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    job.plan = NULL;
     return k.launched("grad_stats",
                       MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
                                    look_threads, 0, k.stream, job, bins, k.state->block->arrived,
@@ -6494,6 +6775,8 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
+
+    /* Launch enough blocks for the largest part. */
     size_t most = 0;
     for (int i = 0; i < args->n_parts; i++)
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
@@ -6516,8 +6799,8 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
     Kernel k(x);
-    mixp_agree_args job = *args;
     if (!k.state) return MIXP_ERR_ORDER;
+    mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
     return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
                                             job, &k.state->block->stop));
@@ -7078,7 +7361,7 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     Plan *p;
     mixp_result r;
     /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
-    if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (s->capture) return refuse_in_capture(s, "a product of a shape that no step had before");
     if (key.flags & alpha_on_device) {
         r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
         if (r != MIXP_OK) return r;
@@ -7706,15 +7989,18 @@ __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
 
 /* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
 __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
-    int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
+    const int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
     int64_t step = e.over_rows ? e.cols : 1;
-    bool four = e.how.element == MIXP_F4_E2M1;
+    const bool four = e.how.element == MIXP_F4_E2M1;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
-        int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
-        int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
-        int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
+        /* Find the thread's elements, which are under one scale. */
+        const int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
+        const int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
+        const int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
         float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+
+        /* Pack their codes, of 4 bits or 8. */
         uint32_t bytes[4] = {}, halves[2] = {};
         MIXPI_UNROLL
         for (int i = 0; i < codes_each; i++) {
@@ -7723,6 +8009,8 @@ __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_cons
             if (four) halves[i / 8] |= code << i % 8 * 4;
             else bytes[i / 4] |= code << i % 4 * 8;
         }
+
+        /* Store them at once. */
         int64_t to = o * sum + s;
         if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
         else *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
@@ -7736,7 +8024,7 @@ __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_cons
 const int64_t tile_outer = 128, tile_blocks = 4;
 
 /* A mode that cuBLASLt's header does not have is 0. */
-inline bool in_tiles(int32_t mode) {
+inline bool is_in_tiles(int32_t mode) {
     return mode && (mode == scales_of_16 || mode == scales_of_32);
 }
 
@@ -7787,7 +8075,7 @@ inline int32_t mode_of(const Encoding &e) {
 }
 
 /* Can the kernels turn the operand into codes? */
-inline bool encoding_suits(const Encoding &e, const Matrix &m) {
+inline bool is_encodable(const Encoding &e, const Matrix &m) {
     if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % codes_each) return false;
     if (e.how.scale == MIXP_SCALE_TENSOR) return e.how.element != MIXP_F4_E2M1;
     return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
@@ -7808,20 +8096,18 @@ inline size_t codes_room(const Encoding &e) {
 
 /* Bytes for the scales, a multiple of 256; 0 where one scale is the product's alpha. */
 inline size_t scales_room(const Encoding &e) {
-    int64_t blocks;
     if (!e.mode) return 0;
-    blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
-    if (in_tiles(e.mode))
+    const int64_t blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
+    if (is_in_tiles(e.mode))
         return (size_t)(round_up(outer_of(e), tile_outer) * round_up(blocks, tile_blocks));
     return (size_t)round_up(outer_of(e) * round_up(blocks, 4) * 4, 256);
 }
 
 /* Writes the operand's scales in the order of their mode. */
 inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
-    bool tiles = in_tiles(e.mode);
-    unsigned grid;
     if (!e.mode) return MIXP_OK;
-    grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
+    const bool tiles = is_in_tiles(e.mode);
+    const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
         return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
                                                 e.mode == scales_of_16 ? (int64_t)16 : 32));
@@ -7831,17 +8117,16 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
 inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
-    mixp_result r;
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    r = k->launched("gemm", MIXPI_LAUNCH(narrow_codes,
-                                         grid_for(e->rows * e->cols / codes_each, encode_threads),
-                                         encode_threads, 0, k->stream, *e));
+    const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
+    mixp_result r =
+        k->launched("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
-/* The product of the codes, for cuBLASLt. narrow_run sets the addresses of codes and scales. */
+/* The product of the codes, for cuBLASLt. run_codes sets the addresses of codes and scales. */
 inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, const Encoding &b) {
     Product p;
     memset((void *)&p, 0, sizeof p);
@@ -7858,7 +8143,7 @@ inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, cons
 }
 
 /* Can cuBLASLt write the result, and add the bias? */
-inline bool result_suits(const mixp_gemm_args &g) {
+inline bool is_writable(const mixp_gemm_args &g) {
     if (g.batch != 1 || g.m <= 0 || g.n <= 0 || g.k <= 0) return false;
     if (g.alpha == 0.0f && !g.alpha_at) return false;
     if (!is_wide(as_in(g.c)) || g.ldc < g.n) return false;
@@ -7867,8 +8152,8 @@ inline bool result_suits(const mixp_gemm_args &g) {
 }
 
 /* Encodes both operands in room, and multiplies their codes. */
-inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
-                              char *room) {
+inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
+                             char *room) {
     mixp_result r = encode(k, a, &room);
     if (r == MIXP_OK) r = encode(k, b, &room);
     p.g.a.data = a->codes;
@@ -7880,23 +8165,26 @@ inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Enc
 }
 
 /* Sets *done if cuBLASLt multiplied the codes. */
-inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
-                              bool *done) {
+inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
+                             bool *done) {
     Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
     Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
-    Product p = product_of_codes(n.gemm, a, b);
-    Plan *plan = NULL;
-    char *room;
-    mixp_result r;
-    if (!result_suits(n.gemm) || !encoding_suits(a, matrix_a(n.gemm)) ||
-        !encoding_suits(b, matrix_b(n.gemm)))
+    if (!is_writable(n.gemm) || !is_encodable(a, matrix_a(n.gemm)) ||
+        !is_encodable(b, matrix_b(n.gemm)))
         return MIXP_OK;
-    r = open_products(k->state);
+
+    /* Ask cuBLASLt for a plan of the product of the codes. */
+    const Product p = product_of_codes(n.gemm, a, b);
+    Plan *plan = NULL;
+    mixp_result r = open_products(k->state);
     if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
     if (r != MIXP_OK || !plan_usable(plan)) return r;
-    room = (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
+
+    /* Encode both operands, and multiply. */
+    char *room =
+        (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
     if (!room) return MIXP_ERR_MEMORY;
-    r = narrow_run(k, p, plan, &a, &b, room);
+    r = run_codes(k, p, plan, &a, &b, room);
     *done = r == MIXP_OK && plan_usable(plan);
     return r;
 }
@@ -7905,10 +8193,9 @@ inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_nar
 
 static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_narrow_args *n) {
     Kernel k(x);
-    bool done = false;
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = narrow_try(x, &k, *n, &done);
+    bool done = false;
+    mixp_result r = try_codes(x, &k, *n, &done);
     if (r != MIXP_OK) return r;
     if (!done) return mixpi_cuda_gemm(x, &n->gemm);
     k.state->products.narrow++;
@@ -9482,10 +9769,16 @@ const mixp_device device_table[most_devices] = {
 /* Why the driver does not answer. */
 const char *driver_fault(cudaError_t e) {
     switch (e) {
+    /* There is no GPU, or its driver is too old. */
     case cudaErrorInsufficientDriver:
         return "the NVIDIA driver is older than this build's CUDA version: update the driver";
     case cudaErrorNoDevice:
         return "no GPU is visible: there is no GPU, or CUDA_VISIBLE_DEVICES hides it";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the CUDA compatibility package does not support this GPU "
+               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
+
+    /* The driver does not start. */
     case cudaErrorInitializationError:
         return "CUDA could not be started (cudaErrorInitializationError): after fork(), a child "
                "cannot use CUDA if the parent has used it; use CUDA only in the child, or call "
@@ -9496,9 +9789,6 @@ const char *driver_fault(cudaError_t e) {
     case cudaErrorSystemDriverMismatch:
         return "the driver's kernel module and its libraries differ "
                "(cudaErrorSystemDriverMismatch): reboot after an update";
-    case cudaErrorCompatNotSupportedOnDevice:
-        return "the CUDA compatibility package does not support this GPU "
-               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
     default: return "the NVIDIA driver does not answer: see nvidia-smi";
     }
 }
@@ -9506,6 +9796,7 @@ const char *driver_fault(cudaError_t e) {
 /* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
+    /* The build does not suit the GPU or the driver. */
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
         return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch (V100: sm_70, with "
@@ -9518,6 +9809,8 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
+
+    /* Other programs use the GPU. */
     case cudaErrorMemoryAllocation:
         return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
@@ -9528,21 +9821,26 @@ const char *kernel_fault(cudaError_t e) {
 }
 
 /* NULL when GPU `ordinal` can be used, or why it cannot. */
-const char *unusable(int ordinal) {
-    int count = 0, driver = 0, capability = 0;
-    cudaFuncAttributes attributes;
-    cudaError_t e;
+const char *why_unusable(int ordinal) {
+    /* Does the driver answer, and does it know the GPU? */
+    int driver = 0, count = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return "no NVIDIA driver is installed";
-    e = cudaGetDeviceCount(&count);
+    cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
     if (e != cudaSuccess) return driver_fault(e);
     if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
+
+    /* Is the GPU new enough? */
+    int capability = 0;
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
     if (capability < 70) return "the GPU is too old: compute capability 7.0 (V100) is needed";
+
+    /* Does it load a kernel of this file? */
     OnDevice on(ordinal);
+    cudaFuncAttributes attributes;
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
     return e == cudaSuccess ? NULL : kernel_fault(e);
@@ -9551,7 +9849,7 @@ const char *unusable(int ordinal) {
 }   /* namespace */
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
-    const char *reason = unusable(ordinal);
+    const char *reason = why_unusable(ordinal);
     if (reason) cudaGetLastError(); /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];

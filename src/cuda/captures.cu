@@ -16,8 +16,11 @@ void graph_free(const mixp_exec *x, void *graph) {
     Graph *g = (Graph *)graph;
     if (!g) return;
     if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
+
+    /* Wait for replays that read the graph's blocks. */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
+
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
     while (g->blocks) {
         Block *b = g->blocks;
@@ -39,17 +42,17 @@ inline cudaError_t load_recorded() {
 mixp_result capture_begin(mixp_exec *x) {
     Kernel k(x);
     State *s = k.state;
-    Graph *g;
-    mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture)
         return say(s, MIXP_ERR_ORDER, "capture",
                    "a capture is already active; call mixp_capture_end first");
-    r = check_stream(s, "capture");
+    mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.launched("capture", load_recorded());
     if (r != MIXP_OK) return r;
-    g = (Graph *)host_new(x->host, sizeof *g);
+
+    /* Begin to record, on the stream that is used for nothing else. */
+    Graph *g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     r = k.launched("capture",
                    cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
@@ -57,6 +60,8 @@ mixp_result capture_begin(mixp_exec *x) {
         host_free(x->host, g);
         return r;
     }
+
+    /* Kernels launch on it until the capture ends. */
     s->capture = g;
     s->captured = x;
     x->stream = (void *)s->recorder;
@@ -67,14 +72,17 @@ mixp_result capture_begin(mixp_exec *x) {
 inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     Kernel k(x);
     State *s = k.state;
-    cudaGraph_t recorded = NULL;
     Graph *g = s->capture;
-    mixp_result r;
     s->capture = NULL;
     s->captured->stream = (void *)s->stream;
-    r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
+
+    /* Make the recorded kernels a graph that can run. */
+    cudaGraph_t recorded = NULL;
+    mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) quiet(cudaGraphDestroy(recorded));
+
+    /* Fill the stages of uploads that every replay repeats. */
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
     if (r == MIXP_OK) *graph = g;
@@ -84,11 +92,10 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
 
 mixp_result capture_end(mixp_exec *x, void **graph) {
     State *s = state_of(x);
-    Graph *g = NULL;
-    mixp_result r;
     *graph = NULL;
     if (!s || !s->capture) return MIXP_ERR_ORDER;
-    r = capture_stop(x, &g);
+    Graph *g = NULL;
+    mixp_result r = capture_stop(x, &g);
     *graph = g;
     return r;
 }
@@ -104,14 +111,15 @@ void abandon_capture(const mixp_exec *x) {
 mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
-    mixp_result r;
-    int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
-    r = check_stream(k.state, "replay");
-    for (i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
+
+    /* Fill the stages of uploads that are read again, and set the steps since the capture. */
+    mixp_result r = check_stream(k.state, "replay");
+    for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
         r = k.launched("replay",
                        MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+
     return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
@@ -123,10 +131,14 @@ void device_close(mixp_exec *x) {
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
     if (s->stream) quiet(cudaStreamSynchronize(s->stream));
+
+    /* Free the products' plans and workspace. */
     if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
     host_free(s->host, s->choices);
     memory_free(s, s->workspace);
+
+    /* Free pinned and device memory, with the events of its copies. */
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) quiet(cudaEventDestroy(s->sent[i]));
     for (int i = 0; i < post_slots; i++) {
@@ -136,6 +148,8 @@ void device_close(mixp_exec *x) {
     if (s->ring) quiet(cudaFreeHost(s->ring));
     memory_free(s, s->block);
     if (s->shared) quiet(cudaFreeHost(s->shared));
+
+    /* Destroy our streams, and give the program's own back. */
     if (s->recorder && s->recorder != s->stream) quiet(cudaStreamDestroy(s->recorder));
     if (s->stream && !s->given) quiet(cudaStreamDestroy(s->stream));
     x->stream = s->given;
@@ -144,11 +158,14 @@ void device_close(mixp_exec *x) {
 }
 
 inline cudaError_t open_pinned(State *s) {
+    /* Memory that kernels see. */
     cudaError_t e =
         cudaHostAlloc((void **)(void *)&s->shared, sizeof *s->shared, cudaHostAllocMapped);
     if (e != cudaSuccess) return e;
     memset((void *)s->shared, 0, sizeof *s->shared);
     e = cudaHostGetDevicePointer((void **)(void *)&s->shared_on_device, s->shared, 0);
+
+    /* The ring of uploads. */
     if (e == cudaSuccess)
         e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
                           cudaHostAllocDefault);
@@ -213,19 +230,18 @@ inline cudaError_t capability_of(int ordinal, int *capability) {
 mixp_result choices_read(State *s, const char *text);       /* see section 6                 */
 
 mixp_result device_open(mixp_exec *x, int ordinal) {
-    State *s = (State *)host_new(x->host, sizeof *s);
-    void *given = x->stream;
-    cudaError_t e;
-    mixp_result r;
     x->state = NULL;
+    State *s = (State *)host_new(x->host, sizeof *s);
     if (!s) return MIXP_ERR_MEMORY;
     OnDevice on(ordinal);
     s->ordinal = ordinal;
     s->host = x->host;
     s->device = x->device;
-    s->given = given;
+    s->given = x->stream;
     s->measure = x->gemm_measure != 0;
-    e = on.error;
+
+    /* Ask for the GPU's properties, and open the stream. */
+    cudaError_t e = on.error;
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
@@ -233,9 +249,11 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
                                    ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
-    r = checked(s, e, "stream");
-    if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
+    mixp_result r = checked(s, e, "stream");
+    if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
+
+    /* Take memory, and read the program's choices of algorithms. */
     if (r == MIXP_OK) r = open_memory(s);
     if (r == MIXP_OK) r = choices_read(s, x->gemm_choices);
     x->state = s;
@@ -247,7 +265,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
 /* The handle and workspace of products, made at the first. */
 inline mixp_result open_products(State *s) {
     if (s->lt && s->workspace) return MIXP_OK;
-    if (s->capture) return in_capture(s, "the first product");
+    if (s->capture) return refuse_in_capture(s, "the first product");
     if (!s->lt && cublasLtCreate(&s->lt) != CUBLAS_STATUS_SUCCESS)
         return say(s, MIXP_ERR_DEVICE, "cuBLASLt", "could not be started");
     return memory_new(s, workspace_bytes, &s->workspace);

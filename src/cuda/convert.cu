@@ -61,7 +61,7 @@ __host__ __device__ inline bool is_f8(mixp_dtype d) {
     return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
 }
 /* The dtypes that convert through f32. */
-__host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
+__host__ __device__ inline bool is_by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
     return d == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
@@ -72,6 +72,8 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         get8_any(a, i, n, wide, v);
         return;
     }
+
+    /* Read 8 codes of one byte each. */
     const uint8_t *p = (const uint8_t *)a.data + i;
     uint2 u = make_uint2(0, 0);
     if (wide && n == 8) u = *(const uint2 *)(const void *)p;
@@ -82,6 +84,7 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
             u.y |= k + 4 < n ? (uint32_t)p[k + 4] << 8 * k : 0u;
         }
     }
+
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
@@ -96,13 +99,17 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
     const mixp_out &dst = c.k.dst;
-    uint32_t u[8];
     if (dst.dtype == MIXP_F32) {
         put8_any(dst, i, n, c.wide, v);
         return;
     }
+
+    /* Round the elements to codes. */
+    uint32_t u[8];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+
+    /* Store 8 codes at once, of one byte or two; otherwise one by one. */
     if (c.wide && n == 8 && is_f8(dst.dtype)) {
         *(uint2 *)(void *)((uint8_t *)dst.data + i) = make_uint2(
             u[0] | u[1] << 8 | u[2] << 16 | u[3] << 24, u[4] | u[5] << 8 | u[6] << 16 | u[7] << 24);
@@ -129,7 +136,7 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
-    if (by_f32(c.k.dst.dtype) && by_f32(c.k.src.dtype))
+    if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
         return kernel.launched("convert",
                                MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
                                             map_threads, 0, kernel.stream, c));
@@ -146,26 +153,28 @@ inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t
 
 static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_args *k) {
     Kernel kernel(x);
-    Conversion c;
-    size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
-    size_t bytes = (size_t)k->n * out;
-    bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
-    mixp_result r;
+    const size_t out = size_of_dtype(k->dst.dtype), in = size_of_dtype(k->src.dtype);
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
         return MIXP_ERR_ARGUMENT;
+
+    /* Copy the bytes of an array of the same dtype. */
+    const bool in_place = k->dst.data == k->src.data, same = k->dst.dtype == k->src.dtype;
+    const size_t bytes = (size_t)k->n * out;
     if (k->n == 0 || (same && in_place)) return MIXP_OK;
     if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
+
+    /* Convert. In place and to another width, a thread would overwrite values that other threads
+     * still read: the result goes to scratch memory first. */
+    Conversion c;
     memset((void *)&c, 0, sizeof c);
     c.k = *k;
     c.draws = draws_of(kernel.state, k->rounding.seed, k->rounding.step, k->rounding.tensor);
-    /* If dst is narrower and in place, a thread would overwrite values that other threads still
-     * read. */
     if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
     if (!c.k.dst.data) return MIXP_ERR_MEMORY;
     c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
-    r = launch_convert(kernel, c);
+    mixp_result r = launch_convert(kernel, c);
     if (r != MIXP_OK || c.k.dst.data == k->dst.data) return r;
     return copy_bytes(kernel, k->dst.data, c.k.dst.data, bytes);
 }
@@ -191,18 +200,20 @@ __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide)
 
 static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) {
     Kernel kernel(x);
-    size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
-    uint64_t pattern;
+    const size_t size = size_of_dtype(k->dst.dtype), bytes = (size_t)k->n * size;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (!size) return MIXP_ERR_DTYPE;
     if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
     if (k->n == 0) return MIXP_OK;
-    pattern = mixp_encode(k->dst.dtype, k->value, 0);
+
+    /* Repeat the element's code to fill 8 bytes. */
+    uint64_t pattern = mixp_encode(k->dst.dtype, k->value, 0);
     for (size_t bits = 8 * size; bits < 64; bits *= 2)
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
+
     if (pattern == 0)
         return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
-    unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
+    const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
     return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
                                                 k->dst, k->n, pattern, is_wide(k->dst)));
 }

@@ -56,14 +56,16 @@ inline Axes merged(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
     for (int i = 0; i < x.rank; i++) {
-        int last = m.rank - 1;
-        bool join = last >= 0;
         if (x.n[i] == 1) continue;
-        for (int k = 0; k < 4; k++) join = join && m.s[k][last] == x.s[k][i] * x.n[i];
-        if (!join) {
+        const int last = m.rank - 1;
+        bool joins = last >= 0;
+        for (int k = 0; k < 4; k++) joins = joins && m.s[k][last] == x.s[k][i] * x.n[i];
+        if (!joins) {
             append(&m, x, i);
             continue;
         }
+
+        /* Lengthen the last axis by the neighbour, and step by the neighbour's strides. */
         set_length(&m, last, m.n[last] * x.n[i]);
         for (int k = 0; k < 4; k++) m.s[k][last] = x.s[k][i];
     }
@@ -178,16 +180,22 @@ __global__ void __launch_bounds__(map_threads)
     const int64_t rows = c.axes.n[a], cols = c.axes.n[b];
     const int u = (int)threadIdx.x % tile, v = (int)threadIdx.x / tile, step = map_threads / tile;
     for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-        int64_t at[4] = { 0, 0, 0, 0 }, above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
-        int64_t col = (t - above * outer.n[r + 1]) * tile, rest, row;
-        rest = over(above, outer.n[r], outer.inverse[r]);
-        row = (above - rest * outer.n[r]) * tile;
+        /* Find the tile: its row and column, and where it begins in both arrays. */
+        const int64_t above = over(t, outer.n[r + 1], outer.inverse[r + 1]);
+        const int64_t rest = over(above, outer.n[r], outer.inverse[r]);
+        const int64_t col = (t - above * outer.n[r + 1]) * tile;
+        const int64_t row = (above - rest * outer.n[r]) * tile;
+        int64_t at[4] = { 0, 0, 0, 0 };
         locate(outer, t, at);
+
+        /* Read it along axis a. */
         for (int j = v; j < tile; j += step)
             if (row + u < rows && col + j < cols)
                 part[j * (tile + 1) + u] =
                     tile_load<T>(c, at[1] + u * c.axes.s[1][a] + j * c.axes.s[1][b]);
         __syncthreads();
+
+        /* Write it along axis b. */
         for (int j = v; j < tile; j += step)
             if (row + j < rows && col + u < cols)
                 tile_store<T>(c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b],
@@ -197,13 +205,15 @@ __global__ void __launch_bounds__(map_threads)
 }
 
 /* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
-inline bool grouped(Copy *c, int width, uintptr_t bytes) {
+inline bool group(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
-    int last = x.rank - 1;
+    const int last = x.rank - 1;
     if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
     if ((uintptr_t)c->dst.data % bytes || (uintptr_t)c->src.data % bytes) return false;
     for (int i = 0; i < last; i++)
         if (x.s[0][i] % width || x.s[1][i] % width) return false;
+
+    /* Count strides and the last axis in groups. */
     for (int i = 0; i < last; i++) {
         x.s[0][i] /= width;
         x.s[1][i] /= width;
@@ -213,11 +223,13 @@ inline bool grouped(Copy *c, int width, uintptr_t bytes) {
 }
 
 inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
-    int size = dtype_bytes(c->dst.dtype), unit = 16;
-    unsigned grid;
-    while (unit > size && !grouped(c, unit / size, (uintptr_t)unit)) unit /= 2;
+    /* Move the widest units that the copy allows. */
+    const int size = dtype_bytes(c->dst.dtype);
+    int unit = 16;
+    while (unit > size && !group(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
-    grid = grid_for(c->units, map_threads);
+
+    const unsigned grid = grid_for(c->units, map_threads);
     return unit == 16  ? MIXPI_LAUNCH(copy_bits<uint4>, grid, map_threads, 0, stream, *c)
            : unit == 8 ? MIXPI_LAUNCH(copy_bits<uint2>, grid, map_threads, 0, stream, *c)
            : unit == 4 ? MIXPI_LAUNCH(copy_bits<uint32_t>, grid, map_threads, 0, stream, *c)
@@ -226,17 +238,18 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
-    c->width = grouped(c, 8, 16) ? 8 : 1;
+    c->width = group(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
     return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }
 
 /* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
  * so, moves src's dense axis to second to last. */
-inline bool transposes(Copy *c) {
+inline bool find_transpose(Copy *c) {
     Axes &x = c->axes;
-    int last = x.rank - 1, best = -1;
+    const int last = x.rank - 1;
     if (last < 1 || x.s[0][last] != 1 || x.s[1][last] == 1) return false;
+    int best = -1;
     for (int i = 0; i < last; i++)
         if (x.s[1][i] == 1) best = i;
     if (best < 0 || x.n[best] < 8 || x.n[last] < 8) return false;
@@ -245,14 +258,17 @@ inline bool transposes(Copy *c) {
 }
 
 inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
+    /* Count the last two axes in tiles. */
     Axes outer = c.axes;
-    int last = c.axes.rank - 1, size = dtype_bytes(c.dst.dtype);
+    const int last = c.axes.rank - 1;
     for (int i = last - 1; i <= last; i++) {
         set_length(&outer, i, ceil_div(c.axes.n[i], tile));
         for (int k = 0; k < 4; k++) outer.s[k][i] *= tile;
     }
-    int64_t tiles = count_of(outer);
-    unsigned grid = grid_for(tiles, 1), n = map_threads;
+
+    const int64_t tiles = count_of(outer);
+    const int size = dtype_bytes(c.dst.dtype);
+    const unsigned grid = grid_for(tiles, 1), n = map_threads;
     return !bits       ? MIXPI_LAUNCH(copy_tiles<float>, grid, n, 0, stream, c, outer, tiles)
            : size == 8 ? MIXPI_LAUNCH(copy_tiles<uint64_t>, grid, n, 0, stream, c, outer, tiles)
            : size == 4 ? MIXPI_LAUNCH(copy_tiles<uint32_t>, grid, n, 0, stream, c, outer, tiles)
@@ -264,24 +280,29 @@ inline cudaError_t launch_tiles(const Copy &c, int bits, cudaStream_t stream) {
 
 static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) {
     Kernel kernel(x);
-    Copy c;
-    bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate, empty = false;
     if (!kernel.state) return MIXP_ERR_ORDER;
+    const bool bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
     if (!size_of_dtype(k->dst.dtype) || !size_of_dtype(k->src.dtype)) return MIXP_ERR_DTYPE;
     if (!bits && !(is_real(k->dst.dtype) && is_real(k->src.dtype))) return MIXP_ERR_DTYPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return MIXP_ERR_SHAPE;
+
+    /* An array without elements needs no addresses. */
+    bool empty = false;
     for (int i = 0; i < k->rank; i++) {
         if (k->shape[i] < 0) return MIXP_ERR_SHAPE;
         empty = empty || k->shape[i] == 0;
     }
     if (empty) return MIXP_OK;
     if (!k->dst.data || !k->src.data) return MIXP_ERR_ARGUMENT;
+
+    /* Copy a transpose in tiles, and other arrays in the order of dst. */
+    Copy c;
     memset((void *)&c, 0, sizeof c);
     c.axes = copy_axes(k);
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (transposes(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
+    if (find_transpose(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
     return kernel.launched("copy",
                            bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }

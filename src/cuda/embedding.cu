@@ -28,18 +28,22 @@ __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
 
 __global__ void __launch_bounds__(team_threads, 4)
     embedding_rows(const __grid_constant__ EmbeddingJob s) {
-    int lane = (int)threadIdx.x % warp_size;
-    Part p;
+    const int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
-        int32_t id = s.ids[r];
-        bool good = is_id(id, s.vocab);
-        float v[8];
+        const int32_t id = s.ids[r];
+        const bool good = is_id(id, s.vocab);
         if (!good && lane == 0) note_fault(s.fault, FAULT_EMBEDDING_ID, r, id);
+
+        /* Copy the bits of a row of the same dtype. */
         if (good && s.y.dtype == s.table.dtype) {
             copy_row(s, r * s.cols, id * s.cols, lane);
             continue;
         }
+
+        /* Convert the row; an id out of range gives NaN. */
+        Part p;
         MIXPI_PARTS(p, s.cols, warp_size, lane) {
+            float v[8];
             if (good) get_part(s.table, id * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++)
@@ -64,13 +68,17 @@ const int     ids_each = 4;     /* ids that a thread reads at a time            
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
 __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high, int64_t *to) {
-    int64_t tile = ids_each * (int64_t)blockDim.x, done = 0;
+    const int64_t tile = ids_each * (int64_t)blockDim.x;
+    int64_t done = 0;
     for (int64_t first = 0; first < s.rows; first += tile) {
-        int64_t i = first + ids_each * (int64_t)threadIdx.x;
-        int mine = 0, all, at;
+        /* Count the thread's rows, and those of the threads before it. */
+        const int64_t i = first + ids_each * (int64_t)threadIdx.x;
+        int mine = 0, all;
         for (int k = 0; k < ids_each; k++)
             mine += i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high;
-        at = block_scan(mine, &all) - mine;
+        int at = block_scan(mine, &all) - mine;
+
+        /* Write the thread's rows behind them. */
         for (int k = 0; k < ids_each; k++)
             if (i + k < s.rows && s.ids[i + k] >= low && s.ids[i + k] < high)
                 to[done + at++] = i + k;
@@ -80,19 +88,22 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
-                               int64_t n, int64_t *to) {
+__device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
+                                      int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
+    const int me = (int)threadIdx.x;
     int64_t count = 0;
-    int me = (int)threadIdx.x;
     for (int64_t first = 0; first < n; first += team_threads) {
-        int m = (int)least(team_threads, n - first);
+        /* Share a block's worth of rows with their ids. */
+        const int m = (int)least(team_threads, n - first);
         if (me < m) {
             row[me] = list[first + me];
             id[me] = (int32_t)(s.ids[row[me]] - low);
         }
         __syncthreads();
+
+        /* Take the rows of the thread's own id, in order. */
         for (int i = 0; i < m; i++) {
             if (id[i] != me) continue;
             if (to) to[count] = row[i];
@@ -105,8 +116,10 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low, const int
 
 __global__ void __launch_bounds__(team_threads)
     embedding_sort(const __grid_constant__ EmbeddingBackJob s, const Sorted to, int64_t each) {
-    int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
-    int64_t below = 0, own = 0, mine, all, me = (int64_t)threadIdx.x;
+    /* Count the rows with ids below the block's, and the rows with ids of the block. */
+    const int64_t low = (int64_t)blockIdx.x * each, high = least(low + each, s.vocab);
+    const int64_t me = (int64_t)threadIdx.x;
+    int64_t below = 0, own = 0;
     for (int64_t i = me; i < s.rows; i += (int64_t)blockDim.x) {
         int32_t id = s.ids[i];
         if (blockIdx.x == 0 && !is_id(id, s.vocab)) note_fault(s.fault, FAULT_EMBEDDING_ID, i, id);
@@ -115,26 +128,34 @@ __global__ void __launch_bounds__(team_threads)
     }
     below = block_sum(below);
     own = block_sum(own);
+
+    /* Collect the block's rows. The rows of a single id are sorted then. */
     if (own) collect(s, low, high, each == 1 ? to.order + below : to.list + below);
     __syncthreads();
-    mine = each == 1 ? (me == 0 ? own : 0) : take(s, low, to.list + below, own, NULL);
+
+    /* Find where each id's rows begin, and place the rows there. */
+    int64_t mine =
+        each == 1 ? (me == 0 ? own : 0) : place_by_id(s, low, to.list + below, own, NULL);
+    int64_t all;
     mine = below + block_scan(mine, &all) - mine;
     if (low + me < high) to.start[low + me] = mine;
     if (high == s.vocab && me == 0) to.start[s.vocab] = below + own;
-    if (each > 1) take(s, low, to.list + below, own, to.order + mine);
+    if (each > 1) place_by_id(s, low, to.list + below, own, to.order + mine);
 }
 
 /* Each thread computes one column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
     embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
-    int64_t panels = ceil_div(s.cols, blockDim.x);
+    const int64_t panels = ceil_div(s.cols, blockDim.x);
     for (int64_t unit = blockIdx.x; unit < s.vocab * panels; unit += gridDim.x) {
-        int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
+        const int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = by.start[id], end = by.start[id + 1];
-        float sum, v[8];
         if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
-        sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+        float sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
+
+        /* Load 8 rows at a time, then add them in order. */
         for (; i + 8 <= end; i += 8) {
+            float v[8];
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) v[k] = get1(s.dy, by.order[i + k] * s.cols + col);
             MIXPI_UNROLL
@@ -309,35 +330,34 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
     return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
 }
 
-static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
-                                             const Sorted &by) {
-    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
-    return on->launched("embedding_backward",
-                        MIXPI_LAUNCH(embedding_sums,
-                                     grid_for(job.vocab * ceil_div(job.cols, threads), 1),
-                                     (unsigned)threads, 0, on->stream, job, by));
-}
-
 static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
                                                  const mixp_embedding_backward_args *k) {
     Kernel on(x);
-    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
-    Sorted to = { NULL, NULL, NULL };
-    int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    void *memory;
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
     if (k->rows > 0 && k->vocab <= 0) return MIXP_ERR_ARGUMENT;
     if (k->vocab <= 0) return MIXP_OK;
-    job.fault = fault_flag(on.state);
-    memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
+
+    /* Take memory for the sorted rows. */
+    Sorted to = { NULL, NULL, NULL };
+    void *memory = scratch_of(x, mixpi_cuda_carve_sorted(&to, k, NULL));
     if (!memory) return MIXP_ERR_MEMORY;
     mixpi_cuda_carve_sorted(&to, k, memory);
-    r = on.launched("embedding_backward",
-                    MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each), team_threads,
-                                 0, on.stream, job, to, each));
-    return r == MIXP_OK && k->cols > 0 ? mixpi_cuda_embedding_sums(&on, job, to) : r;
+
+    /* Sort the rows of dy by their id. */
+    EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
+    job.fault = fault_flag(on.state);
+    const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
+    mixp_result r = on.launched("embedding_backward",
+                                MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
+                                             team_threads, 0, on.stream, job, to, each));
+    if (r != MIXP_OK || k->cols <= 0) return r;
+
+    /* Add the rows of each id. */
+    const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
+    const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
+    return on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads,
+                                                          0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -375,19 +395,22 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
     Kernel on(x);
-    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
-    int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->a.dtype) || !is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
     if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    const int64_t angles = k->t * (k->d / 2), pairs = k->rows * k->heads * angles;
     if (pairs <= 0) return MIXP_OK;
+
+    /* Compute the angles' cosines and sines. */
+    RopeJob job = mixpi_cuda_job<RopeJob>(*k);
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads,
-                                         0, on.stream, job));
+    mixp_result r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
+                                                     team_threads, 0, on.stream, job));
     if (r != MIXP_OK) return r;
+
+    /* Rotate the pairs, 8 a thread where addresses allow it. */
     if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
         return on.launched("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
                                                 team_threads, 0, on.stream, job));

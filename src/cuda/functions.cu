@@ -41,7 +41,7 @@ constexpr int
     X(SIN, sinf(a), g * cosf(b))                                                              \
     X(COS, cosf(a), -(g * sinf(b)))                                                           \
     X(SOFT_CAP, p * tanhf(a / p), soft_cap_slope(g, b, p))                                    \
-    X(CLAMP, confined(a, p, q), between(b, p, q) ? g : 0.0f)                                  \
+    X(CLAMP, confined(a, p, q), is_between(b, p, q) ? g : 0.0f)                               \
     X(AFFINE, fmaf(p, a, q), __fmul_rn(g, p))                                                 \
     X(LOG1P, log1pf(a), g / (b + 1.0f))                                                       \
     X(EXPM1, expm1f(a), g * expf(b))                                                          \
@@ -140,10 +140,8 @@ __device__ inline float confined(float a, float p, float q) {
 
 /* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 __device__ inline float gelu_tanh_slope(float g, float x) {
-    float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
-    square = x * x;
-    s = sigmoid(gelu_2u(x, square), &rest);
+    float rest, square = x * x, s = sigmoid(gelu_2u(x, square), &rest);
     return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
 }
 
@@ -153,19 +151,15 @@ __device__ inline float gelu_erf_slope(float g, float x) {
 }
 
 __device__ inline float silu_slope(float g, float x) {
-    float rest, s;
     x = clamped(x, MIXPI_SILU_BOUND);
-    s = sigmoid(x, &rest);
+    float rest, s = sigmoid(x, &rest);
     return g * fmaf(s * rest, x, s);
 }
 
 /* 2/sqrt(pi) e^(-x^2), times g; x^2 includes the bits that the rounded product loses. */
 __device__ inline float erf_slope(float g, float x) {
-    float h, low, e;
     x = clamped(x, MIXPI_ERF_BOUND);
-    h = x * x;
-    low = fmaf(x, x, -h);
-    e = expf(-h);
+    float h = x * x, low = fmaf(x, x, -h), e = expf(-h);
     return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
@@ -181,7 +175,7 @@ __device__ inline float erfinv_slope(float g, float x) {
 }
 
 /* Is x above p and below q? An infinite bound does not limit x. */
-__device__ inline bool between(float x, float p, float q) {
+__device__ inline bool is_between(float x, float p, float q) {
     return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
            (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
 }
@@ -396,22 +390,18 @@ __device__ inline float quick_normal(float x, float *raised) {
 }
 
 __device__ inline float quick_gelu_tanh_slope(float g, float x) {
-    float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
-    square = x * x;
-    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    float rest, square = x * x, s = quick_sigmoid(gelu_2u(x, square), &rest);
     return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
 }
 __device__ inline float quick_gelu_erf_slope(float g, float x) {
-    float raised, normal;
     x = clamped(x, MIXPI_ERF_BOUND);
-    normal = quick_normal(x, &raised);
+    float raised, normal = quick_normal(x, &raised);
     return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
 }
 __device__ inline float quick_silu_slope(float g, float x) {
-    float rest, s;
     x = clamped(x, MIXPI_SILU_BOUND);
-    s = quick_sigmoid(x, &rest);
+    float rest, s = quick_sigmoid(x, &rest);
     return g * fmaf(s * rest, x, s);
 }
 
@@ -547,11 +537,12 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
-    bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &told_by = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
-    Map m = map_of(k->da, k->dy, told_by, k->n);
+    const bool alone = mixpi_unary_by_factor(k->op) != 0;
+    const mixp_in &source = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !source.data) return MIXP_ERR_ARGUMENT;
+
+    Map m = map_of(k->da, k->dy, source, k->n);
     m.p = k->p;
     m.q = k->q;
     return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
@@ -569,25 +560,30 @@ static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
 
 static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
     Kernel kernel(x);
-    Map m = map_of(k->y, k->a, nothing_in, k->n);
     if (!k->factor) return MIXP_ERR_ARGUMENT;
-    m.factor = k->factor;
+
+    /* Note whether the loss is Inf or NaN before y may overwrite it. */
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
         r = kernel.launched(
             "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
+
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    m.factor = k->factor;
     return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
 }
 
 static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
     Kernel kernel(x);
-    Dropout d;
     if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
     if (!kernel.state) return MIXP_ERR_ORDER;
     if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+
+    /* Drop an element whose random number is below p 2^32; scale the others by 1 / (1 - p). */
+    Dropout d;
     memset((void *)&d, 0, sizeof d);
     d.k = *k;
     d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
@@ -600,7 +596,6 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
 
 static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
     Kernel on(x);
-    RandomJob job;
     if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
         return MIXP_ERR_ARGUMENT;
     if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
@@ -608,6 +603,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     if (!is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!k->n) return MIXP_OK;
+
+    RandomJob job;
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);

@@ -556,7 +556,7 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     Plan *p;
     mixp_result r;
     /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
-    if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (s->capture) return refuse_in_capture(s, "a product of a shape that no step had before");
     if (key.flags & alpha_on_device) {
         r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
         if (r != MIXP_OK) return r;

@@ -6,7 +6,7 @@ namespace {
 
 __device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 /* Is x as large as y: equal, or both NaN? */
-__device__ inline bool as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
+__device__ inline bool is_as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
 
 /* The largest of some elements, the index of the first such, and their number. Without elements,
  * index is -1. */
@@ -18,7 +18,7 @@ struct Most {
 __device__ inline Most larger_of(const Most &a, const Most &b) {
     Most m = a;
     if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
-    if (as_large(a.value, b.value)) {
+    if (is_as_large(a.value, b.value)) {
         m.index = a.index < b.index ? a.index : b.index;
         m.ties = a.ties + b.ties;
         return m;
@@ -29,16 +29,19 @@ __device__ inline Most larger_of(const Most &a, const Most &b) {
 /* One warp per column if columns are few and long; otherwise one thread per column. */
 __global__ void __launch_bounds__(team_threads)
     max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
-    int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
-    int64_t step = (int64_t)gridDim.x * team_threads / lanes;
-    int lane = (int)threadIdx.x % lanes;
+    const int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
+    const int64_t step = (int64_t)gridDim.x * team_threads / lanes;
+    const int lane = (int)threadIdx.x % lanes;
     for (int64_t c = first; c < s.outer * s.inner; c += step) {
-        int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
+        /* Find the largest of the lane's elements. */
+        const int64_t from = c / s.inner * s.n * s.inner + c % s.inner;
         Most most = { 0.0f, -1, 0 };
         for (int64_t j = lane; j < s.n; j += lanes) {
             Most one = { get1(s.a, from + j * s.inner), (int32_t)j, 1 };
             most = larger_of(most, one);
         }
+
+        /* Join the lanes in lane 0. */
         for (int k = lanes / 2; k > 0; k /= 2) {
             Most other;
             other.value = __shfl_down_sync(0xFFFFFFFFu, most.value, (unsigned)k);
@@ -46,6 +49,8 @@ __global__ void __launch_bounds__(team_threads)
             other.ties = __shfl_down_sync(0xFFFFFFFFu, most.ties, (unsigned)k);
             most = larger_of(most, other);
         }
+
+        /* Store the column's index, ties and value. */
         if (lane) continue;
         s.index[c] = most.index;
         if (s.ties) s.ties[c] = most.ties;
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(team_threads)
         int64_t at = o * s.inner + c, best = (o * s.n + s.index[at]) * s.inner + c;
         float dy = 0.0f;
         if (!s.shared && s.index[at] == j) dy = get1(s.dy, at);
-        if (s.shared && as_large(get1(s.a, i), get1(s.a, best)))
+        if (s.shared && is_as_large(get1(s.a, i), get1(s.a, best)))
             dy = get1(s.dy, at) / (float)s.ties[at];
         store_real(s.da, i, dy);
     }
@@ -92,7 +97,7 @@ __global__ void __launch_bounds__(team_threads)
 const int sort_room = 2048;
 
 /* Does topk_sorted run this call? */
-inline bool topk_is_sorted(const mixp_topk_args &k) {
+inline bool is_topk_sorted(const mixp_topk_args &k) {
     return k.cols <= sort_room || k.k <= sort_room / 2;
 }
 
@@ -127,6 +132,7 @@ __global__ void __launch_bounds__(team_threads)
     int n = 2;
     while (n < s.cols && n < sort_room) n *= 2;
     for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
+        /* Fill the room behind the ranks kept so far, and sort it, until the row is read. */
         int64_t read = 0;
         for (int kept = 0; read < s.cols; kept = n / 2) {
             for (int t = kept + (int)threadIdx.x; t < n; t += team_threads)
@@ -134,6 +140,8 @@ __global__ void __launch_bounds__(team_threads)
             read += n - kept;
             sort_ranks(best, n);
         }
+
+        /* Write the places of the k largest. */
         for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
             s.index[row * s.k + t] = (int32_t) ~(uint32_t)best[t];
         __syncthreads();
@@ -179,13 +187,16 @@ __device__ inline int64_t ranks_above(const uint64_t *ranks, int64_t n, uint64_t
 __global__ void __launch_bounds__(team_threads) topk_merge(const __grid_constant__ MergeJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
-        int64_t row = i / s.cols, own = i - row * s.cols;
-        int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
-        int64_t other = own - in_run == pair ? pair + s.width : pair;
-        uint64_t rank = s.from[i];
-        int64_t place =
-            pair + in_run +
-            ranks_above(s.from + row * s.cols + other, least(s.width, s.cols - other), rank);
+        /* Find the rank's own run, and the other run of the pair. */
+        const int64_t row = i / s.cols, own = i - row * s.cols;
+        const int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
+        const int64_t other = own - in_run == pair ? pair + s.width : pair;
+
+        /* Count the larger ranks of both, and store the rank behind them. */
+        const uint64_t rank = s.from[i];
+        const uint64_t *const others = s.from + row * s.cols + other;
+        const int64_t place =
+            pair + in_run + ranks_above(others, least(s.width, s.cols - other), rank);
         if (s.to) s.to[row * s.cols + place] = rank;
         else if (place < s.k) s.index[row * s.k + place] = (int32_t) ~(uint32_t)rank;
     }
@@ -198,7 +209,7 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     int64_t columns = k->outer * k->inner;
     int lanes = columns < 4096 || k->inner == 1 ? warp_size : 1;
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->a.dtype) || !mixpi_cuda_may_be(k->y)) return MIXP_ERR_DTYPE;
+    if (!is_real(k->a.dtype) || !is_real_or_absent(k->y)) return MIXP_ERR_DTYPE;
     if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
@@ -218,14 +229,19 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
-static mixp_result mixpi_cuda_merged(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
+static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
     MergeJob job = mixpi_cuda_job<MergeJob>(*k);
-    int64_t count = k->rows * k->cols, pieces = k->rows * ceil_div(k->cols, sort_room);
+    const int64_t count = k->rows * k->cols;
     uint64_t *ranks = (uint64_t *)scratch_of(x, (size_t)(2 * count) * sizeof(uint64_t));
     if (!ranks) return MIXP_ERR_MEMORY;
+
+    /* Sort the pieces. */
     job.to = ranks;
-    mixp_result r = on->launched(
-        "topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1), team_threads, 0, on->stream, job));
+    const unsigned pieces = grid_for(k->rows * ceil_div(k->cols, sort_room), 1);
+    mixp_result r =
+        on->launched("topk", MIXPI_LAUNCH(topk_pieces, pieces, team_threads, 0, on->stream, job));
+
+    /* Merge runs in pairs; the last pass writes the index. */
     for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
         job.from = job.to;
         job.to = job.from == ranks ? ranks + count : ranks;
@@ -246,7 +262,7 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (k->cols <= topk_short)
         return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                                 team_threads, 0, on.stream, *k));
-    if (!topk_is_sorted(*k)) return mixpi_cuda_merged(&on, x, k);
+    if (!is_topk_sorted(*k)) return mixpi_cuda_merge_topk(&on, x, k);
     return on.launched(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }

@@ -4,7 +4,7 @@ namespace {
 
 /* --- memory ---------------------------------------------------------------------------- */
 
-inline mixp_result in_capture(State *s, const char *what) {
+inline mixp_result refuse_in_capture(State *s, const char *what) {
     return say(s, MIXP_ERR_ORDER, what, "not possible while a step is captured");
 }
 
@@ -20,10 +20,9 @@ inline void host_free(mixp_allocator from, void *p) {
 }
 
 inline mixp_result check_pointer(State *s, const void *p, const char *what) {
-    cudaPointerAttributes a = {};
-    mixp_result r;
     if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
-    r = checked(s, cudaPointerGetAttributes(&a, p), what);
+    cudaPointerAttributes a = {};
+    mixp_result r = checked(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
         return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
@@ -34,12 +33,14 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
 
 /* GPU memory from the user's allocator, if any; such memory is checked before use. */
 inline mixp_result memory_new(State *s, size_t bytes, void **p) {
-    const mixp_allocator &from = s->device;
-    mixp_result r = MIXP_OK;
     *p = NULL;
+    const mixp_allocator &from = s->device;
     if (!from.allocate) return checked(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
+
+    /* Check the user's memory, and give back what cannot be used. */
+    mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
                 "the allocator's memory is not aligned to 256 bytes");
@@ -61,7 +62,7 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
     void *p = NULL;
     if (!k.state) return NULL;
     if (k.state->capture) {
-        in_capture(k.state, "allocation");
+        refuse_in_capture(k.state, "allocation");
         return NULL;
     }
     if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
@@ -92,10 +93,13 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
     mixp_result r = MIXP_OK;
     size_t done = 0;
     while (done < bytes && r == MIXP_OK) {
-        size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
-        unsigned i = s->next++ % ring_pieces;
+        /* Wait until the next piece is free. */
+        const size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
+        const unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
         cudaError_t e = cudaEventSynchronize(s->sent[i]);
+
+        /* Fill it, and queue its copy. */
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyDefault, s->stream);
@@ -108,7 +112,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 }
 
 /* Updates the mirror after an upload to a mirrored block. */
-inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
+inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
     return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
@@ -118,10 +122,9 @@ inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
  * part of that capture, from pinned memory that later uploads overwrite, and every replay would
  * draw the same random numbers. */
 inline mixp_result check_stream(State *s, const char *what) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    mixp_result r;
     if (!s->given || s->capture) return MIXP_OK;
-    r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    mixp_result r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
                "the program captures this stream; use mixp_capture_begin instead");
@@ -137,16 +140,11 @@ class Relaxed {
     cudaStreamCaptureMode mode;
 };
 
-inline size_t whole_alignments(size_t bytes) {
-    return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
-}
-
 inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
     Block *b = (Block *)host_new(s->host, sizeof *b);
-    mixp_result r;
     if (!b) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
     b->size = bytes > piece_bytes ? bytes : piece_bytes;
-    r = memory_new(s, b->size, &b->memory);
+    mixp_result r = memory_new(s, b->size, &b->memory);
     if (r != MIXP_OK) {
         host_free(s->host, b);
         return r;
@@ -157,7 +155,7 @@ inline mixp_result block_new(State *s, Graph *g, size_t bytes) {
 }
 
 inline mixp_result stage_new(State *s, Graph *g, size_t bytes, void **stage) {
-    size_t room = whole_alignments(bytes);
+    const size_t room = (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
     Relaxed relaxed;
     mixp_result r = MIXP_OK;
     if (!g->blocks || g->blocks->size - g->blocks->used < room) r = block_new(s, g, room);
@@ -185,10 +183,11 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
                                  bool again) {
     Graph *g = s->capture;
     Upload *u = upload_new(s, g);
-    mixp_result r;
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
+
+    /* Take a stage of its own, and keep a copy of memory that is read once. */
     memset((void *)u, 0, sizeof *u);
-    r = stage_new(s, g, bytes, &u->stage);
+    mixp_result r = stage_new(s, g, bytes, &u->stage);
     if (r != MIXP_OK) return r;
     u->host = host;
     u->bytes = bytes;
@@ -198,9 +197,11 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
         memcpy(u->kept, host, bytes);
     }
     g->count++;
+
+    /* Record the copy from the stage. */
     r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
                 "upload");
-    return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
+    return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
 /* Fills an upload's stage, before a replay or at the end of the capture. */
@@ -214,14 +215,14 @@ inline mixp_result upload_send(State *s, Upload *u) {
 inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
                           bool again) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "upload", "a pointer is NULL");
     if (k.state->capture) return record_upload(k.state, device, host, bytes, again);
-    r = check_stream(k.state, "upload");
+
+    mixp_result r = check_stream(k.state, "upload");
     if (r == MIXP_OK) r = send(k.state, device, host, bytes);
-    return r == MIXP_OK ? mirror_follows(k.state, device, bytes) : r;
+    return r == MIXP_OK ? update_mirror(k.state, device, bytes) : r;
 }
 
 mixp_result device_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
@@ -233,22 +234,21 @@ mixp_result device_feed(const mixp_exec *x, void *device, const void *host, size
 
 mixp_result device_wait(const mixp_exec *x) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    if (k.state->capture) return in_capture(k.state, "waiting");
-    r = check_stream(k.state, "waiting");
+    if (k.state->capture) return refuse_in_capture(k.state, "waiting");
+    mixp_result r = check_stream(k.state, "waiting");
     if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
-    return r == MIXP_OK ? tell_fault(k.state) : r;
+    return r == MIXP_OK ? report_fault(k.state) : r;
 }
 
 mixp_result device_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
     if (!device || !host) return say(k.state, MIXP_ERR_ARGUMENT, "download", "a pointer is NULL");
-    if (k.state->capture) return in_capture(k.state, "download");
-    r = check_stream(k.state, "download");
+    if (k.state->capture) return refuse_in_capture(k.state, "download");
+
+    mixp_result r = check_stream(k.state, "download");
     if (r == MIXP_OK)
         r = k.launched("download",
                        cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
@@ -256,14 +256,16 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
 }
 
 /* The pinned copy of a slot, enlarged when needed. Enlarging waits for copies in flight. */
-inline mixp_result post_room(State *s, int slot, size_t bytes) {
-    cudaError_t e = cudaSuccess;
+inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
+
+    /* Free the smaller copy when no queued work writes it any more. */
     if (s->post[slot]) quiet(cudaStreamSynchronize(s->stream));
     if (s->post[slot]) quiet(cudaFreeHost(s->post[slot]));
     s->post[slot] = NULL;
     s->post_bytes[slot] = 0;
-    e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
+
+    cudaError_t e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
     if (e == cudaSuccess && !s->post_sent[slot])
         e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
     if (e == cudaSuccess) s->post_bytes[slot] = bytes;
@@ -273,11 +275,10 @@ inline mixp_result post_room(State *s, int slot, size_t bytes) {
 mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
-    mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
-    if (s->capture) return in_capture(s, "post");
-    r = check_stream(s, "post");
-    if (r == MIXP_OK) r = post_room(s, slot, bytes);
+    if (s->capture) return refuse_in_capture(s, "post");
+    mixp_result r = check_stream(s, "post");
+    if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
         r = k.launched("post",
                        cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
@@ -285,19 +286,18 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
 }
 
 /* Reports the fault that kernels recorded. Deferred while the program captures the stream. */
-inline mixp_result tell_unless_captured(State *s) {
+inline mixp_result report_unless_captured(State *s) {
     if (!s->shared->fault || check_stream(s, "a look") != MIXP_OK) return MIXP_OK;
-    return tell_fault(s);
+    return report_fault(s);
 }
 
 mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
-    mixp_result r;
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
-    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
+    mixp_result r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
-    return r == MIXP_OK ? tell_unless_captured(s) : r;
+    return r == MIXP_OK ? report_unless_captured(s) : r;
 }
 
 /* Before the first write to the mirror, reads the block itself. Host memory is filled even when a
@@ -309,7 +309,7 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device, size
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
         if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
-            return tell_unless_captured(s);
+            return report_unless_captured(s);
     }
     return device_download(x, host, device, bytes);
 }

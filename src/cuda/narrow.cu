@@ -46,15 +46,18 @@ __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
 
 /* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
 __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
-    int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
+    const int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
     int64_t step = e.over_rows ? e.cols : 1;
-    bool four = e.how.element == MIXP_F4_E2M1;
+    const bool four = e.how.element == MIXP_F4_E2M1;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
-        int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
-        int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
-        int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
+        /* Find the thread's elements, which are under one scale. */
+        const int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
+        const int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
+        const int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
         float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+
+        /* Pack their codes, of 4 bits or 8. */
         uint32_t bytes[4] = {}, halves[2] = {};
         MIXPI_UNROLL
         for (int i = 0; i < codes_each; i++) {
@@ -63,6 +66,8 @@ __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_cons
             if (four) halves[i / 8] |= code << i % 8 * 4;
             else bytes[i / 4] |= code << i % 4 * 8;
         }
+
+        /* Store them at once. */
         int64_t to = o * sum + s;
         if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
         else *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
@@ -76,7 +81,7 @@ __global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_cons
 const int64_t tile_outer = 128, tile_blocks = 4;
 
 /* A mode that cuBLASLt's header does not have is 0. */
-inline bool in_tiles(int32_t mode) {
+inline bool is_in_tiles(int32_t mode) {
     return mode && (mode == scales_of_16 || mode == scales_of_32);
 }
 
@@ -127,7 +132,7 @@ inline int32_t mode_of(const Encoding &e) {
 }
 
 /* Can the kernels turn the operand into codes? */
-inline bool encoding_suits(const Encoding &e, const Matrix &m) {
+inline bool is_encodable(const Encoding &e, const Matrix &m) {
     if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % codes_each) return false;
     if (e.how.scale == MIXP_SCALE_TENSOR) return e.how.element != MIXP_F4_E2M1;
     return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
@@ -148,20 +153,18 @@ inline size_t codes_room(const Encoding &e) {
 
 /* Bytes for the scales, a multiple of 256; 0 where one scale is the product's alpha. */
 inline size_t scales_room(const Encoding &e) {
-    int64_t blocks;
     if (!e.mode) return 0;
-    blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
-    if (in_tiles(e.mode))
+    const int64_t blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
+    if (is_in_tiles(e.mode))
         return (size_t)(round_up(outer_of(e), tile_outer) * round_up(blocks, tile_blocks));
     return (size_t)round_up(outer_of(e) * round_up(blocks, 4) * 4, 256);
 }
 
 /* Writes the operand's scales in the order of their mode. */
 inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
-    bool tiles = in_tiles(e.mode);
-    unsigned grid;
     if (!e.mode) return MIXP_OK;
-    grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
+    const bool tiles = is_in_tiles(e.mode);
+    const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
         return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
                                                 e.mode == scales_of_16 ? (int64_t)16 : 32));
@@ -171,17 +174,16 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
 inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
-    mixp_result r;
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    r = k->launched("gemm", MIXPI_LAUNCH(narrow_codes,
-                                         grid_for(e->rows * e->cols / codes_each, encode_threads),
-                                         encode_threads, 0, k->stream, *e));
+    const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
+    mixp_result r =
+        k->launched("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
-/* The product of the codes, for cuBLASLt. narrow_run sets the addresses of codes and scales. */
+/* The product of the codes, for cuBLASLt. run_codes sets the addresses of codes and scales. */
 inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, const Encoding &b) {
     Product p;
     memset((void *)&p, 0, sizeof p);
@@ -198,7 +200,7 @@ inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, cons
 }
 
 /* Can cuBLASLt write the result, and add the bias? */
-inline bool result_suits(const mixp_gemm_args &g) {
+inline bool is_writable(const mixp_gemm_args &g) {
     if (g.batch != 1 || g.m <= 0 || g.n <= 0 || g.k <= 0) return false;
     if (g.alpha == 0.0f && !g.alpha_at) return false;
     if (!is_wide(as_in(g.c)) || g.ldc < g.n) return false;
@@ -207,8 +209,8 @@ inline bool result_suits(const mixp_gemm_args &g) {
 }
 
 /* Encodes both operands in room, and multiplies their codes. */
-inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
-                              char *room) {
+inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
+                             char *room) {
     mixp_result r = encode(k, a, &room);
     if (r == MIXP_OK) r = encode(k, b, &room);
     p.g.a.data = a->codes;
@@ -220,23 +222,26 @@ inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Enc
 }
 
 /* Sets *done if cuBLASLt multiplied the codes. */
-inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
-                              bool *done) {
+inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
+                             bool *done) {
     Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
     Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
-    Product p = product_of_codes(n.gemm, a, b);
-    Plan *plan = NULL;
-    char *room;
-    mixp_result r;
-    if (!result_suits(n.gemm) || !encoding_suits(a, matrix_a(n.gemm)) ||
-        !encoding_suits(b, matrix_b(n.gemm)))
+    if (!is_writable(n.gemm) || !is_encodable(a, matrix_a(n.gemm)) ||
+        !is_encodable(b, matrix_b(n.gemm)))
         return MIXP_OK;
-    r = open_products(k->state);
+
+    /* Ask cuBLASLt for a plan of the product of the codes. */
+    const Product p = product_of_codes(n.gemm, a, b);
+    Plan *plan = NULL;
+    mixp_result r = open_products(k->state);
     if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
     if (r != MIXP_OK || !plan_usable(plan)) return r;
-    room = (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
+
+    /* Encode both operands, and multiply. */
+    char *room =
+        (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
     if (!room) return MIXP_ERR_MEMORY;
-    r = narrow_run(k, p, plan, &a, &b, room);
+    r = run_codes(k, p, plan, &a, &b, room);
     *done = r == MIXP_OK && plan_usable(plan);
     return r;
 }
@@ -245,10 +250,9 @@ inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_nar
 
 static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_narrow_args *n) {
     Kernel k(x);
-    bool done = false;
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
-    r = narrow_try(x, &k, *n, &done);
+    bool done = false;
+    mixp_result r = try_codes(x, &k, *n, &done);
     if (r != MIXP_OK) return r;
     if (!done) return mixpi_cuda_gemm(x, &n->gemm);
     k.state->products.narrow++;

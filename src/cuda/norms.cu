@@ -54,14 +54,18 @@ __device__ inline float row_rstd(const NormJob &s, int64_t row, int rank, float 
 
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3) norm_rows(const __grid_constant__ NormJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float mean = s.rms ? 0.0f : row_mean<T>(s, r * s.cols, rank);
-        float rstd = row_rstd<T>(s, r * s.cols, rank, mean), v[8], g[8], b[8];
+        /* Find the row's mean and deviation, for which it is read twice. */
+        const float mean = s.rms ? 0.0f : row_mean<T>(s, r * s.cols, rank);
+        const float rstd = row_rstd<T>(s, r * s.cols, rank, mean);
         if (rank == 0 && !s.rms) s.mean[r] = mean;
         if (rank == 0) s.rstd[r] = rstd;
+
+        /* Read the row again, and write its norm. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
+            float v[8], g[8], b[8];
             get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
             get_part_or(s.gamma, p, s.wide, 1.0f, g);
             get_part_or(s.beta, p, s.wide, 0.0f, b);
@@ -84,7 +88,7 @@ __device__ inline void add_second(const NormJob &s, int64_t at, float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] += b[k];
     plain_put8<In>(s.sum.data, at, v);
-    plain_rounded<In>(v);
+    plain_round<In>(v);
 }
 template <mixp_dtype B, mixp_dtype In, int parts>
 __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
@@ -135,14 +139,17 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
 template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
     norm_kept_rows(const __grid_constant__ NormJob s) {
-    int lane = (int)threadIdx.x % warp_size;
+    const int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
-        float v[parts][8], mean, rstd;
+        /* Read the row, and find its mean and deviation in registers. */
+        float v[parts][8];
         read_row<B, In, parts>(s, r * s.cols, lane, v);
-        mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
-        rstd = kept_rstd<parts>(s, lane, v, mean);
+        const float mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
+        const float rstd = kept_rstd<parts>(s, lane, v, mean);
         if (lane == 0 && !s.rms) s.mean[r] = mean;
         if (lane == 0) s.rstd[r] = rstd;
+
+        /* Write the norm. */
         MIXPI_UNROLL
         for (int q = 0; q < parts; q++) {
             int64_t col = 8 * (int64_t)(q * warp_size + lane);
@@ -159,7 +166,7 @@ template <mixp_dtype B, mixp_dtype In, mixp_dtype Out> inline NormKernel norm_ke
                          : norm_kept_rows<B, In, Out, 4>;
 }
 /* Does a row stay in registers? */
-inline bool norm_is_kept(const NormJob &s) {
+inline bool is_kept_norm(const NormJob &s) {
     if (!s.wide || s.cols % 8 || s.cols > warp_cols) return false;
     if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return false;
     return !s.beta.data || s.beta.dtype == MIXP_F32;
@@ -167,7 +174,7 @@ inline bool norm_is_kept(const NormJob &s) {
 /* The kernel for these dtypes and that length, or NULL. */
 inline NormKernel norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, out = s.y.dtype;
-    if (!norm_is_kept(s)) return NULL;
+    if (!is_kept_norm(s)) return NULL;
     if (in == MIXP_BF16 && out == in) return norm_kept<no_second, MIXP_BF16, MIXP_BF16>(s.cols);
     if (in == MIXP_F16 && out == in) return norm_kept<no_second, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
@@ -179,7 +186,7 @@ inline NormKernel norm_kernel(const NormJob &s) {
  * products. */
 inline NormKernel add_norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, b = s.b.dtype;
-    if (!norm_is_kept(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
+    if (!is_kept_norm(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
     if (in == MIXP_BF16 && b == in) return norm_kept<MIXP_BF16, MIXP_BF16, MIXP_BF16>(s.cols);
     if (in == MIXP_F16 && b == in) return norm_kept<MIXP_F16, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
@@ -256,12 +263,13 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, 
 __global__ void __launch_bounds__(back_threads)
     norm_back_slices(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
-    int team = (int)blockDim.x, rank = (int)threadIdx.x;
-    int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
-    int64_t end = least(first + s.per, s.rows);
+    const int team = (int)blockDim.x, rank = (int)threadIdx.x;
+    const int64_t panel = 8 * (int64_t)team, first = (int64_t)blockIdx.x * s.per;
+    const int64_t end = least(first + s.per, s.rows);
     float dy[8], h[8], d[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
     Part p;
     for (int64_t r = first; r < end; r++) {
+        /* Sum d and d h over the row; add its first panel to dgamma and dbeta. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols;
         MIXPI_PARTS(p, s.cols, team, rank) {
             back_part(s, r, p, dy, h, d);
@@ -275,11 +283,15 @@ __global__ void __launch_bounds__(back_threads)
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
+
+        /* Write the row's gradient; a row of one panel is still in registers. */
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
             put_back(s, r, p, h, d, sum * scale, dot * scale);
         }
     }
+
+    /* Store the slice's part of dgamma and dbeta, and compute it for the remaining panels. */
     if (!s.partial) return;
     put_columns(s, part_of(s.cols, 0, team, rank), dgamma, dbeta);
     for (int64_t start = panel; start < s.cols; start += panel) {
@@ -318,21 +330,27 @@ template <mixp_dtype Dy, mixp_dtype A>
 __global__ void __launch_bounds__(kept_threads, 6)
     norm_back_kept(const __grid_constant__ NormBackJob s) {
     MIXPI_SHARED(float, parts, 128);
-    int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
-    int64_t col = 8 * (int64_t)threadIdx.x;
+    const int64_t first = (int64_t)blockIdx.x * s.per, end = least(first + s.per, s.rows);
+
+    /* Read the columns' gamma, and begin to read the first row. */
+    const int64_t col = 8 * (int64_t)threadIdx.x;
+    const Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
     float h[8], d[8], gamma[8], dgamma[8] = { 0 }, dbeta[8] = { 0 };
-    Part p = part_of(s.cols, 0, (int)blockDim.x, (int)threadIdx.x);
     BackRow<Dy, A> next;
     memset((void *)&next, 0, sizeof next);
     get_part_or(s.gamma, p, s.wide, 1.0f, gamma);
     if (first < end) read_back(next, s, first, col);
+
     for (int64_t r = first; r < end; r++) {
+        /* Take the row, and begin to read the next one. */
         float sum = 0.0f, dot = 0.0f, scale = -1.0f / (float)s.cols, rstd = next.rstd;
         plain_values<A>(next.a, h);
         plain_values<Dy>(next.dy, d);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) h[k] = (h[k] - next.mean) * rstd;
         if (r + 1 < end) read_back(next, s, r + 1, col);
+
+        /* Add the row to dgamma and dbeta, and sum d and d h over it. */
         add_columns(dgamma, dbeta, d, h);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
@@ -343,6 +361,8 @@ __global__ void __launch_bounds__(kept_threads, 6)
         if (!s.da.data) continue;
         block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
+
+        /* Write the row's gradient. */
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
@@ -372,14 +392,18 @@ __global__ void __launch_bounds__(join_cols *join_rows)
     norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     MIXPI_SHARED(float, sums, join_rows *(join_cols + 1));
     const mixp_out to = blockIdx.y ? s.dbeta : s.dgamma;
-    int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
-    int64_t col = (int64_t)blockIdx.x * join_cols + lane;
-    float sum = 0.0f;
+    const int lane = (int)threadIdx.x % join_cols, own = (int)threadIdx.x / join_cols;
+    const int64_t col = (int64_t)blockIdx.x * join_cols + lane;
     if (!to.data) return;
+
+    /* Add every 32nd slice of the column. */
+    float sum = 0.0f;
     for (int64_t i = own; i < slices && col < s.cols; i += join_rows)
         sum += s.partial[(2 * i + blockIdx.y) * s.cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
     __syncthreads();
+
+    /* Add the column's 32 sums in order. */
     if (own || col >= s.cols) return;
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
     if (to.accumulate) sum += get1(as_in(to), col);
@@ -400,8 +424,8 @@ static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     return job;
 }
 static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
-    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
-        !mixpi_cuda_may_be(job.beta))
+    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !is_real_or_absent(job.gamma) ||
+        !is_real_or_absent(job.beta))
         return MIXP_ERR_DTYPE;
     return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
@@ -422,7 +446,6 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
 
 /* Computes the sum in a separate kernel, then its norm. */
 static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_norm_args norm = *k;
     mixp_binary_args sum;
     memset((void *)&sum, 0, sizeof sum);
     sum.op = MIXP_BINARY_ADD;
@@ -432,9 +455,12 @@ static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_
     sum.a = k->a;
     sum.b = k->b;
     sum.y = k->sum;
-    norm.a = as_in(k->sum);
     mixp_result r = mixpi_cuda_binary(x, &sum);
-    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
+    if (r != MIXP_OK) return r;
+
+    mixp_norm_args norm = *k;
+    norm.a = as_in(k->sum);
+    return mixpi_cuda_norm(x, &norm);
 }
 
 static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
@@ -452,36 +478,38 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
                                                 team_threads, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job, int64_t slices) {
-    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
-    return on->launched("norm_backward",
-                        MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                     (unsigned)least(threads, back_threads), 0, on->stream, job));
-}
-
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
     Kernel on(x);
-    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
-    bool sums = k->dgamma.data || k->dbeta.data;
-    int64_t slices;
-    mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
-    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
-        !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db))
+    if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !is_real_or_absent(k->gamma) ||
+        !is_real_or_absent(k->da) || !is_real_or_absent(k->dgamma) ||
+        !is_real_or_absent(k->dbeta) || !is_real_or_absent(k->db))
         return MIXP_ERR_DTYPE;
     if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
         return MIXP_ERR_ARGUMENT;
+
+    /* Cut the rows into slices; with sums of columns, a slice has at least 4 rows. */
+    NormBackJob job = mixpi_cuda_job<NormBackJob>(*k);
+    const bool sums = k->dgamma.data || k->dbeta.data;
     job.wide =
         is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) && is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
-    slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
+    const int64_t slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
     if (sums) job.partial = (float *)scratch_of(x, (size_t)(slices * 2 * k->cols) * sizeof(float));
     if (sums && !job.partial) return MIXP_ERR_MEMORY;
     if (k->cols <= 0) return MIXP_OK;
-    if (k->rows > 0 && (sums || k->da.data)) r = mixpi_cuda_norm_back_slices(&on, job, slices);
+
+    /* Compute da and each slice's sums of columns. */
+    mixp_result r = MIXP_OK;
+    if (k->rows > 0 && (sums || k->da.data)) {
+        const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
+        r = on.launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                                      (unsigned)threads, 0, on.stream, job));
+    }
     if (r != MIXP_OK || !sums) return r;
+
+    /* Add the slices' sums. */
     return on.launched("norm_backward",
                        MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
                                     join_cols * join_rows, 0, on.stream, job, slices));

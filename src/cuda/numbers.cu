@@ -80,6 +80,7 @@ __device__ inline void put1(mixp_out a, int64_t i, float x) {
 
 /* Elements [i, i+8) of a real array; their address is aligned to 16 bytes. */
 __device__ inline void get8(mixp_in a, int64_t i, float *v) {
+    /* Two loads of 16 bytes for f32. */
     if (a.dtype == MIXP_F32) {
         const float4 *p = (const float4 *)(const void *)((const float *)a.data + i);
         float4 lo = p[0], hi = p[1];
@@ -91,17 +92,19 @@ __device__ inline void get8(mixp_in a, int64_t i, float *v) {
         v[5] = hi.y;
         v[6] = hi.z;
         v[7] = hi.w;
-    } else {
-        uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
-        v[0] = low_value(a.dtype, u.x & 0xFFFFu);
-        v[1] = low_value(a.dtype, u.x >> 16);
-        v[2] = low_value(a.dtype, u.y & 0xFFFFu);
-        v[3] = low_value(a.dtype, u.y >> 16);
-        v[4] = low_value(a.dtype, u.z & 0xFFFFu);
-        v[5] = low_value(a.dtype, u.z >> 16);
-        v[6] = low_value(a.dtype, u.w & 0xFFFFu);
-        v[7] = low_value(a.dtype, u.w >> 16);
+        return;
     }
+
+    /* One load of 16 bytes for f16 and bf16. */
+    uint4 u = *(const uint4 *)(const void *)((const uint16_t *)a.data + i);
+    v[0] = low_value(a.dtype, u.x & 0xFFFFu);
+    v[1] = low_value(a.dtype, u.x >> 16);
+    v[2] = low_value(a.dtype, u.y & 0xFFFFu);
+    v[3] = low_value(a.dtype, u.y >> 16);
+    v[4] = low_value(a.dtype, u.z & 0xFFFFu);
+    v[5] = low_value(a.dtype, u.z >> 16);
+    v[6] = low_value(a.dtype, u.w & 0xFFFFu);
+    v[7] = low_value(a.dtype, u.w >> 16);
 }
 __device__ inline uint32_t low_pair(mixp_dtype d, float lo, float hi) {
     return low_code(d, lo) | low_code(d, hi) << 16;
@@ -212,7 +215,7 @@ template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i,
 }
 
 /* Rounds eight elements as a store would. */
-template <mixp_dtype D> __device__ inline void plain_rounded(float *v) {
+template <mixp_dtype D> __device__ inline void plain_round(float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k += 2)
         if constexpr (D != MIXP_F32) plain_two<D>(plain_code<D>(v[k], v[k + 1]), v + k);
@@ -295,13 +298,17 @@ __device__ inline float block_max(float v) {
 template <class T> __device__ inline T block_scan(T v, T *all) {
     MIXPI_SHARED(T, part, 32);
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    T before = 0, sum = 0;
+
+    /* Scan each warp; its last lane has the warp's sum. */
     for (int k = 1; k < warp_size; k *= 2) {
         T u = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)k);
         if (lane >= k) v += u;
     }
     if (lane == warp_size - 1) part[warp] = v;
     __syncthreads();
+
+    /* Add the sums of earlier warps. */
+    T before = 0, sum = 0;
     for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
         if (i < warp) before += part[i];
         sum += part[i];

@@ -55,7 +55,7 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     __syncthreads();
     return true;
 }
-__device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
+__device__ inline bool is_walked_through(const Walk &w) { return w.next >= w.count; }
 
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count) {
     return least(c.first + chunk_size, count);
@@ -115,6 +115,8 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
     int32_t flag = k.n_flags == 0;
     for (int i = 0; i < k.n_flags; i++) flag |= *k.flags[i];
     if (!flag) return;
+
+    /* Copy each part: 16 bytes at a time while both ends are aligned, then its last bytes. */
     const size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const size_t step = (size_t)gridDim.x * blockDim.x;
     for (int p = 0; p < k.n_parts; p++) {
@@ -131,15 +133,18 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
 __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
                             const int32_t *stop) {
-    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
-    const int words = k.size * MIXP_AGREE_WORDS;
+    /* Read what all ranks wrote. */
     if (k.reads) {
         if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
         return;
     }
+
+    /* Clear the table; thread 0 fills the rank's own row. */
+    const int words = k.size * MIXP_AGREE_WORDS;
     for (int i = (int)threadIdx.x; i < words; i += (int)blockDim.x) k.table[i] = 0.0;
     __syncthreads();
     if (threadIdx.x) return;
+    double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
     if (k.in_parts) mixpi_agree_part(row, k.step);
@@ -203,15 +208,18 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
  * place, the statistics are of the stored values, rounded to the gradient's dtype. */
 __device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
                                     int64_t place, float factor, int unscale) {
-    mixp_out grad = array_at(row.grad, row.grad_dtype);
-    int64_t end = chunk_end(c, row.count), i = c.first + 8 * (int64_t)threadIdx.x;
-    bool wide = is_aligned(grad.data);
-    for (; i < end; i += 8 * (int64_t)blockDim.x) {
-        int n = (int)least(8, end - i);
+    const mixp_out grad = array_at(row.grad, row.grad_dtype);
+    const bool wide = is_aligned(grad.data);
+    const int64_t end = chunk_end(c, row.count);
+    for (int64_t i = c.first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
+        /* Read and scale 8 elements. */
+        const int n = (int)least(8, end - i);
         float x[8], v[8];
         get8_any(as_in(grad), i, n, wide, x);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[k] = scaled(x[k], factor);
+
+        /* Store them, and look at what was stored. */
         if (unscale) {
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -237,16 +245,20 @@ __device__ inline Look block_look(const Look &l) {
 /* Sums the bins, with one block, when all bins are complete. */
 __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_state *step) {
     Look l = { 0.0, nothing_bad, 0.0f };
-    mixp_grad_stats stats;
-    Chunk c = { -1, -1 };
     for (int64_t i = (int64_t)threadIdx.x; i < least(bin_count, w.to); i += (int64_t)blockDim.x) {
         l.squares += bins[i].squares;
         l.largest = fmaxf(l.largest, bins[i].largest);
         l.bad = least(l.bad, bins[i].bad);
     }
     l = block_look(l);
+
+    /* Find the chunk of the first Inf or NaN, with all threads. */
+    Chunk c = { -1, -1 };
     if (l.bad != nothing_bad) walk_to(w, l.bad / 2 / chunk_size, &c);
     if (threadIdx.x) return;
+
+    /* Write the step's statistics. */
+    mixp_grad_stats stats;
     memset((void *)&stats, 0, sizeof stats);
     stats.norm = sqrt(l.squares);
     stats.largest = l.largest;
@@ -272,17 +284,20 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 __global__ void __launch_bounds__(look_threads)
     gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
                   const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+    /* Sum the block's bins, each in the order of its chunks. */
     Walk w = walk_of(k.rows, k.count);
-    Chunk at;
-    float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
+    const float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
     for (int64_t bin = blockIdx.x; bin < bin_count; bin += gridDim.x) {
         Look l = { 0.0, nothing_bad, 0.0f };
-        if (walked_through(w) && bin >= w.to) break;
+        if (is_walked_through(w) && bin >= w.to) break;
+        Chunk at;
         for (int64_t c = bin; walk_to(w, c, &at); c += bin_count)
             gather_chunk(l, k.rows[at.row], at, c * chunk_size, factor, k.unscale);
         l = block_look(l);
         if (threadIdx.x == 0) bins[bin] = l;
     }
+
+    /* The last block sums the bins, and prepares the step. */
     if (!is_last_block(arrived)) return;
     sum_up(w, bins, k.step);
     if (then.wanted) prepare(plan, k.step, then);
@@ -291,19 +306,22 @@ __global__ void __launch_bounds__(look_threads)
 /* --- clip ------------------------------------------------------------------------------ */
 
 __global__ void __launch_bounds__(look_threads, 4) clip_chunks(const mixp_clip_args job) {
-    const mixp_param_row *rows = job.rows;
     mixp_step_state *step = job.step;
-    Chunk at;
-    float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
+    const float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
     if (step->stats.found_inf || factor >= 1.0f) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
+
+    const mixp_param_row *rows = job.rows;
     Walk w = walk_of(rows, job.count);
+    Chunk at;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
-        mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
-        int64_t end = chunk_end(at, rows[at.row].count), i = at.first + 8 * (int64_t)threadIdx.x;
-        bool wide = is_aligned(grad.data);
-        for (; i < end; i += 8 * (int64_t)blockDim.x) {
-            int n = (int)least(8, end - i);
+        /* Multiply the chunk by the factor. */
+        const mixp_out grad = array_at(rows[at.row].grad, rows[at.row].grad_dtype);
+        const bool wide = is_aligned(grad.data);
+        const int64_t end = chunk_end(at, rows[at.row].count);
+        for (int64_t i = at.first + 8 * (int64_t)threadIdx.x; i < end;
+             i += 8 * (int64_t)blockDim.x) {
+            const int n = (int)least(8, end - i);
             float v[8];
             get8_any(as_in(grad), i, n, wide, v);
             MIXPI_UNROLL
@@ -338,7 +356,7 @@ __device__ inline void add_count(int64_t *to, int64_t n) {
 }
 
 /* Joins counts and an integer maximum, which give the same result in any order. */
-__device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
+__device__ inline void join_look(mixp_look *to, const Seen &s, int64_t n) {
     if (!to) return;
     if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
     if (s.nan) atomicMax(&to->nan, 1);
@@ -375,8 +393,9 @@ const int64_t look_piece = (int64_t)1 << 16;
 __global__ void __launch_bounds__(look_threads)
     look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
     for (int64_t first = blockIdx.x * look_piece; first < k.n; first += gridDim.x * look_piece) {
-        int64_t end = least(first + look_piece, k.n);
-        bool wide = is_aligned(k.x.data);
+        /* Count the thread's elements of the piece. */
+        const int64_t end = least(first + look_piece, k.n);
+        const bool wide = is_aligned(k.x.data);
         Seen s = { 0, 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end; i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -384,6 +403,8 @@ __global__ void __launch_bounds__(look_threads)
             get8_any(k.x, i, n, wide, v);
             look_at_some(s, at, v, n, k.exponents);
         }
+
+        /* Sum the counts over the warp. */
         s.top = warp_top(s.top);
         s.nonfinite = warp_sum(s.nonfinite);
         s.nan = warp_sum(s.nan);
@@ -392,9 +413,11 @@ __global__ void __launch_bounds__(look_threads)
         s.least = warp_sum(s.least);
         s.subnormal = warp_sum(s.subnormal);
         s.past = warp_sum(s.past);
+
+        /* Add them to the row and to the total; thread 0 adds the number of elements. */
         if (threadIdx.x % warp_size) continue;
-        look_join(k.row, s, threadIdx.x ? 0 : end - first);
-        look_join(k.total, s, threadIdx.x ? 0 : end - first);
+        join_look(k.row, s, threadIdx.x ? 0 : end - first);
+        join_look(k.total, s, threadIdx.x ? 0 : end - first);
     }
 }
 
@@ -491,12 +514,13 @@ __device__ inline void put_m_blocks(const mixp_param_row &row, const Cell &c) {
     if (c.n > 0) row.m_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
 }
 __device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
+    /* Scale the roots by the largest of their block. */
     float root[8];
-    uint32_t scale;
-    Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) root[k] = sqrtf(c.v[k]);
-    scale = mixp_state_scale_v(block_largest(c, root));
+    const uint32_t scale = mixp_state_scale_v(block_largest(c, root));
+
+    Eight<uint8_t> e;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
         e.code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(c.random[k]));
@@ -546,6 +570,7 @@ __device__ inline void get_split(const mixp_param_row &row, Cell &c) {
     for (int k = 0; k < 8; k++) c.p[k] = mixp_master_from_8(w.code[k], rest.code[k]);
 }
 __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
+    /* Split each weight into bf16 and the rest, of 16 or 8 bits. */
     Eight<uint16_t> w, wide_rest;
     Eight<uint8_t> rest;
     MIXPI_UNROLL
@@ -557,6 +582,7 @@ __device__ inline void put_split(const mixp_param_row &row, const Cell &c) {
         wide_rest.code[k] = (uint16_t)parts.rest;
         rest.code[k] = (uint8_t)parts.rest;
     }
+
     put_codes(row.weight, c.i, c.n, c.wide, w);
     if (row.master_dtype == MIXP_BF16) put_codes(row.master, c.i, c.n, c.wide, wide_rest);
     else put_codes(row.master, c.i, c.n, c.wide, rest);
@@ -569,19 +595,22 @@ template <bool small> __device__ inline void get_weight(const mixp_param_row &ro
     else get8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
 }
 template <bool small> __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
+    /* Store the master, or the weight that has none; then the weight beside a whole master. */
     mixp_out weight = array_at(row.weight, row.weight_dtype);
     mixp_out master = array_at(row.master, MIXP_F32);
     if (small && is_split(row)) put_split(row, c);
     else put8_any(row.master ? master : weight, c.i, c.n, c.wide, c.p);
     if (row.master && weight.dtype != MIXP_F32 && !(small && is_split(row)))
         put8_any(weight, c.i, c.n, c.wide, c.p);
+
+    /* Store the low copies. */
     if (row.low_f16) put8_any(array_at(row.low_f16, MIXP_F16), c.i, c.n, c.wide, c.p);
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
 }
 
 /* The update of 8 elements by their optimizer. Each case has its own loop: a pointer that may be
  * NULL would move the moments out of the registers. */
-__device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+__device__ inline void update_sgd(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], &c.m[k]);
@@ -590,7 +619,7 @@ __device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum,
         for (int k = 0; k < 8; k++) mixp_sgd_element(&u, c.g[k], &c.p[k], NULL);
     }
 }
-__device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
+__device__ inline void update_rms(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_rmsprop_element(&u, c.g[k], &c.p[k], &c.m[k], &c.v[k]);
@@ -600,8 +629,7 @@ __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, C
     }
 }
 /* The passes of Muon and of averages. */
-__device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                     Cell &c) {
+__device__ inline void update_muon(const mixp_step_scalars &u, mixp_optimizer_kind kind, Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
@@ -611,8 +639,8 @@ __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_
     }
 }
 /* NAdam and Adamax, and kinds with a third state. */
-__device__ inline void later_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                      const mixp_param_row &row, Cell &c) {
+__device__ inline void update_later(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                    const mixp_param_row &row, Cell &c) {
     float third[8];
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
@@ -624,16 +652,16 @@ __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &
     return kind == MIXP_OPTIMIZER_NADAM || kind == MIXP_OPTIMIZER_ADAMAX || row.third;
 }
 
-/* wide: the table may have small states and any kind; otherwise none of later_elements. */
+/* wide: the table may have small states and any kind; otherwise none of update_later. */
 template <bool wide>
-__device__ inline void elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                const mixp_param_row &row, Cell &c) {
+__device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
+                                       const mixp_param_row &row, Cell &c) {
     const bool momentum = row.m != NULL;
-    if (wide && is_later(kind, row)) later_elements(u, kind, row, c);
-    else if (kind >= MIXP_OPTIMIZER_MUON) muon_elements(u, kind, c);
-    else if (kind == MIXP_OPTIMIZER_SGD) plain_elements(u, momentum, c);
+    if (wide && is_later(kind, row)) update_later(u, kind, row, c);
+    else if (kind >= MIXP_OPTIMIZER_MUON) update_muon(u, kind, c);
+    else if (kind == MIXP_OPTIMIZER_SGD) update_sgd(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_RMSPROP || kind == MIXP_OPTIMIZER_ADAGRAD)
-        rms_elements(u, momentum, c);
+        update_rms(u, momentum, c);
     else if (kind == MIXP_OPTIMIZER_LION) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) mixp_lion_element(&u, c.g[k], &c.p[k], &c.m[k]);
@@ -658,14 +686,19 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
                                 mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
-    float was[8];
+    /* Read the gradient, the weight and the moments. */
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
     get_moments<small>(row, c);
+
+    /* Update the weight, and count the updates that its low copy loses. */
+    float was[8];
     MIXPI_UNROLL
     for (int k = 0; counting && k < 8; k++) was[k] = c.p[k];
-    elements<small>(u, kind, row, c);
+    update_elements<small>(u, kind, row, c);
     if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
+
+    /* Store the weight and the moments; small states round with random numbers. */
     if (small) {
         for (int k = 0; k < 8; k++) c.random[k] = mixp_state_random(key, (uint64_t)(c.i + k));
     }
@@ -698,16 +731,19 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
     Chunk at;
     const bool skip = step->skip != 0;
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
+        /* Read the chunk's row, and the scalars of its update. */
         const mixp_param_row row = rows[at.row];
         const mixp_step_scalars u = update_for(plan, step, row);
         const mixp_out grad = array_at(row.grad, row.grad_dtype);
         const uint64_t key = mixp_state_key(plan.seed, step->applied, row.tensor);
-        int64_t end = chunk_end(at, row.count), from = at.first;
+        const int64_t end = chunk_end(at, row.count);
         mixp_lost found = { 0, 0 };
         Cell cell;
         cell.wide = is_wide_row(row);
         cell.rate = row.rate;
-        for (; from < end; from += 8 * (int64_t)blockDim.x) {
+
+        /* Update its elements, unless the step is skipped; clear a gradient that has been used. */
+        for (int64_t from = at.first; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
             if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
@@ -716,14 +752,12 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
         if (counting) add_count(&lost[at.row].updates, found.updates);
         if (counting) add_count(&lost[at.row].lost, found.lost);
     }
+
+    /* Count the steps that rows without a gradient have missed. */
     if (blockIdx.x || skip) return;
     for (int64_t i = (int64_t)threadIdx.x; i < count; i += (int64_t)blockDim.x)
         if (!rows[i].active && rows[i].missed) ++*rows[i].missed;
 }
-
-}   /* namespace */
-
-namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
     const Mirrored none = { NULL, NULL, NULL, 0, 0 };
@@ -735,16 +769,17 @@ inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *sc
 }   /* namespace */
 
 static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *args) {
-    static const mixp_step_plan no_plan = {};
     Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+    Look *bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
+    if (!bins) return MIXP_ERR_MEMORY;
+
+    /* The plan is in host memory: the kernel gets a copy. */
+    static const mixp_step_plan no_plan = {};
     mixp_grad_stats_args job = *args;
     Prepare then = {};
-    Look *bins;
-    if (!k.state) return MIXP_ERR_ORDER;
-    bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
-    if (!bins) return MIXP_ERR_MEMORY;
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
-    job.plan = NULL; /* the host's: the kernel gets the plan itself */
+    job.plan = NULL;
     return k.launched("grad_stats",
                       MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
                                    look_threads, 0, k.stream, job, bins, k.state->block->arrived,
@@ -796,6 +831,8 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
+
+    /* Launch enough blocks for the largest part. */
     size_t most = 0;
     for (int i = 0; i < args->n_parts; i++)
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
@@ -818,8 +855,8 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
     Kernel k(x);
-    mixp_agree_args job = *args;
     if (!k.state) return MIXP_ERR_ORDER;
+    mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
     return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
                                             job, &k.state->block->stop));

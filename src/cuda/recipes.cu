@@ -53,8 +53,8 @@ __device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t
 }
 
 /* Element i, which is x, on the grid and back. An Inf or NaN of x stays: see mixpi_grid_keep. */
-__device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
-                                mixpi_scales s) {
+__device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
+                                    mixpi_scales s) {
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
@@ -69,7 +69,7 @@ __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, i
     float v[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = on_grid(q, key, i + k, v[k], s);
+    for (int k = 0; k < 8; k++) v[k] = put_on_grid(q, key, i + k, v[k], s);
     put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
 }
 
@@ -80,14 +80,16 @@ __device__ inline uint64_t quantise_key(const Quantising &q) {
 /* The scale of the array. All threads call it; one writes the product's factor, and
  * the amax if wanted. */
 __device__ inline float array_scale(const Quantising &q) {
-    float scale;
+    /* Join the parts' largest magnitudes. */
     uint32_t most = 0;
     if (q.parts) {
         for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
             most = q.parts[i] > most ? q.parts[i] : most;
         most = block_most(most);
     }
-    scale = mixpi_scale_of_array(&q.k, most);
+
+    /* Write what the caller wants of the scale, with one thread. */
+    const float scale = mixpi_scale_of_array(&q.k, most);
     if (blockIdx.x || threadIdx.x) return scale;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
@@ -132,21 +134,26 @@ __device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
 /* Blocks whose rows are multiples of 16 elements; a team of threads shares a block. */
 __global__ void __launch_bounds__(quantise_threads)
     quantise_blocks(const __grid_constant__ Quantising q) {
-    int64_t eights = q.k.block_rows * q.k.block_cols / 8;
-    int64_t count = q.k.rows * q.k.cols / 8 / eights;
-    int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
-    int rank = (int)threadIdx.x % q.team;
-    float tensor = array_scale(q);
+    const int64_t eights = q.k.block_rows * q.k.block_cols / 8;
+    const int64_t count = q.k.rows * q.k.cols / 8 / eights;
+    const int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
+    const int rank = (int)threadIdx.x % q.team;
+    const float tensor = array_scale(q);
     for (int64_t b = (int64_t)blockIdx.x * teams; b < count; b += (int64_t)gridDim.x * teams) {
-        int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
+        /* Find the block's largest magnitude; a team past the last block has no elements. */
+        const int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
         uint32_t most = 0;
         for (int64_t e = rank; e < end; e += q.team)
             most = look8(q, at + eight_at(q.k, e), 8, most);
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
-        mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
+
+        /* Store the block's scale. */
+        const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
-        uint64_t key = quantise_key(q);
+
+        /* Quantise the block. */
+        const uint64_t key = quantise_key(q);
         for (int64_t e = rank; e < end; e += q.team) quantise8(q, key, at + eight_at(q.k, e), 8, s);
     }
 }
@@ -177,7 +184,7 @@ __device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
             mixpi_scales s = { in[k], out[k] };
-            v[k] = on_grid(q, key, i + k, v[k], s);
+            v[k] = put_on_grid(q, key, i + k, v[k], s);
         }
         put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
     }
@@ -190,28 +197,34 @@ __global__ void __launch_bounds__(quantise_threads)
     MIXPI_SHARED(uint32_t, found, quantise_threads / warp_size * column_tile);
     MIXPI_SHARED(float, in, column_tile);
     MIXPI_SHARED(float, out, column_tile);
-    unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
-    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
-    int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
-    int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
-    int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
-    uint32_t most[8], all = 0;
-    float tensor = array_scale(q);
+    const unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
+    const int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    const int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
+    const int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
+    const int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
+    const float tensor = array_scale(q);
+
+    /* Find the largest magnitudes of the columns in each warp's rows. */
+    uint32_t most[8];
     look_down(q, at, n, warp, most);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) found[warp * column_tile + lane * 8 + k] = most[k];
     __syncthreads();
+
+    /* Join the warps, with a thread for each column, and compute the column's scales. */
+    uint32_t all = 0;
     for (int w = 0; w < quantise_threads / warp_size; w++) {
         uint32_t a = found[w * column_tile + (int)threadIdx.x];
         all = a > all ? a : all;
     }
-    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
+    const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
         q.k.scales[blockIdx.x / across * q.k.cols + (int64_t)(blockIdx.x % across) * column_tile +
                    threadIdx.x] = mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
+
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
 }
 
@@ -228,7 +241,6 @@ typedef void (*QuantiseKernel)(Quantising q);
 /* The kernel for these blocks; sets q->team and *grid. */
 inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
     const mixp_quantise_args &k = q->k;
-    int64_t elements = k.block_rows * k.block_cols;
     if (k.scale == MIXP_SCALE_TENSOR) {
         *grid = grid_for(ceil_div(k.rows * k.cols, 8), quantise_threads);
         return quantise_whole;
@@ -237,6 +249,7 @@ inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
         *grid = (unsigned)(k.rows / k.block_rows * ceil_div(k.cols, column_tile));
         return quantise_columns;
     }
+    const int64_t elements = k.block_rows * k.block_cols;
     q->team = quantise_team(elements);
     *grid = grid_for(k.rows * k.cols / elements * q->team, quantise_threads);
     return quantise_blocks;
@@ -308,10 +321,12 @@ __device__ inline Codes8 get_codes8(const Recoding &q, int64_t i) {
 }
 
 __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
-    bool narrow = is_e2m1(q.k);
-    Codes8 c = { 0, 0 };
+    const bool narrow = is_e2m1(q.k);
     float v[8];
     get8_any(mixpi_in(q.k.y, MIXP_BF16), i, 8, q.wide, v);
+
+    /* Pack the codes of x / s: 4 bits each, or 8. */
+    Codes8 c = { 0, 0 };
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) {
         float x = v[j] / s[j];
@@ -369,10 +384,12 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
     MIXPI_SHARED(double, error, lose_threads);
     MIXPI_SHARED(int64_t, seen, lose_threads);
     MIXPI_SHARED(int64_t, clipped, lose_threads);
-    int t = (int)threadIdx.x;
+    const int t = (int)threadIdx.x;
     error[t] = v.error;
     seen[t] = v.seen;
     clipped[t] = v.clipped;
+
+    /* Add the upper half of the threads to the lower half, until one is left. */
     for (int k = lose_threads / 2; k; k /= 2) {
         __syncthreads();
         if (t >= k) continue;
@@ -380,6 +397,7 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
         seen[t] += seen[t + k];
         clipped[t] += clipped[t + k];
     }
+
     v.error = error[t];
     v.seen = seen[t];
     v.clipped = clipped[t];
@@ -389,11 +407,13 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
 __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant__ Losing q) {
     double decode = q.k.decode ? (double)*q.k.decode : 1.0;
     double scale = q.k.scale ? (double)*q.k.scale : 0.0;
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    mixp_in from_y = mixpi_in(q.k.y, MIXP_BF16);
+    const mixp_in from_y = mixpi_in(q.k.y, MIXP_BF16);
+
+    /* Add the losses of the thread's elements. */
     mixpi_loss sum = { 0.0, 0, 0 };
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < q.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
-        int n = (int)least(8, q.k.n - i);
+        const int n = (int)least(8, q.k.n - i);
         float v[8], y[8];
         get8_any(q.k.x, i, n, q.wide, v);
         get8_any(from_y, i, n, q.wide, y);
@@ -401,6 +421,7 @@ __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant
         for (int k = 0; k < 8; k++)
             if (k < n) mixpi_loss_add(&sum, v[k], (double)y[k] * decode, scale, q.k.beyond);
     }
+
     sum = block_loss(sum);
     if (threadIdx.x == 0) q.parts[blockIdx.x] = sum;
 }
@@ -411,6 +432,8 @@ __global__ void __launch_bounds__(lose_threads) lose_join(const __grid_constant_
     if ((int)threadIdx.x < q.part_count) sum = q.parts[threadIdx.x];
     sum = block_loss(sum);
     if (threadIdx.x || (q.k.scale && *q.k.scale == 1.0f)) return;
+
+    /* Keep the operand's largest error and clipping. */
     double n = sum.seen ? (double)sum.seen : 1.0, error = sum.error / n;
     double clipped = (double)sum.clipped / n;
     mixp_losses *out = q.k.out;
@@ -453,14 +476,17 @@ __global__ void __launch_bounds__(turn_threads)
 
 /* The transform of one column of 16 rows in each thread. */
 __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
-    int64_t n = k.rows / 16 * k.cols;
+    const int64_t n = k.rows / 16 * k.cols;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        /* Read 16 rows of the column, with their signs. */
         int64_t at = t / k.cols * 16 * k.cols + t % k.cols;
         float v[16];
         MIXPI_UNROLL
         for (int i = 0; i < 16; i++)
             v[i] = __fmul_rn(get1(k.a, at + i * k.cols), mixpi_hadamard_sign(i));
+
+        /* Transform them: sums and differences of pairs 1, 2, 4 and 8 rows apart. */
         MIXPI_UNROLL
         for (int step = 1; step < 16; step *= 2) {
             MIXPI_UNROLL
@@ -471,6 +497,8 @@ __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
                 v[i | step] = a - b;
             }
         }
+
+        /* Write them, divided by the root of 16. */
         MIXPI_UNROLL
         for (int i = 0; i < 16; i++)
             put1(mixpi_out_to(k.y, MIXP_BF16, 0), at + i * k.cols, v[i] * 0.25f);
@@ -481,18 +509,21 @@ __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
 
 static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_args *k) {
     Kernel on(x);
-    Quantising q;
-    QuantiseKernel kernel;
-    unsigned grid;
     mixp_result r = mixpi_quantise_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    /* Fill the job, and choose the kernel. */
+    Quantising q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
     q.wide = is_wide(k->x) && is_wide(k->y) && (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
-    kernel = quantise_kernel(&q, &grid);
+    unsigned grid;
+    QuantiseKernel kernel = quantise_kernel(&q, &grid);
+
+    /* Find the array's amax, if its scale needs one; then quantise. */
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
     return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
@@ -500,10 +531,11 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
     Kernel on(x);
-    Recoding q;
     mixp_result r = mixpi_recode_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    Recoding q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
@@ -533,20 +565,23 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
     Kernel on(x);
-    Losing q;
-    mixp_result r;
     if (!k->x.data || !k->y || !k->out || k->n < 1) return MIXP_ERR_ARGUMENT;
     if (k->operand < 0 || k->operand > 2) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
+
+    /* Add the losses of each part of the array. */
+    Losing q;
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->x) && is_wide(k->y);
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    r = on.launched(
+    mixp_result r = on.launched(
         "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
+
+    /* Join the parts. */
     return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }

@@ -220,4 +220,4 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
 }
 
 /* A missing array may have any dtype. */
-template <class A> static bool mixpi_cuda_may_be(const A &a) { return !a.data || is_real(a.dtype); }
+template <class A> static bool is_real_or_absent(const A &a) { return !a.data || is_real(a.dtype); }

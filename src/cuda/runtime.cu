@@ -178,13 +178,16 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
 /* Advice to append to the text of an error. */
 inline const char *advice(cudaError_t e) {
     switch (e) {
+    /* A capture was disturbed. */
     case cudaErrorStreamCaptureImplicit:
         return "; a call used the legacy default stream while a blocking stream was captured; use "
                "another stream";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
-        return "; between mixp_capture_begin and mixp_capture_end call nothing that allocates or "
-               "waits, such as cudaMalloc and cudaEventSynchronize";
+        return "; between mixp_capture_begin and mixp_capture_end call nothing that waits or "
+               "allocates: copy by cudaMemcpyAsync from pinned memory";
+
+    /* The process has lost its GPU. */
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -232,7 +235,7 @@ __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row, i
 }
 
 /* Lets steps be applied again, unless another fault was recorded after the reported fault. */
-__global__ void forget_fault(const FaultFlag f) {
+__global__ void clear_stop(const FaultFlag f) {
     if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;
 }
 
@@ -244,26 +247,28 @@ __global__ void check_subnormals(const FaultFlag f, float smallest) {
 
 /* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
  * not. */
-inline mixp_result tell_fault(State *s) {
-    static const char *const texts[][3] = { /* for each Fault: who, what, its range      */
-                                            { "", "", "" },
+inline mixp_result report_fault(State *s) {
+    const uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+    if (!fault || s->capture) return MIXP_OK;
+
+    /* Clear the fault, and let later steps be applied. */
+    *(volatile uint64_t *)&s->shared->fault = 0;
+    checked(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+
+    /* Name the kernel, the index, its row and its range: one text for each Fault. */
+    static const char *const texts[][3] = { { "", "", "" },
                                             { "embedding", "id", "vocab)" },
                                             { "cross_entropy", "target", "cols)" },
                                             { "attention", "length", "keys]" },
                                             { "gather", "id", "n)" },
-                                            { "mixprec_cuda.cu", "", "" }
-    };
-    uint64_t fault = *(volatile uint64_t *)&s->shared->fault;
+                                            { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
-    char why[96];
-    if (!fault || s->capture) return MIXP_OK;
-    *(volatile uint64_t *)&s->shared->fault = 0;
-    checked(s, MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
     if (fault >> 61 == FAULT_FLUSHED)
         return say(
             s, MIXP_ERR_DEVICE, text[0],
             "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
             "breaks every promise about bits: compile it without; no step was applied");
+    char why[96];
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
              (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
              text[2]);
@@ -298,11 +303,12 @@ private:
  * the GPU, not of the context. So it is always the maximum: a context that needs less must not
  * lower the limit of a context that needs more. */
 inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
-    cudaFuncAttributes own = {};
-    int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
+    int i = 0;
     while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
     if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
+
+    cudaFuncAttributes own = {};
     cudaError_t e = cudaFuncGetAttributes(&own, kernel);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -359,12 +365,15 @@ inline Mirrored mirrored(const State *s, int i) {
 
 /* A block with its mirror, which is made at the first use. Without a mirror when all are taken. */
 inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
+    /* Find the block's mirror, or a free one. */
     const Mirrored none = { NULL, NULL, device, 0, 0 };
     int i = 0;
     while (i < mirror_count && s->mirrored[i] != device) i++;
     if (i == mirror_count)
         for (i = 0; i < mirror_count && s->mirrored[i];) i++;
     if (i == mirror_count || bytes > mirror_bytes) return none;
+
+    /* Begin a new mirror, which nothing has written yet. */
     if (s->mirrored[i] != device || s->mirrored_bytes[i] != bytes) {
         s->shared->mirrors[i].sequence = 0;
         s->mirrored[i] = device;
@@ -375,7 +384,7 @@ inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
 
 /* Begins or ends a write of these mirrors, visibly to the host. Each sequence is kept in device
  * memory, because reading host memory would take a microsecond. */
-template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
+template <int n> __device__ inline void turn_mirrors(const Mirrored (&m)[n]) {
     MIXPI_UNROLL
     for (int k = 0; k < n; k++)
         if (m[k].to) *(volatile uint64_t *)&m[k].to->sequence = ++*m[k].turn;
@@ -386,9 +395,10 @@ template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
  * waits for host memory. */
 template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
     __syncthreads();
-    if (threadIdx.x == 0) mirrors_turn(m);
+    if (threadIdx.x == 0) turn_mirrors(m);
     __threadfence_system();
     __syncthreads();
+
     MIXPI_UNROLL
     for (int k = 0; k < n; k++) {
         volatile uint32_t *to = m[k].to ? m[k].to->words : NULL;
@@ -396,9 +406,10 @@ template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
         for (int i = (int)threadIdx.x; to && i < m[k].bytes / 4; i += (int)blockDim.x)
             to[i] = from[i];
     }
+
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0) mirrors_turn(m);
+    if (threadIdx.x == 0) turn_mirrors(m);
 }
 
 __global__ void mirror_again(const Mirrored m) {

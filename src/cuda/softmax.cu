@@ -11,10 +11,12 @@ struct Exponents { float top, sum; };
 __device__ inline float base_of(float top) { return top > minus_infinity() ? top : 0.0f; }
 
 __device__ inline void add_exponents(Exponents &e, const float *v) {
-    float top = e.top, base;
+    float top = e.top;
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
-    base = base_of(top);
+
+    /* Rescale the sum to the new top, then add the elements. */
+    const float base = base_of(top);
     e.sum *= exp_of(e.top - base);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
@@ -45,12 +47,16 @@ struct SoftmaxBackJob : mixp_softmax_backward_args { bool wide; };
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_rows(const __grid_constant__ SoftmaxJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        /* Sum the row's exponentials. */
         Exponents e = row_exponents<T>(s.a, r * s.cols, s.cols, s.wide);
-        float log_sum = logf(e.sum), factor = 1.0f / e.sum, v[8];
+        float log_sum = logf(e.sum), factor = 1.0f / e.sum;
+
+        /* Read the row again, and write its softmax or the logarithm. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
+            float v[8];
             get_part(s.a, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -66,11 +72,12 @@ __global__ void __launch_bounds__(team_threads, 3)
 template <int T>
 __global__ void __launch_bounds__(team_threads, 3)
     softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
-    int rank = (int)threadIdx.x % T;
-    Part p;
+    const int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float dy[8], y[8], total;
+        /* Sum dy y over the row, or dy for the log. */
+        float dy[8], y[8];
         LongSum sum = { 0.0f, 0.0f };
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
             float part = 0.0f;
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -79,7 +86,9 @@ __global__ void __launch_bounds__(team_threads, 3)
             for (int k = 0; k < 8; k++) part = s.log_of ? part + dy[k] : fmaf(dy[k], y[k], part);
             add_long(sum, part);
         }
-        total = value_of(team_sum<T>(sum));
+        const float total = value_of(team_sum<T>(sum));
+
+        /* Read the row again, and write its gradient. */
         MIXPI_PARTS(p, s.cols, T, rank) {
             get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
             get_part(s.y, r * s.cols, p, s.wide, 0.0f, y);
@@ -141,7 +150,8 @@ __device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const 
 /* Stores the row's loss. */
 __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
                                 float at_target) {
-    int32_t target = s.targets[r];
+    /* Compute the loss: 0 for an ignored row, NaN for a target that is no column. */
+    const int32_t target = s.targets[r];
     double loss = 0.0;
     if (target != s.ignore && !is_id(target, s.cols)) {
         note_fault(s.fault, FAULT_TARGET, s.before + r, target);
@@ -149,6 +159,8 @@ __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents 
     } else if (target != s.ignore) {
         loss = loss_of_row(s, target, e, below, at_target);
     }
+
+    /* Store the loss, and what the backward pass needs of the row's softmax. */
     if (!s.logs) s.top_rsum[2 * r] = e.top;
     if (!s.logs) s.top_rsum[2 * r + 1] = 1.0f / e.sum;
     s.losses[r] = loss;
@@ -216,11 +228,15 @@ __global__ void __launch_bounds__(1024) entropy_mean(const __grid_constant__ Ent
     double sum = block_sum(summed_losses(s));
     double count = s.weights ? block_sum(counted_weights(s)) : (double)block_sum(counted_rows(s));
     if (threadIdx.x) return;
-    if (s.before > 0) { /* the mean of earlier rows goes on */
+
+    /* Continue the mean of earlier rows. */
+    if (s.before > 0) {
         const double had = (double)*s.counted;
         sum += (double)*s.loss * (had != 0.0 ? had : 1.0);
         count += had;
     }
+
+    /* Divide by the count, which is 1 for a sum. The mean of no rows is NaN, unless more follow. */
     if (s.sum) count = 1.0;
     *s.counted = (float)count;
     if (count != 0.0) *s.loss = (float)(sum / count);
@@ -247,20 +263,26 @@ __device__ inline Slopes slopes_of(const EntropyBackJob &s, int64_t r, float fac
 template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
-    int rank = (int)threadIdx.x % T;
-    float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted, v[8];
-    Part p;
+    const int rank = (int)threadIdx.x % T;
+    const float factor = s.each ? 0.0f : get1(s.dloss, 0) / *s.counted;
+    float v[8];
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        int32_t target = s.targets[r];
-        bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
+        /* Read the row's target, and what the forward pass stored. */
+        const int32_t target = s.targets[r];
+        const bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
         Slopes d = slopes_of(s, r, factor, !ignored && !bad);
-        float top = s.logs ? 0.0f : s.top_rsum[2 * r];
-        float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+        const float top = s.logs ? 0.0f : s.top_rsum[2 * r];
+        const float rsum = s.logs ? 0.0f : s.top_rsum[2 * r + 1] * d.all;
+
+        /* Skip an ignored row that adds nothing; report a target that is no column. */
         if (ignored && s.dlogits.accumulate) continue;
         if (bad) d.by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
+
+        /* Write the row's gradient. */
+        Part p;
         MIXPI_PARTS(p, s.cols, T, rank) {
-            int hot_at = (int)(target - p.col);
+            const int hot_at = (int)(target - p.col);
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
@@ -319,15 +341,20 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
                                   int64_t from, const Exponents &e, int64_t next) {
-    int rank = (int)threadIdx.x % T;
-    int32_t target = s.targets[r];
-    bool ignored = target == s.ignore;
-    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
-    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
-    Part p;
+    /* Find the factors of the row's gradient. */
+    const int32_t target = s.targets[r];
+    const bool ignored = target == s.ignore;
+    const float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f;
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    const float rsum = 1.0f / e.sum;
     if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+
+    /* Write the gradient part by part, and fetch the next row's part in its place. */
+    const int rank = (int)threadIdx.x % T;
+    float v[8];
+    Part p;
     MIXPI_PARTS(p, s.cols, T, rank) {
-        int hot_at = (int)(target - p.col);
+        const int hot_at = (int)(target - p.col);
         if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
@@ -346,16 +373,20 @@ template <int T, mixp_dtype D>
 __global__ void __launch_bounds__(team_threads, 3)
     entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     const bool kept = T == team_threads && s.kept;
-    int rank = (int)threadIdx.x % T;
+    const int rank = (int)threadIdx.x % T;
     if (kept) fetch_row<D>(s, team_first<T>());
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         float at_target = target_value(s, r), below = 0.0f;
         mixp_in a = kept ? fetched_row<D>() : s.logits;
-        int64_t from = kept ? 0 : r * s.cols;
+        const int64_t from = kept ? 0 : r * s.cols;
+
+        /* Sum the row's exponentials, and store its loss. */
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
-        __syncwarp(); /* dlogits may be logits: lane 0 has read its target by now */
+
+        /* Write the gradient. dlogits may be logits: lane 0 has read its target by now. */
+        __syncwarp();
         put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
     }
 }
@@ -385,7 +416,7 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
-static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
+static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
     switch (job.logits.dtype) {
     case MIXP_F16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_F16, on, job);
     case MIXP_BF16: return MIXPI_TYPED_ROWS(entropy_rows, MIXP_BF16, on, job);
@@ -393,7 +424,7 @@ static cudaError_t mixpi_cuda_entropy(const Kernel &on, const EntropyJob &job) {
     }
 }
 
-static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJob &job) {
+static cudaError_t mixpi_cuda_launch_entropy_back(const Kernel &on, const EntropyBackJob &job) {
     if (job.logits.dtype == MIXP_F16 && job.dlogits.dtype == MIXP_F16)
         return MIXPI_TYPED_ROWS(entropy_back_rows, MIXP_F16, on, job);
     if (job.logits.dtype == MIXP_BF16 && job.dlogits.dtype == MIXP_BF16)
@@ -403,16 +434,20 @@ static cudaError_t mixpi_cuda_entropy_back(const Kernel &on, const EntropyBackJo
 
 static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k) {
     Kernel on(x);
-    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
-    mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->logits.dtype)) return MIXP_ERR_DTYPE;
+
+    /* Compute each row's loss. */
+    EntropyJob job = mixpi_cuda_job<EntropyJob>(*k);
     job.fault = fault_flag(on.state);
     job.wide = is_wide(k->logits);
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_entropy(on, job));
+    mixp_result r = MIXP_OK;
+    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_launch_entropy(on, job));
     if (r != MIXP_OK || k->each) return r;
+
+    /* Reduce the losses to their mean, or to their sum. */
     return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
@@ -426,28 +461,29 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+    return on.launched("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
 }
 
 template <mixp_dtype D>
-static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
+static cudaError_t mixpi_cuda_launch_both_of(const Kernel &on, const EntropyBothJob &job) {
     auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
                                         : entropy_both_rows<team_threads, D>;
-    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
-    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
-     * its next row while it computes. */
-    int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
-    int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
-    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
+    const size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
     cudaError_t e = make_room(on.state, (const void *)kernel, room);
     if (e != cudaSuccess) return e;
+
+    /* If rows stay in shared memory, launch only as many blocks as run at once: each block loads
+     * its next row while it computes. */
+    const int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    const int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
+    const int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
-static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
+static cudaError_t mixpi_cuda_launch_both(const Kernel &on, const EntropyBothJob &job) {
     switch (job.logits.dtype) {
-    case MIXP_F16: return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
-    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
-    default: return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    case MIXP_F16: return mixpi_cuda_launch_both_of<MIXP_F16>(on, job);
+    case MIXP_BF16: return mixpi_cuda_launch_both_of<MIXP_BF16>(on, job);
+    default: return mixpi_cuda_launch_both_of<MIXP_F32>(on, job);
     }
 }
 
@@ -462,10 +498,11 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
                                                  const mixp_cross_entropy_both_args *k) {
     Kernel on(x);
     EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
-    mixp_result r;
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
     if (k->dlogits.accumulate || mixpi_entropy_has_options(&k->loss)) return MIXP_ERR_ARGUMENT;
+
+    /* Fill the job. */
     job.fault = fault_flag(on.state);
     job.dlogits = k->dlogits;
     job.scale = k->scale;
@@ -474,9 +511,12 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
     job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
     job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
-    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+
+    /* Count the rows, compute each row's loss and gradient, then the mean of the losses. */
+    mixp_result r =
+        on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
     if (r == MIXP_OK && job.rows > 0)
-        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
+        r = on.launched("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
     return on.launched("cross_entropy",
                        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));

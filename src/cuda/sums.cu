@@ -20,7 +20,8 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
+__device__ inline void read_source(const mixp_in &a, int64_t at, int64_t step, int width,
+                                   float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -34,13 +35,15 @@ __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int widt
 /* The function of the elements at at[]. axes: the walk goes along the last of them. */
 template <int fn>
 __device__ inline void values_at(const Strided &m, const Axes &axes, const int64_t *at, float *v) {
-    int last = axes.rank - 1;
+    /* Read the sources that fn has. */
+    const int last = axes.rank - 1;
     float b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, c[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
-    take(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
+    read_source(m.a[1], at[1], last < 0 ? 0 : axes.s[1][last], m.width, v);
     if (fn != FN_COPY && fn != FN_UNARY + MIXP_UNARY_SCALE)
-        take(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
+        read_source(m.a[2], at[2], last < 0 ? 0 : axes.s[2][last], m.width, b);
     if (fn >= FN_DIVISOR_D && fn <= FN_WHERE)
-        take(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+        read_source(m.a[3], at[3], last < 0 ? 0 : axes.s[3][last], m.width, c);
+
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = value<fn>(v[k], b[k], c[k], m.p, m.q);
 }
@@ -92,11 +95,15 @@ template <int fn>
 __global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant__ Strided m) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < m.groups * m.runs; i += (int64_t)gridDim.x * blockDim.x) {
-        int64_t run = over(i, m.groups, m.per_group), base[4] = { 0, 0, 0, 0 };
-        int64_t output = (i - run * m.groups) * m.width;
-        int64_t end = least((run + 1) * m.run, m.rows);
-        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, v[8];
+        /* Find the run and its outputs. */
+        const int64_t run = over(i, m.groups, m.per_group);
+        const int64_t output = (i - run * m.groups) * m.width;
+        const int64_t end = least((run + 1) * m.run, m.rows);
+        int64_t base[4] = { 0, 0, 0, 0 };
         locate(m.kept, output, base);
+
+        /* Add the run's rows in order. */
+        float sum[8] = { 0, 0, 0, 0, 0, 0, 0, 0 }, v[8];
         for (int64_t r = run * m.run; r < end; r++) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
@@ -142,11 +149,15 @@ __global__ void __launch_bounds__(map_threads, 2)
 template <int fn>
 __global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ Strided m) {
     for (int64_t i = blockIdx.x; i < m.groups * m.runs; i += gridDim.x) {
-        int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
+        /* Find the run and its output. */
+        const int64_t run = over(i, m.groups, m.per_group), output = i - run * m.groups;
+        const int64_t end = least((run + 1) * m.run, m.rows);
+        int64_t r = run * m.run + threadIdx.x * m.width;
         int64_t base[4] = { 0, 0, 0, 0 };
-        int64_t end = least((run + 1) * m.run, m.rows), r = run * m.run + threadIdx.x * m.width;
-        float sum = 0.0f, v[8];
         locate(m.kept, output, base);
+
+        /* Add the thread's elements, 8 of them in a tree, then the threads' sums. */
+        float sum = 0.0f, v[8];
         for (; r < end; r += (int64_t)blockDim.x * m.width) {
             int64_t at[4] = { base[0], base[1], base[2], base[3] };
             locate(m.summed, r, at);
@@ -155,6 +166,8 @@ __global__ void __launch_bounds__(map_threads) sum_rows(const __grid_constant__ 
                                 : v[0];
         }
         sum = block_sum(sum);
+
+        /* Store the run's sum. */
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
         else store_real(m.y, base[0], sum * m.p);
@@ -183,15 +196,20 @@ const int sums_each = 32;
 __global__ void __launch_bounds__(warp_size *sums_each)
     sum_many_runs(const __grid_constant__ Strided m) {
     MIXPI_SHARED(double, part, sums_each *(warp_size + 1));
-    int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
-    int64_t o = (int64_t)blockIdx.x * warp_size + lane, at[4] = { 0, 0, 0, 0 };
+    const int lane = (int)threadIdx.x % warp_size, own = (int)threadIdx.x / warp_size;
+
+    /* Add every 32nd run of the output. */
+    const int64_t o = (int64_t)blockIdx.x * warp_size + lane;
     double sum = 0.0;
     for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
         sum += (double)m.partial[r * m.outputs + o];
     part[own * (warp_size + 1) + lane] = sum;
     __syncthreads();
+
+    /* Add the output's 32 sums in order. */
     if (own || o >= m.outputs) return;
     for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
+    int64_t at[4] = { 0, 0, 0, 0 };
     locate(m.kept, o, at);
     store_real(m.y, at[0], (float)(sum * (double)m.p));
 }
@@ -204,11 +222,14 @@ struct Strided3 { StridedKernel map, columns, rows; };
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
+    /* What a function has: a map, sums of rows, sums of rows and columns, or nothing. */
 #define MIXPI_MAP(f)  s.map = map_strided<f>;
 #define MIXPI_ROWS(f) s.rows = sum_rows<f>;
 #define MIXPI_SUM(f)  s.columns = sum_columns<f>; s.rows = sum_rows<f>;
 #define MIXPI_CASE(f, a, b) case f: a(f) b(f) break;
 #define MIXPI_NONE(f)
+
+    /* Sums, and what computes the gradients of binary functions. */
     MIXPI_CASE(FN_COPY, MIXPI_NONE, MIXPI_SUM)
     MIXPI_CASE(FN_UNARY + MIXP_UNARY_SCALE, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_BINARY + MIXP_BINARY_ADD, MIXPI_MAP, MIXPI_NONE)
@@ -230,9 +251,13 @@ inline Strided3 strided_kernels(int fn) {
     MIXPI_CASE(FN_DIVISOR_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_LARGER_D, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_GATE_D, MIXPI_MAP, MIXPI_SUM)
+
+    /* where, and its gradients. */
     MIXPI_CASE(FN_WHERE, MIXPI_MAP, MIXPI_NONE)
     MIXPI_CASE(FN_KEPT, MIXPI_MAP, MIXPI_SUM)
     MIXPI_CASE(FN_MASKED, MIXPI_MAP, MIXPI_SUM)
+
+    /* Losses, each or summed. */
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_MSE, MIXPI_MAP, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE_LOGITS, MIXPI_MAP, MIXPI_ROWS)
     MIXPI_CASE(FN_LOSS + MIXP_LOSS_BCE, MIXPI_MAP, MIXPI_ROWS)
@@ -260,12 +285,15 @@ inline void split_axes(Strided *m, const Axes &x, bool sums) {
 }
 
 /* Can the last axis of `walked` be read 8 elements at a time? `fixed`: the other axes. */
-inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
-    int last = walked.rank - 1;
+inline bool is_by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
+    const int last = walked.rank - 1;
     if (last < 0 || walked.n[last] % 8) return false;
     for (int k = first; k < 4; k++) {
+        /* An absent source, or one that repeats along the axis, is not read 8 at a time. */
         if (!m.a[k].data) continue;
         if (walked.s[k][last] == 0 && k > 0) continue;
+
+        /* Elements are neighbours, and each group of 8 begins at a multiple of 8. */
         if (walked.s[k][last] != 1 || !is_wide(m.a[k])) return false;
         for (int i = 0; i < last; i++)
             if (walked.s[k][i] % 8) return false;
@@ -297,7 +325,7 @@ inline StridedKernel dense_sum_of(int fn, const Strided &m) {
 inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided *m) {
     Axes none;
     none.rank = 0;
-    m->width = by_eight(*m, m->kept, none, 0) ? 8 : 1;
+    m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
     return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
@@ -326,16 +354,17 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn, Strided *m) {
-    int last = m->kept.rank - 1;
-    bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
-    bool columns = beside || (m->rows < 64 && m->outputs > 1); /* not for a loss */
-    int64_t shortest = columns ? 64 : 8192, threads = columns || m->rows > 1024 ? map_threads : 32;
-    StridedKernel dense;
-    mixp_result r;
-    m->width = (columns ? by_eight(*m, m->kept, m->summed, 0) : by_eight(*m, m->summed, m->kept, 1))
-                   ? 8
-                   : 1;
-    dense = columns ? dense_columns(fn, *m) : NULL;
+    /* Choose columns for many adjacent outputs, or for several short rows: not for a loss. */
+    const int last = m->kept.rank - 1;
+    const bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
+    const bool columns = beside || (m->rows < 64 && m->outputs > 1);
+    const bool wide =
+        columns ? is_by_eight(*m, m->kept, m->summed, 0) : is_by_eight(*m, m->summed, m->kept, 1);
+    m->width = wide ? 8 : 1;
+    const StridedKernel dense = columns ? dense_columns(fn, *m) : NULL;
+
+    /* Cut the rows into runs. */
+    const int64_t shortest = columns ? 64 : 8192;
     m->run = m->rows <= shortest ? shortest : 8 * ceil_div(m->rows, dense ? 4096 : 16384);
     if (m->run < shortest) m->run = shortest;
     m->runs = m->rows ? ceil_div(m->rows, m->run) : 1;
@@ -345,12 +374,15 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
         m->partial = (float *)scratch_of(x, (size_t)(m->runs * m->outputs) * sizeof(float));
         if (!m->partial) return MIXP_ERR_MEMORY;
     }
-    r = k->launched(what, columns ? MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).columns,
-                                                 grid_for(m->groups * m->runs, (int)threads),
-                                                 (unsigned)threads, 0, k->stream, *m)
-                                  : MIXPI_LAUNCH(strided_kernels(fn).rows,
-                                                 grid_for(m->groups * m->runs, 1),
-                                                 (unsigned)threads, 0, k->stream, *m));
+
+    /* Sum each run, by a thread for columns or by a block for rows; then add the runs. */
+    const int threads = columns || m->rows > 1024 ? map_threads : 32;
+    const StridedKernel kernel = dense     ? dense
+                                 : columns ? strided_kernels(fn).columns
+                                           : strided_kernels(fn).rows;
+    const unsigned grid = grid_for(m->groups * m->runs, columns ? threads : 1);
+    mixp_result r =
+        k->launched(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
@@ -448,14 +480,17 @@ inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
 }   /* namespace */
 
 static mixp_result mixpi_cuda_binary_backward(const mixp_exec *x, const mixp_binary_args *k) {
-    bool sums = false;
-    const int64_t *own = k->which ? k->b_strides : k->a_strides;
-    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
     if ((unsigned)k->op >= MIXP_BINARY_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK)
         return MIXP_ERR_ARGUMENT;
+
+    /* The gradient sums along the axes that the operand repeats along. */
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
     Axes axes = dense_axes(k->rank, k->shape);
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+
+    Strided m = strided_of(k->dx, k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f);
     if (!add_sources(&m, &axes, k)) return MIXP_ERR_ARGUMENT;
     follow(&axes, m);
     return run_strided(x, "binary_backward", binary_slope(k, sums), axes, &m, sums);
@@ -476,14 +511,17 @@ static mixp_result mixpi_cuda_where(const mixp_exec *x, const mixp_where_args *k
 }
 
 static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_where_args *k) {
-    Strided m = strided_of(k->dx, 1.0f);
-    const int64_t *own = k->which ? k->b_strides : k->a_strides;
-    bool sums = false;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data || !k->dy.data)
         return MIXP_ERR_ARGUMENT;
+
+    /* The gradient sums along the axes that the operand repeats along. */
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    bool sums = false;
     Axes axes = dense_axes(k->rank, k->shape);
     set_strides(&axes, 0, own);
     for (int i = 0; i < k->rank; i++) sums = sums || (own[i] == 0 && k->shape[i] != 1);
+
+    Strided m = strided_of(k->dx, 1.0f);
     add_source(&m, &axes, 1, k->mask, k->mask_strides);
     add_source(&m, &axes, 2, k->dy, NULL);
     follow(&axes, m);
@@ -523,23 +561,24 @@ __global__ void __launch_bounds__(map_threads)
 
 }   /* namespace */
 
-static bool mixpi_cuda_comparable(const mixp_in &a) {
+static bool is_comparable(const mixp_in &a) {
     return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
 }
 
 static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
     Kernel on(x);
-    CompareJob job;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
-    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!is_comparable(k->a) || !is_comparable(k->b)) return MIXP_ERR_DTYPE;
     if (!on.state) return MIXP_ERR_ORDER;
-    memset((void *)&job, 0, sizeof job);
+
+    /* Merge the axes of y, a and b. */
     Axes axes = dense_axes(k->rank, k->shape);
-    for (int i = 0; i < k->rank; i++) {
-        axes.s[1][i] = k->a_strides[i];
-        axes.s[2][i] = k->b_strides[i];
-    }
+    set_strides(&axes, 1, k->a_strides);
+    set_strides(&axes, 2, k->b_strides);
+
+    CompareJob job;
+    memset((void *)&job, 0, sizeof job);
     job.how = k->how;
     job.axes = merged(axes);
     job.count = count_of(axes);

@@ -99,10 +99,16 @@ const mixp_device device_table[most_devices] = {
 /* Why the driver does not answer. */
 const char *driver_fault(cudaError_t e) {
     switch (e) {
+    /* There is no GPU, or its driver is too old. */
     case cudaErrorInsufficientDriver:
         return "the NVIDIA driver is older than this build's CUDA version: update the driver";
     case cudaErrorNoDevice:
         return "no GPU is visible: there is no GPU, or CUDA_VISIBLE_DEVICES hides it";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the CUDA compatibility package does not support this GPU "
+               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
+
+    /* The driver does not start. */
     case cudaErrorInitializationError:
         return "CUDA could not be started (cudaErrorInitializationError): after fork(), a child "
                "cannot use CUDA if the parent has used it; use CUDA only in the child, or call "
@@ -113,9 +119,6 @@ const char *driver_fault(cudaError_t e) {
     case cudaErrorSystemDriverMismatch:
         return "the driver's kernel module and its libraries differ "
                "(cudaErrorSystemDriverMismatch): reboot after an update";
-    case cudaErrorCompatNotSupportedOnDevice:
-        return "the CUDA compatibility package does not support this GPU "
-               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
     default: return "the NVIDIA driver does not answer: see nvidia-smi";
     }
 }
@@ -123,6 +126,7 @@ const char *driver_fault(cudaError_t e) {
 /* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
+    /* The build does not suit the GPU or the driver. */
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
         return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch (V100: sm_70, with "
@@ -135,6 +139,8 @@ const char *kernel_fault(cudaError_t e) {
     case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
+
+    /* Other programs use the GPU. */
     case cudaErrorMemoryAllocation:
         return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
@@ -145,21 +151,26 @@ const char *kernel_fault(cudaError_t e) {
 }
 
 /* NULL when GPU `ordinal` can be used, or why it cannot. */
-const char *unusable(int ordinal) {
-    int count = 0, driver = 0, capability = 0;
-    cudaFuncAttributes attributes;
-    cudaError_t e;
+const char *why_unusable(int ordinal) {
+    /* Does the driver answer, and does it know the GPU? */
+    int driver = 0, count = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
         return "no NVIDIA driver is installed";
-    e = cudaGetDeviceCount(&count);
+    cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
     if (e != cudaSuccess) return driver_fault(e);
     if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
     if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
+
+    /* Is the GPU new enough? */
+    int capability = 0;
     e = capability_of(ordinal, &capability);
     if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
     if (capability < 70) return "the GPU is too old: compute capability 7.0 (V100) is needed";
+
+    /* Does it load a kernel of this file? */
     OnDevice on(ordinal);
+    cudaFuncAttributes attributes;
     e = on.error;
     if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
     return e == cudaSuccess ? NULL : kernel_fault(e);
@@ -168,7 +179,7 @@ const char *unusable(int ordinal) {
 }   /* namespace */
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
-    const char *reason = unusable(ordinal);
+    const char *reason = why_unusable(ordinal);
     if (reason) cudaGetLastError(); /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];

@@ -52,7 +52,7 @@ void inside_bad_target(const mixp_exec *x, int32_t target) {
 void inside_forget_on_host(const mixp_exec *x) { state_of(x)->shared->fault = 0; }
 void inside_forget_on_gpu(const mixp_exec *x) {
     State *s = state_of(x);
-    MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s));
+    MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s));
 }
 int inside_stops(const mixp_exec *x) { return state_of(x)->block->stop; }
 

@@ -129,7 +129,7 @@ plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
 plant back_next            'norm_back_kept: the last row twice' \
     cuda_rows kept_rows 's/r + 1, col/r, col/'
 plant add_rounded          'add_norm: the norm of what was not rounded' \
-    cuda_rows add_norm 's/plain_rounded.*;//'
+    cuda_rows add_norm 's/plain_round.*;//'
 plant back_db              'norm_back_slices: no second gradient' \
     cuda_rows norm_db 's/if (.*;//'
 plant kept_db              'norm_back_kept: no second gradient' \
