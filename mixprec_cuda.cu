@@ -8975,9 +8975,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
 
 /* --- in f32, any dtypes ------------------------------------------------------------------ *
  *
- * Tiles are f32 in shared memory, of 64 columns: heads wider than that go through them part by part.
- * A block owns 16 M rows and walks over tiles of 64, each warp 4 M of the rows alone. A thread has
- * the rows r, r + 4, ... of its warp, M of them, and as its column c:
+ * Tiles are f32 in shared memory, of 64 columns: wider heads go through them part by part. A block
+ * owns 16 M rows, a warp 4 M of them alone, and walks over tiles of 64. A thread has M rows, r,
+ * r + 4, ... of its warp, and a column c:
  *
  *     of a tile of scores     columns c, c + 8, ..., c + 56, stored side by side as group c
  *     of a part of the sums   columns 8 c, 8 c + 1, ..., 8 c + 7
@@ -9368,7 +9368,7 @@ template <int M> __device__ inline void plain_delta(const Heads &h, const PlainP
 }
 
 /* Is a key of the tile seen by a query, both in range? */
-__device__ inline bool plain_seen(const Heads &h, const PlainPlace &w, int query, int key) {
+__device__ inline bool is_seen(const Heads &h, const PlainPlace &w, int query, int key) {
     return query < h.t && key < w.end && key <= query + h.ahead;
 }
 
@@ -9390,7 +9390,7 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
     for (int n = 0; n < 8 * M; n++) {
         int i = n / 8, j = n % 8, of = keys ? j : i;
         int query = keys ? that + 8 * j : mine + 4 * i, key = keys ? mine + 4 * i : that + 8 * j;
-        bool seen = plain_seen(h, w, query, key);
+        bool seen = is_seen(h, w, query, key);
         float weight = expf(fmaf(s[i][j], h.scale, -lse[of]));
         s[i][j] = seen ? weight : 0.0f;
         g[i][j] = seen ? weight * (g[i][j] - delta[of]) : 0.0f;
@@ -9408,7 +9408,7 @@ template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, co
         int64_t at = (int64_t)w.z * h.t + query;
         float *s = w.weights + one.at, *g = w.own + one.at;
         float score = capped(h, *s), slope = cap_slope(h, score), weight, kept;
-        bool seen = plain_seen(h, w, query, key);
+        bool seen = is_seen(h, w, query, key);
         *s = seen ? score : 0.0f;
         if (!seen) *g = 0.0f;
         if (!seen) continue;
@@ -9547,7 +9547,7 @@ inline bool tensor_takes(const State *s, Heads &h, bool backward) {
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f && is_wide(h);
 }
 
-inline bool bends(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
+inline bool is_bent(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
 
 template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
@@ -9562,7 +9562,7 @@ template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, boo
                             plain_bytes(of_keys), h);
 }
 inline mixp_result plain_run(Kernel *k, Heads &h, bool backward) {
-    h.bends = bends(h); /* whatever tensor cores have no room for */
+    h.bends = is_bent(h); /* whatever tensor cores have no room for */
     h.wide = is_wide(h);
     return h.d <= plain_columns       ? plain_run<1>(k, h, backward)
            : h.d <= 2 * plain_columns ? plain_run<2>(k, h, backward)
@@ -9603,7 +9603,7 @@ inline void heads_bend(Heads *h, const mixp_attention_args &args) {
     h->softcap = args.softcap;
     h->limit = (uint64_t)ceil((double)args.dropout * 4294967296.0);
     h->kept = (float)(1.0 / (1.0 - (double)args.dropout));
-    h->bends = bends(*h);
+    h->bends = is_bent(*h);
     h->may_hide = h->mask.data || h->lengths;
 }
 
