@@ -21833,7 +21833,6 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
-    int rank;
     const char *rule =
         p->linear ? "x[..., in], w[out, in], b[out]"
                   : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
@@ -21841,11 +21840,14 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
-    rank = p->batches.rank;
+
+    /* The result: the batches, then the rows of a and the columns of b where they exist. */
+    int rank = p->batches.rank;
     memcpy(shape, p->batches.n, sizeof shape);
     if (a->rank > 1) shape[rank++] = p->g.m;
     if (b->rank > 1) shape[rank++] = p->g.n;
     mixpi_product_plan(p);
+
     /* An operand's gradient is made from the other operand, a bias's from neither. */
     mixp_call_reads(c, 0, 1u << 1);
     mixp_call_reads(c, 1, 1u << 0);
@@ -21875,6 +21877,8 @@ static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_opera
     g.k = k;
     g.batch = 1;
     g.alpha = 1.0f;
+
+    /* The leading dimension is that of the array as it lies in memory. */
     g.a = a.at;
     g.b = b.at;
     g.trans_a = a.trans;
@@ -21938,10 +21942,8 @@ static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_g
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_gemm_args *g = &p->g, one;
-    int64_t calls = mixpi_product_calls(&p->batches), i, at[3];
+    mixp_gemm_args *g = &p->g;
     mixp_result r = MIXP_OK;
-    int again;
     g->alpha = 1.0f;
     g->lda = g->trans_a ? g->m : g->k;
     g->ldb = g->trans_b ? g->k : g->n;
@@ -21950,15 +21952,22 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
+
+    /* A linear asks its recipe; one that runs again keeps the answer. */
     if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
         r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
     if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
-    for (i = 0; i < calls && r == MIXP_OK; i++) {
-        one = *g;
+
+    /* The batches that one call of the kernel cannot do alone. */
+    const int64_t calls = mixpi_product_calls(&p->batches);
+    for (int64_t i = 0; i < calls && r == MIXP_OK; i++) {
+        int64_t at[3];
+        int again;
         mixpi_product_at(&p->batches, i, 0, at, &again);
+        mixp_gemm_args one = *g;
         one.c = mixpi_out_at(g->c, at[0]);
         one.a = mixpi_in_at(g->a, at[1]);
         one.b = mixpi_in_at(g->b, at[2]);
@@ -21999,17 +22008,22 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     mixp_tensor *sums = NULL;
     int64_t count = g->m * g->n;
     mixp_result r = MIXP_OK;
+
+    /* A sum of many for a low result needs memory for f32. */
     if (batch > 1 && out.dtype != MIXP_F32) {
         sums = mixp_activation(ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
         g->c = mixpi_tensor_out(sums, 0);
     }
+
+    /* Each product is added to those before it. */
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
         g->a = mixpi_in_at(g->a, g->stride_a);
         g->b = mixpi_in_at(g->b, g->stride_b);
         g->c.accumulate = 1;
     }
+
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
     mixpi_arena_free(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));
@@ -23275,14 +23289,19 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
         return MIXP_ERR_MEMORY;
-    mixp_call_reads(c, 0, 3u); /* x and gamma */
+
+    /* The gradient of x reads x and gamma; gamma's reads x, and beta's neither. */
+    mixp_call_reads(c, 0, 3u);
     mixp_call_reads(c, 1, 1u);
     mixp_call_reads(c, 2, 0);
+
     k->gamma = mixpi_call_x(c, 1);
     k->beta = mixpi_call_x(c, 2);
     k->y = mixpi_call_y(c);
     k->mean = mixpi_saved(c, 0);
     k->rstd = mixpi_saved(c, 1);
+
+    /* With a second array, the kernel also adds x. */
     mixpi_norm_again(c, k);
     if (k->b.data) return MIXPI_RUN(c, add_norm, k);
     k->a = mixpi_call_x(c, 0);
@@ -24005,6 +24024,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixp_result r = mixpi_need_indices_after(c, 2);
     if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
     if (r != MIXP_OK) return r;
+
+    /* The shapes of all inputs, and the rows of a chunk. */
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
@@ -24016,6 +24037,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
                                  "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
                                  "or 0 for the default",
                                  (double)h->chunk);
+
+    /* One loss, or one for each target. */
     if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
@@ -24316,11 +24339,14 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
     mixp_tensor *one = mixp_activation(c->ctx, MIXP_F32, 0, NULL);
     mixp_tensor *slopes = mixp_activation(c->ctx, MIXP_F32, 1, &k.n);
     if (!one || !slopes) return MIXP_ERR_MEMORY;
+
+    /* The slopes: gradients of losses whose own gradients are 1. */
     k.dloss = mixpi_tensor_in(one);
     k.da = mixpi_tensor_out(slopes, 0);
     mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(one, 0), 1, 1.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
 
+    /* Backward of a product multiplies them by the gradients, and adds to da. */
     mixp_binary_args times;
     memset(&times, 0, sizeof times);
     times.op = MIXP_BINARY_MUL;
@@ -24380,6 +24406,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = &p->k;
     const int even = mixpi_loss_is_even(forward->kind);
     mixp_result r = MIXP_OK;
+
+    /* An even loss stays the same when its inputs are exchanged: one kernel serves both. */
     for (int i = 0; i <= even && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
@@ -24394,6 +24422,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         if (!k.da.data || !k.n) continue;
         r = forward->each ? mixpi_loss_back_each(c, k) : MIXPI_RUN(c, loss_backward, &k);
     }
+
+    /* Other losses make the target's gradient with operators. */
     return even || r != MIXP_OK ? r : mixpi_loss_back_target(c);
 }
 
@@ -24767,6 +24797,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank);
     if (*axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+
+    /* The sizes along the axis are added; all others are equal. */
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
@@ -25074,16 +25106,17 @@ MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int ra
 MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
                                         const int64_t *shape, float p) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
-    mixp_tensor *t, *mask;
     if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]",
                           (double)p);
         return NULL;
     }
     if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+
+    /* A mask is drawn in bf16, which has 0 and 1, and converted. */
     k.y.dtype = MIXP_BF16;
-    t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
-    mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
+    mixp_tensor *t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+    mixp_tensor *mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
     if (!mask ||
         mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
         return NULL;
@@ -25344,8 +25377,9 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     const mixp_tensor *ids = c->in[0];
     mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
     mixp_gather_args k;
-    mixp_result r;
     if (!ones) return MIXP_ERR_MEMORY;
+
+    /* Backward of gather adds each 1 where its id points. */
     memset(&k, 0, sizeof k);
     k.outer = ids->count;
     k.n = p->classes;
@@ -25354,7 +25388,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     k.a = mixpi_tensor_in(ones);
     k.y = to;
     k.y.accumulate = 1;
-    r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
+    mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));
@@ -25726,6 +25760,7 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     const mixp_result r = MIXPI_RUN(c, unary, &mask);
     if (r != MIXP_OK) return r;
 
+    /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
     memset(&k, 0, sizeof k);
     k.rank = 1;
     k.shape[0] = mask.n;
@@ -25749,6 +25784,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     for (int i = 0; i < 3; i++)
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
+    /* The mean of the deviations, where it is finite, ... */
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = to.outer;
@@ -25760,6 +25796,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 
+    /* ... is subtracted from each. */
     mixp_binary_args again = p->k;
     again.a = mixpi_tensor_in(c->out);
     again.b = mixpi_tensor_in(c->saved[2]);
@@ -25897,7 +25934,6 @@ static unsigned mixpi_options_set(const mixp_loss_desc *d) {
 /* Copies desc, or zeros for NULL. Fails if it sets an option that the loss does not have. */
 static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigned has,
                                     const mixp_loss_desc *desc, mixp_loss_desc *d) {
-    unsigned more;
     int i = 0;
     memset(d, 0, sizeof *d);
     if (desc) *d = *desc;
@@ -25906,7 +25942,7 @@ static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigne
                                  "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or "
                                  "MIXP_REDUCE_NONE",
                                  loss, (int)d->reduction);
-    more = mixpi_options_set(d) & ~has;
+    unsigned more = mixpi_options_set(d) & ~has;
     if (!more) return MIXP_OK;
     while (!(more >> i & 1u)) i++;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -25952,6 +25988,8 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
     if (!c) return NULL;
+
+    /* One weight for each class; class weights do not train. */
     if (!mixpi_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
@@ -26026,6 +26064,8 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
     mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_smoothing_check(c, d->smoothing) != MIXP_OK) return NULL;
+
+    /* The options must fit targets that are probabilities of x's shape. */
     if (d->ignores) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "cross_entropy: targets that are probabilities have no option ignore; "
@@ -26036,10 +26076,13 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
         mixpi_bad_shapes(c, "targets are i32 indices [...], or probabilities of x's shape");
         return NULL;
     }
+
+    /* Weights that do not fit: class_weights says why. */
     if (d->weight && (d->weight->rank != 1 || d->weight->count != mixpi_last_dim(x))) {
         mixpi_class_weights(ctx, "cross_entropy", d->weight, mixpi_last_dim(x));
         return NULL;
     }
+
     mixpi_warn_of_maker(c);
     return mixpi_apply_loss_form(ctx, x, t, d, mixpi_form_soft_entropy);
 }
@@ -26165,6 +26208,8 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     mixp_loss_desc d;
     size_t i = 0;
     if (!ctx) return NULL;
+
+    /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -26175,6 +26220,7 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     }
     if (mixpi_options_of(ctx, mixp_op_builtin(loss)->name, kinds[i].has, desc, &d) != MIXP_OK)
         return NULL;
+
     if (kinds[i].kind == MIXP_LOSS_COUNT) return mixpi_apply_entropy(ctx, loss, x, target, &d);
     return mixpi_apply_compared(ctx, &kinds[i], x, target, &d);
 }
@@ -26203,6 +26249,8 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
+
+    /* The three have one shape, and the margin is above 0. */
     if (anchor->rank < 1 || !mixpi_shapes_equal(anchor, positive) ||
         !mixpi_shapes_equal(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
@@ -26213,6 +26261,8 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
                           "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
         return NULL;
     }
+
+    /* The anchor is the first tensor of the form; the others come with it. */
     memset(&p, 0, sizeof p);
     p.desc = d;
     p.more[0] = positive;
@@ -26415,13 +26465,12 @@ static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
 MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
                                            mixp_tensor *values, int right) {
     mixpi_outer o;
-    int64_t n;
-    int rank;
-    mixp_tensor *behind;
     mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
     if (!c || !values) return NULL;
-    rank = values->rank;
-    n = mixpi_last_dim(edges);
+
+    /* The edges are one row for all values, or a row for each row of values. */
+    int rank = values->rank;
+    int64_t n = mixpi_last_dim(edges);
     if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
         (edges->rank > 1 &&
          (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
@@ -26429,10 +26478,12 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
         mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
         return NULL;
     }
+
+    /* For each value, in f32: how many edges are behind it? */
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
     values = mixp_unsqueeze(ctx, values, -1);
-    behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
+    mixp_tensor *behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
     behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
     behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
     mixp_autocast_pop(ctx);
@@ -26463,6 +26514,8 @@ static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, c
 static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
     int part = 0;
     memset(e, 0, sizeof *e);
+
+    /* Each letter goes to its operand, or behind the arrow to the result. */
     for (const char *s = equation; s && *s; s++) {
         if (*s == ' ') continue;
         if (*s == ',' && part == 0) {
@@ -26483,8 +26536,11 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         e->kind[(int)*s] |= 1 << part;
         e->text[part][e->rank[part]++] = *s;
     }
+
     if (part == 0)
         return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
+
+    /* Without an arrow, a letter of one operand goes to the result. */
     for (int c = 'A'; c <= 'z'; c++) {
         const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
         if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B)) {
@@ -26560,6 +26616,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     a = mixpi_einsum_summed(ctx, e, a, 0, of_a);
     b = mixpi_einsum_summed(ctx, e, b, 1, of_b);
 
+    /* a becomes [batch, rows, summed], and b [batch, summed, columns]. */
     m[0] = mixpi_einsum_letters(e, of_a, batch, as_a);
     m[1] = mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_a);
     m[2] = mixpi_einsum_letters(e, of_a, both, as_a);
@@ -26569,6 +26626,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     a = mixp_reshape(ctx, mixpi_einsum_turn(ctx, a, of_a, as_a), 3, m);
     b = mixp_reshape(ctx, mixpi_einsum_turn(ctx, b, of_b, as_b), 3, n);
 
+    /* The product is [batch, rows, columns]; the result has an order of its own. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
     mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
@@ -26846,6 +26904,8 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
     if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
+
+    /* Above 0 the slope is 1; what is it below? */
     switch (k->op) {
     case MIXP_UNARY_CLAMP: /* strictly between its bounds, as the gradient passes     */
         if (mixp_bits_of_f32(k->p) != 0xFF800000u)
@@ -26864,6 +26924,7 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     case MIXP_UNARY_LEAKY_RELU: /* relu: p is 0 */ below = mixp_scale(ctx, d, k->p); break;
     default: return mixp_mul(ctx, d, mixpi_slope(ctx, k, x, c->out));
     }
+
     return mixp_where(ctx, mixp_gt(ctx, x, mixpi_constant(ctx, 0.0)), d, below);
 }
 
@@ -26930,10 +26991,13 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_POWER) return mixpi_power_tangent(c);
     if (op == MIXP_BINARY_ATAN2) return mixpi_atan2_tangent(c);
     if (op == MIXP_BINARY_PRELU) return mixpi_prelu_tangent(c);
+
     if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
     }
+
+    /* A product, in swiglu of silu(a) and b. */
     if (op == MIXP_BINARY_SWIGLU) {
         if (da) da = mixp_mul(ctx, da, mixpi_silu_slope(ctx, a));
         a = mixp_silu(ctx, a);
@@ -26979,6 +27043,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
         return mixp_reshape(c->ctx, d, y->rank, y->shape);
     if (c->op->forward == mixpi_deviation_forward)
         return mixp_sub(c->ctx, d, mixp_mean(c->ctx, d, ((mixpi_deviation *)c->attrs)->dim, 1));
+
+    /* Others are known by their row in the table. */
     while (id < MIXP_OP_COUNT && mixp_op_builtin((mixp_op_id)id) != c->op) id++;
     switch (id) {
     case MIXP_OP_EXPAND: return mixp_expand(c->ctx, d, y->rank, y->shape);
@@ -26991,6 +27057,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
         return mixpi_applied_tangent(c);
     default: break;
     }
+
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                       "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, "
                       "products and sums", c->op->name, c->op->name);
@@ -27019,6 +27086,8 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
     const uint64_t told = c->ctx->errors.reported;
     int i, follows = 0;
+
+    /* The inputs that have a tangent must have been recorded. */
     for (i = 0; i < c->n_in; i++) {
         if (!mixpi_tangent(c, i)) continue;
         follows = 1;
@@ -27027,8 +27096,11 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
                                      "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X,
                                      c->op->name);
     }
+
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* What is applied now is a part of the tangent of this operator. */
     c->ctx->tape.tangent_of = mixpi_called(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
@@ -27057,18 +27129,26 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     int64_t n = 0, i;
     list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
+
+    /* The operators that lead to y, newest first. */
     y->own.leads = 1;
     for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;
         mixpi_lead(&e->call, 1);
         list[n++] = e;
     }
+
+    /* Their tangents, oldest first. */
     x->own.tangent = d;
     for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
+
+    /* y's tangent is the result; all others are forgotten. */
     d = y->own.tangent;
     for (i = 0; i < n; i++) mixpi_lead(&list[i]->call, 0);
     x->own.tangent = y->own.tangent = NULL;
     y->own.leads = 0;
+
+    /* A y that does not depend on x has a tangent of zeros. */
     if (r != MIXP_OK) return NULL;
     if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
     if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
@@ -27087,6 +27167,8 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or nothing that it was made from required a "
                                  "gradient" MIXPI_ASK_X);
+
+    /* The tangent itself: real, and of the shape of x. */
     if (!mixpi_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                  "mixp_jvp: the tangent must be f32, f16 or "

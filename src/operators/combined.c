@@ -176,13 +176,12 @@ static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
 MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
                                            mixp_tensor *values, int right) {
     mixpi_outer o;
-    int64_t n;
-    int rank;
-    mixp_tensor *behind;
     mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
     if (!c || !values) return NULL;
-    rank = values->rank;
-    n = mixpi_last_dim(edges);
+
+    /* The edges are one row for all values, or a row for each row of values. */
+    int rank = values->rank;
+    int64_t n = mixpi_last_dim(edges);
     if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
         (edges->rank > 1 &&
          (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
@@ -190,10 +189,12 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
         mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
         return NULL;
     }
+
+    /* For each value, in f32: how many edges are behind it? */
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     if (edges->rank > 1) edges = mixp_unsqueeze(ctx, edges, -2);
     values = mixp_unsqueeze(ctx, values, -1);
-    behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
+    mixp_tensor *behind = right ? mixp_gt(ctx, edges, values) : mixp_ge(ctx, edges, values);
     behind = mixp_sum(ctx, mixp_cast(ctx, behind, MIXP_F32), -1, 0);
     behind = mixpi_integers(ctx, mixp_rsub(ctx, behind, (float)n));
     mixp_autocast_pop(ctx);

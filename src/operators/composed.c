@@ -114,6 +114,7 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     const mixp_result r = MIXPI_RUN(c, unary, &mask);
     if (r != MIXP_OK) return r;
 
+    /* An element of 1 chooses saved 0; there is no b, so that others become 0. */
     memset(&k, 0, sizeof k);
     k.rank = 1;
     k.shape[0] = mask.n;
@@ -137,6 +138,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     for (int i = 0; i < 3; i++)
         if (!mixp_call_save(c, i, MIXP_F32, mean->rank, mean->shape)) return MIXP_ERR_MEMORY;
 
+    /* The mean of the deviations, where it is finite, ... */
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = to.outer;
@@ -148,6 +150,7 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
     r = MIXPI_RUN(c, reduce, &k);
     if (r == MIXP_OK) r = mixpi_finite_or_0(c);
 
+    /* ... is subtracted from each. */
     mixp_binary_args again = p->k;
     again.a = mixpi_tensor_in(c->out);
     again.b = mixpi_tensor_in(c->saved[2]);

@@ -26,6 +26,8 @@ static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, c
 static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mixpi_einsum *e) {
     int part = 0;
     memset(e, 0, sizeof *e);
+
+    /* Each letter goes to its operand, or behind the arrow to the result. */
     for (const char *s = equation; s && *s; s++) {
         if (*s == ' ') continue;
         if (*s == ',' && part == 0) {
@@ -46,8 +48,11 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         e->kind[(int)*s] |= 1 << part;
         e->text[part][e->rank[part]++] = *s;
     }
+
     if (part == 0)
         return mixpi_einsum_wrong(ctx, equation, "it needs two operands, as in \"ij,jk\"");
+
+    /* Without an arrow, a letter of one operand goes to the result. */
     for (int c = 'A'; c <= 'z'; c++) {
         const int in = e->kind[c] & (MIXPI_OF_A | MIXPI_OF_B);
         if (part < 2 && (in == MIXPI_OF_A || in == MIXPI_OF_B)) {
@@ -123,6 +128,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     a = mixpi_einsum_summed(ctx, e, a, 0, of_a);
     b = mixpi_einsum_summed(ctx, e, b, 1, of_b);
 
+    /* a becomes [batch, rows, summed], and b [batch, summed, columns]. */
     m[0] = mixpi_einsum_letters(e, of_a, batch, as_a);
     m[1] = mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_a);
     m[2] = mixpi_einsum_letters(e, of_a, both, as_a);
@@ -132,6 +138,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     a = mixp_reshape(ctx, mixpi_einsum_turn(ctx, a, of_a, as_a), 3, m);
     b = mixp_reshape(ctx, mixpi_einsum_turn(ctx, b, of_b, as_b), 3, n);
 
+    /* The product is [batch, rows, columns]; the result has an order of its own. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
     mixpi_einsum_letters(e, of_a, MIXPI_OF_A | MIXPI_OF_RESULT, as_y);
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);

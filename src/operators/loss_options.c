@@ -46,7 +46,6 @@ static unsigned mixpi_options_set(const mixp_loss_desc *d) {
 /* Copies desc, or zeros for NULL. Fails if it sets an option that the loss does not have. */
 static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigned has,
                                     const mixp_loss_desc *desc, mixp_loss_desc *d) {
-    unsigned more;
     int i = 0;
     memset(d, 0, sizeof *d);
     if (desc) *d = *desc;
@@ -55,7 +54,7 @@ static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigne
                                  "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or "
                                  "MIXP_REDUCE_NONE",
                                  loss, (int)d->reduction);
-    more = mixpi_options_set(d) & ~has;
+    unsigned more = mixpi_options_set(d) & ~has;
     if (!more) return MIXP_OK;
     while (!(more >> i & 1u)) i++;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -101,6 +100,8 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
     if (!c) return NULL;
+
+    /* One weight for each class; class weights do not train. */
     if (!mixpi_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
@@ -175,6 +176,8 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
     mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
     if (mixpi_smoothing_check(c, d->smoothing) != MIXP_OK) return NULL;
+
+    /* The options must fit targets that are probabilities of x's shape. */
     if (d->ignores) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "cross_entropy: targets that are probabilities have no option ignore; "
@@ -185,10 +188,13 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
         mixpi_bad_shapes(c, "targets are i32 indices [...], or probabilities of x's shape");
         return NULL;
     }
+
+    /* Weights that do not fit: class_weights says why. */
     if (d->weight && (d->weight->rank != 1 || d->weight->count != mixpi_last_dim(x))) {
         mixpi_class_weights(ctx, "cross_entropy", d->weight, mixpi_last_dim(x));
         return NULL;
     }
+
     mixpi_warn_of_maker(c);
     return mixpi_apply_loss_form(ctx, x, t, d, mixpi_form_soft_entropy);
 }
@@ -314,6 +320,8 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     mixp_loss_desc d;
     size_t i = 0;
     if (!ctx) return NULL;
+
+    /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
@@ -324,6 +332,7 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     }
     if (mixpi_options_of(ctx, mixp_op_builtin(loss)->name, kinds[i].has, desc, &d) != MIXP_OK)
         return NULL;
+
     if (kinds[i].kind == MIXP_LOSS_COUNT) return mixpi_apply_entropy(ctx, loss, x, target, &d);
     return mixpi_apply_compared(ctx, &kinds[i], x, target, &d);
 }
@@ -352,6 +361,8 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
     if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
+
+    /* The three have one shape, and the margin is above 0. */
     if (anchor->rank < 1 || !mixpi_shapes_equal(anchor, positive) ||
         !mixpi_shapes_equal(anchor, negative)) {
         mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
@@ -362,6 +373,8 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
                           "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
         return NULL;
     }
+
+    /* The anchor is the first tensor of the form; the others come with it. */
     memset(&p, 0, sizeof p);
     p.desc = d;
     p.more[0] = positive;

@@ -191,6 +191,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixp_result r = mixpi_need_indices_after(c, 2);
     if (r == MIXP_OK) r = mixpi_smoothing_check(c, h->loss.k.smoothing);
     if (r != MIXP_OK) return r;
+
+    /* The shapes of all inputs, and the rows of a chunk. */
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
@@ -202,6 +204,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
                                  "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
                                  "or 0 for the default",
                                  (double)h->chunk);
+
+    /* One loss, or one for each target. */
     if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
@@ -502,11 +506,14 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
     mixp_tensor *one = mixp_activation(c->ctx, MIXP_F32, 0, NULL);
     mixp_tensor *slopes = mixp_activation(c->ctx, MIXP_F32, 1, &k.n);
     if (!one || !slopes) return MIXP_ERR_MEMORY;
+
+    /* The slopes: gradients of losses whose own gradients are 1. */
     k.dloss = mixpi_tensor_in(one);
     k.da = mixpi_tensor_out(slopes, 0);
     mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(one, 0), 1, 1.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, loss_backward, &k);
 
+    /* Backward of a product multiplies them by the gradients, and adds to da. */
     mixp_binary_args times;
     memset(&times, 0, sizeof times);
     times.op = MIXP_BINARY_MUL;
@@ -566,6 +573,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
     const mixp_loss_args *forward = &p->k;
     const int even = mixpi_loss_is_even(forward->kind);
     mixp_result r = MIXP_OK;
+
+    /* An even loss stays the same when its inputs are exchanged: one kernel serves both. */
     for (int i = 0; i <= even && r == MIXP_OK; i++) {
         mixp_loss_backward_args k;
         memset(&k, 0, sizeof k);
@@ -580,6 +589,8 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
         if (!k.da.data || !k.n) continue;
         r = forward->each ? mixpi_loss_back_each(c, k) : MIXPI_RUN(c, loss_backward, &k);
     }
+
+    /* Other losses make the target's gradient with operators. */
     return even || r != MIXP_OK ? r : mixpi_loss_back_target(c);
 }
 

@@ -85,14 +85,19 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
         return MIXP_ERR_MEMORY;
-    mixp_call_reads(c, 0, 3u); /* x and gamma */
+
+    /* The gradient of x reads x and gamma; gamma's reads x, and beta's neither. */
+    mixp_call_reads(c, 0, 3u);
     mixp_call_reads(c, 1, 1u);
     mixp_call_reads(c, 2, 0);
+
     k->gamma = mixpi_call_x(c, 1);
     k->beta = mixpi_call_x(c, 2);
     k->y = mixpi_call_y(c);
     k->mean = mixpi_saved(c, 0);
     k->rstd = mixpi_saved(c, 1);
+
+    /* With a second array, the kernel also adds x. */
     mixpi_norm_again(c, k);
     if (k->b.data) return MIXPI_RUN(c, add_norm, k);
     k->a = mixpi_call_x(c, 0);

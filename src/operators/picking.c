@@ -73,8 +73,9 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     const mixp_tensor *ids = c->in[0];
     mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
     mixp_gather_args k;
-    mixp_result r;
     if (!ones) return MIXP_ERR_MEMORY;
+
+    /* Backward of gather adds each 1 where its id points. */
     memset(&k, 0, sizeof k);
     k.outer = ids->count;
     k.n = p->classes;
@@ -83,7 +84,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
     k.a = mixpi_tensor_in(ones);
     k.y = to;
     k.y.accumulate = 1;
-    r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
+    mixp_result r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
     if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
     if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, ones->data, mixpi_bytes(ones));

@@ -94,7 +94,6 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t shape[MIXP_MAX_RANK];
-    int rank;
     const char *rule =
         p->linear ? "x[..., in], w[out, in], b[out]"
                   : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
@@ -102,11 +101,14 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
-    rank = p->batches.rank;
+
+    /* The result: the batches, then the rows of a and the columns of b where they exist. */
+    int rank = p->batches.rank;
     memcpy(shape, p->batches.n, sizeof shape);
     if (a->rank > 1) shape[rank++] = p->g.m;
     if (b->rank > 1) shape[rank++] = p->g.n;
     mixpi_product_plan(p);
+
     /* An operand's gradient is made from the other operand, a bias's from neither. */
     mixp_call_reads(c, 0, 1u << 1);
     mixp_call_reads(c, 1, 1u << 0);
@@ -136,6 +138,8 @@ static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_opera
     g.k = k;
     g.batch = 1;
     g.alpha = 1.0f;
+
+    /* The leading dimension is that of the array as it lies in memory. */
     g.a = a.at;
     g.b = b.at;
     g.trans_a = a.trans;
@@ -199,10 +203,8 @@ static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_g
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
-    mixp_gemm_args *g = &p->g, one;
-    int64_t calls = mixpi_product_calls(&p->batches), i, at[3];
+    mixp_gemm_args *g = &p->g;
     mixp_result r = MIXP_OK;
-    int again;
     g->alpha = 1.0f;
     g->lda = g->trans_a ? g->m : g->k;
     g->ldb = g->trans_b ? g->k : g->n;
@@ -211,15 +213,22 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
+
+    /* A linear asks its recipe; one that runs again keeps the answer. */
     if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
         r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
     if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
-    for (i = 0; i < calls && r == MIXP_OK; i++) {
-        one = *g;
+
+    /* The batches that one call of the kernel cannot do alone. */
+    const int64_t calls = mixpi_product_calls(&p->batches);
+    for (int64_t i = 0; i < calls && r == MIXP_OK; i++) {
+        int64_t at[3];
+        int again;
         mixpi_product_at(&p->batches, i, 0, at, &again);
+        mixp_gemm_args one = *g;
         one.c = mixpi_out_at(g->c, at[0]);
         one.a = mixpi_in_at(g->a, at[1]);
         one.b = mixpi_in_at(g->b, at[2]);
@@ -260,17 +269,22 @@ static mixp_result mixpi_product_sum(mixp_call *c, mixp_gemm_args *g, int64_t ba
     mixp_tensor *sums = NULL;
     int64_t count = g->m * g->n;
     mixp_result r = MIXP_OK;
+
+    /* A sum of many for a low result needs memory for f32. */
     if (batch > 1 && out.dtype != MIXP_F32) {
         sums = mixp_activation(ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
         g->c = mixpi_tensor_out(sums, 0);
     }
+
+    /* Each product is added to those before it. */
     for (; batch > 0 && r == MIXP_OK; batch--) {
         r = MIXPI_RUN(c, gemm, g);
         g->a = mixpi_in_at(g->a, g->stride_a);
         g->b = mixpi_in_at(g->b, g->stride_b);
         g->c.accumulate = 1;
     }
+
     if (!sums) return r;
     if (r == MIXP_OK) r = mixpi_add_into(ctx, out, mixpi_tensor_in(sums), count);
     mixpi_arena_free(ctx, &ctx->memory.dev, sums->data, mixpi_bytes(sums));

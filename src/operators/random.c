@@ -81,16 +81,17 @@ MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int ra
 MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
                                         const int64_t *shape, float p) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
-    mixp_tensor *t, *mask;
     if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_bernoulli: p is %g; it must be in [0, 1]",
                           (double)p);
         return NULL;
     }
     if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+
+    /* A mask is drawn in bf16, which has 0 and 1, and converted. */
     k.y.dtype = MIXP_BF16;
-    t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
-    mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
+    mixp_tensor *t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+    mixp_tensor *mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
     if (!mask ||
         mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) != MIXP_OK)
         return NULL;

@@ -330,6 +330,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank);
     if (*axis < 0 || !x->rank) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+
+    /* The sizes along the axis are added; all others are equal. */
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)

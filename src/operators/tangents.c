@@ -122,6 +122,8 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
     if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
+
+    /* Above 0 the slope is 1; what is it below? */
     switch (k->op) {
     case MIXP_UNARY_CLAMP: /* strictly between its bounds, as the gradient passes     */
         if (mixp_bits_of_f32(k->p) != 0xFF800000u)
@@ -140,6 +142,7 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     case MIXP_UNARY_LEAKY_RELU: /* relu: p is 0 */ below = mixp_scale(ctx, d, k->p); break;
     default: return mixp_mul(ctx, d, mixpi_slope(ctx, k, x, c->out));
     }
+
     return mixp_where(ctx, mixp_gt(ctx, x, mixpi_constant(ctx, 0.0)), d, below);
 }
 
@@ -206,10 +209,13 @@ static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
     if (op == MIXP_BINARY_POWER) return mixpi_power_tangent(c);
     if (op == MIXP_BINARY_ATAN2) return mixpi_atan2_tangent(c);
     if (op == MIXP_BINARY_PRELU) return mixpi_prelu_tangent(c);
+
     if (op == MIXP_BINARY_DIV) { /* (da - y db) / b */
         if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
         return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
     }
+
+    /* A product, in swiglu of silu(a) and b. */
     if (op == MIXP_BINARY_SWIGLU) {
         if (da) da = mixp_mul(ctx, da, mixpi_silu_slope(ctx, a));
         a = mixp_silu(ctx, a);
@@ -255,6 +261,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
         return mixp_reshape(c->ctx, d, y->rank, y->shape);
     if (c->op->forward == mixpi_deviation_forward)
         return mixp_sub(c->ctx, d, mixp_mean(c->ctx, d, ((mixpi_deviation *)c->attrs)->dim, 1));
+
+    /* Others are known by their row in the table. */
     while (id < MIXP_OP_COUNT && mixp_op_builtin((mixp_op_id)id) != c->op) id++;
     switch (id) {
     case MIXP_OP_EXPAND: return mixp_expand(c->ctx, d, y->rank, y->shape);
@@ -267,6 +275,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
         return mixpi_applied_tangent(c);
     default: break;
     }
+
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                       "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, "
                       "products and sums", c->op->name, c->op->name);
@@ -295,6 +304,8 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
     const uint64_t told = c->ctx->errors.reported;
     int i, follows = 0;
+
+    /* The inputs that have a tangent must have been recorded. */
     for (i = 0; i < c->n_in; i++) {
         if (!mixpi_tangent(c, i)) continue;
         follows = 1;
@@ -303,8 +314,11 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
                                      "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X,
                                      c->op->name);
     }
+
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
+
+    /* What is applied now is a part of the tangent of this operator. */
     c->ctx->tape.tangent_of = mixpi_called(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
@@ -333,18 +347,26 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     int64_t n = 0, i;
     list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->tape.calls + 1) * sizeof e);
     if (!list) return NULL;
+
+    /* The operators that lead to y, newest first. */
     y->own.leads = 1;
     for (e = ctx->tape.newest; e; e = e->older) {
         if (!e->call.out->own.leads) continue;
         mixpi_lead(&e->call, 1);
         list[n++] = e;
     }
+
+    /* Their tangents, oldest first. */
     x->own.tangent = d;
     for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
+
+    /* y's tangent is the result; all others are forgotten. */
     d = y->own.tangent;
     for (i = 0; i < n; i++) mixpi_lead(&list[i]->call, 0);
     x->own.tangent = y->own.tangent = NULL;
     y->own.leads = 0;
+
+    /* A y that does not depend on x has a tangent of zeros. */
     if (r != MIXP_OK) return NULL;
     if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
     if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
@@ -363,6 +385,8 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or nothing that it was made from required a "
                                  "gradient" MIXPI_ASK_X);
+
+    /* The tangent itself: real, and of the shape of x. */
     if (!mixpi_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                  "mixp_jvp: the tangent must be f32, f16 or "
