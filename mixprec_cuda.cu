@@ -718,7 +718,7 @@ inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL
 
 /* Clears the error that a failed call left for cudaGetLastError. After a success, keeps the
  * program's own error there. */
-inline void quiet(cudaError_t e) {
+inline void clear_error(cudaError_t e) {
     if (e != cudaSuccess) cudaGetLastError();
 }
 
@@ -734,7 +734,7 @@ inline PrimaryState *find_primary_state() {
     cudaError_t e =
         cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
 #endif
-    quiet(e);
+    clear_error(e);
     return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
 }
 inline bool has_context(int ordinal) {
@@ -754,10 +754,10 @@ class OnDevice {
         if (now < 0) return;
         error = cudaGetDevice(&before);
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
-        quiet(error);
+        clear_error(error);
     }
     ~OnDevice() {
-        if (before != now && has_context(before)) quiet(cudaSetDevice(before));
+        if (before != now && has_context(before)) clear_error(cudaSetDevice(before));
     }
     cudaError_t error; /* why the GPU could not be made current                     */
   private:
@@ -1299,8 +1299,8 @@ inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
 
     /* Free the smaller copy when no queued work writes it any more. */
-    if (s->post[slot]) quiet(cudaStreamSynchronize(s->stream));
-    if (s->post[slot]) quiet(cudaFreeHost(s->post[slot]));
+    if (s->post[slot]) clear_error(cudaStreamSynchronize(s->stream));
+    if (s->post[slot]) clear_error(cudaFreeHost(s->post[slot]));
     s->post[slot] = NULL;
     s->post_bytes[slot] = 0;
 
@@ -1434,7 +1434,7 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     cudaGraph_t recorded = NULL;
     mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
-    if (recorded) quiet(cudaGraphDestroy(recorded));
+    if (recorded) clear_error(cudaGraphDestroy(recorded));
 
     /* Fill the stages of uploads that every replay repeats. */
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
@@ -1484,7 +1484,7 @@ void device_close(mixp_exec *x) {
     if (!s) return;
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
-    if (s->stream) quiet(cudaStreamSynchronize(s->stream));
+    if (s->stream) clear_error(cudaStreamSynchronize(s->stream));
 
     /* Free the products' plans and workspace. */
     if (s->plans) s->free_plans(s);
@@ -1494,18 +1494,18 @@ void device_close(mixp_exec *x) {
 
     /* Free pinned and device memory, with the events of its copies. */
     for (int i = 0; i < ring_pieces; i++)
-        if (s->sent[i]) quiet(cudaEventDestroy(s->sent[i]));
+        if (s->sent[i]) clear_error(cudaEventDestroy(s->sent[i]));
     for (int i = 0; i < post_slots; i++) {
-        if (s->post_sent[i]) quiet(cudaEventDestroy(s->post_sent[i]));
-        if (s->post[i]) quiet(cudaFreeHost(s->post[i]));
+        if (s->post_sent[i]) clear_error(cudaEventDestroy(s->post_sent[i]));
+        if (s->post[i]) clear_error(cudaFreeHost(s->post[i]));
     }
-    if (s->ring) quiet(cudaFreeHost(s->ring));
+    if (s->ring) clear_error(cudaFreeHost(s->ring));
     memory_free(s, s->block);
-    if (s->shared) quiet(cudaFreeHost(s->shared));
+    if (s->shared) clear_error(cudaFreeHost(s->shared));
 
     /* Destroy our streams, and give the program's own back. */
-    if (s->recorder && s->recorder != s->stream) quiet(cudaStreamDestroy(s->recorder));
-    if (s->stream && !s->given) quiet(cudaStreamDestroy(s->stream));
+    if (s->recorder && s->recorder != s->stream) clear_error(cudaStreamDestroy(s->recorder));
+    if (s->stream && !s->given) clear_error(cudaStreamDestroy(s->stream));
     x->stream = s->given;
     x->state = NULL;
     host_free(s->host, s);
@@ -2061,7 +2061,7 @@ __global__ void __launch_bounds__(map_threads)
 }
 
 /* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
-inline bool group(Copy *c, int width, uintptr_t bytes) {
+inline bool group_elements(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     const int last = x.rank - 1;
     if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
@@ -2082,7 +2082,7 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
     /* Move the widest units that the copy allows. */
     const int size = dtype_bytes(c->dst.dtype);
     int unit = 16;
-    while (unit > size && !group(c, unit / size, (uintptr_t)unit)) unit /= 2;
+    while (unit > size && !group_elements(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
 
     const unsigned grid = grid_for(c->units, map_threads);
@@ -2094,7 +2094,7 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
-    c->width = group(c, 8, 16) ? 8 : 1;
+    c->width = group_elements(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
     return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }
@@ -5461,7 +5461,7 @@ const int gather_row_bytes = 48 * 1024;
 inline int64_t gather_row_size(const mixp_gather_args &k) {
     return (int64_t)sizeof(float) * (k.n + warp_size) + (int64_t)sizeof(int32_t) * warp_size;
 }
-inline bool gathers_rows(const mixp_gather_args &k) {
+inline bool is_kept_gather(const mixp_gather_args &k) {
     return k.inner == 1 && k.m >= 8 && k.n <= 4 * k.m && gather_row_size(k) <= gather_row_bytes;
 }
 
@@ -5471,15 +5471,18 @@ __device__ inline float rounded_to(mixp_dtype d, float x) {
 
 __global__ void __launch_bounds__(team_threads)
     gather_back_rows(const __grid_constant__ GatherJob s) {
+    /* A warp's part of shared memory: the row's sums, then 32 values and their ids. */
     MIXPI_DYNAMIC_SHARED(float, shared);
     int warps = (int)blockDim.x / warp_size, lane = (int)threadIdx.x % warp_size;
     float *sums = shared + (int64_t)((int)threadIdx.x / warp_size) * (s.n + 2 * warp_size);
     float *values = sums + s.n;
     int32_t *ids = (int32_t *)(void *)(values + warp_size);
+
     int64_t o = (int64_t)blockIdx.x * warps + (int)threadIdx.x / warp_size;
     for (; o < s.outer; o += (int64_t)gridDim.x * warps) {
         for (int64_t j = lane; j < s.n; j += warp_size) sums[j] = get1(as_in(s.y), o * s.n + j);
         for (int64_t first = 0; first < s.m; first += warp_size) {
+            /* Read 32 values and their ids, one in each lane. */
             int64_t from = o * s.m + first + lane;
             bool there = first + lane < s.m;
             ids[lane] = there ? s.ids[from] : -1;
@@ -5487,6 +5490,8 @@ __global__ void __launch_bounds__(team_threads)
                 note_fault(s.fault, FAULT_GATHER_ID, from, ids[lane]);
             values[lane] = there ? get1(s.a, from) : 0.0f;
             __syncwarp();
+
+            /* Add them in order, with lane 0. */
             for (int i = 0; lane == 0 && i < warp_size; i++)
                 if (is_id(ids[i], s.n))
                     sums[ids[i]] = rounded_to(s.y.dtype, __fadd_rn(sums[ids[i]], values[i]));
@@ -5527,7 +5532,7 @@ __global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant
 }
 
 /* Rotates the pair (p, q) by angle k of those at `row`. */
-__device__ inline void rope_turn(const RopeJob &s, int64_t row, int k, float *p, float *q) {
+__device__ inline void rotate_pair(const RopeJob &s, int64_t row, int k, float *p, float *q) {
     float c = s.cosine[row + k], w = s.back ? -s.sine[row + k] : s.sine[row + k];
     float turned = fmaf(*p, c, -__fmul_rn(*q, w));
     *q = fmaf(*q, c, __fmul_rn(*p, w));
@@ -5538,6 +5543,7 @@ __device__ inline void rope_turn(const RopeJob &s, int64_t row, int k, float *p,
 __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * (half / 8); i += (int64_t)gridDim.x * team_threads) {
+        /* Read both eights. */
         int64_t head = i / (half / 8), pair = i % (half / 8) * 8;
         int64_t row = head / s.heads % s.t * half + pair;
         int64_t first = head * s.d + (s.interleaved ? 2 * pair : pair);
@@ -5545,16 +5551,19 @@ __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constan
         float a[8], b[8];
         get8(s.a, first, a);
         get8(s.a, second, b);
+
+        /* Rotate the pairs: neighbours in an eight, or the same place in both eights. */
         if (s.interleaved) {
             MIXPI_UNROLL
             for (int k = 0; k < 4; k++) {
-                rope_turn(s, row, k, a + 2 * k, a + 2 * k + 1);
-                rope_turn(s, row, k + 4, b + 2 * k, b + 2 * k + 1);
+                rotate_pair(s, row, k, a + 2 * k, a + 2 * k + 1);
+                rotate_pair(s, row, k + 4, b + 2 * k, b + 2 * k + 1);
             }
         } else {
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) rope_turn(s, row, k, a + k, b + k);
+            for (int k = 0; k < 8; k++) rotate_pair(s, row, k, a + k, b + k);
         }
+
         store8(s.y, first, 8, true, a);
         store8(s.y, second, 8, true, b);
     }
@@ -5639,7 +5648,7 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0 || k->m <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
-    if (gathers_rows(*k)) {
+    if (is_kept_gather(*k)) {
         int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
         return on.launched("gather_backward",
                            MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
@@ -7491,8 +7500,8 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
     if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
-    if (from) quiet(cudaEventDestroy(from));
-    if (to) quiet(cudaEventDestroy(to));
+    if (from) clear_error(cudaEventDestroy(from));
+    if (to) clear_error(cudaEventDestroy(to));
     if (e == cudaSuccess && taken < *ms) *ms = taken;
     return k->launched("gemm", e);
 }

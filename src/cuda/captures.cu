@@ -80,7 +80,7 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     cudaGraph_t recorded = NULL;
     mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
-    if (recorded) quiet(cudaGraphDestroy(recorded));
+    if (recorded) clear_error(cudaGraphDestroy(recorded));
 
     /* Fill the stages of uploads that every replay repeats. */
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
@@ -130,7 +130,7 @@ void device_close(mixp_exec *x) {
     if (!s) return;
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
-    if (s->stream) quiet(cudaStreamSynchronize(s->stream));
+    if (s->stream) clear_error(cudaStreamSynchronize(s->stream));
 
     /* Free the products' plans and workspace. */
     if (s->plans) s->free_plans(s);
@@ -140,18 +140,18 @@ void device_close(mixp_exec *x) {
 
     /* Free pinned and device memory, with the events of its copies. */
     for (int i = 0; i < ring_pieces; i++)
-        if (s->sent[i]) quiet(cudaEventDestroy(s->sent[i]));
+        if (s->sent[i]) clear_error(cudaEventDestroy(s->sent[i]));
     for (int i = 0; i < post_slots; i++) {
-        if (s->post_sent[i]) quiet(cudaEventDestroy(s->post_sent[i]));
-        if (s->post[i]) quiet(cudaFreeHost(s->post[i]));
+        if (s->post_sent[i]) clear_error(cudaEventDestroy(s->post_sent[i]));
+        if (s->post[i]) clear_error(cudaFreeHost(s->post[i]));
     }
-    if (s->ring) quiet(cudaFreeHost(s->ring));
+    if (s->ring) clear_error(cudaFreeHost(s->ring));
     memory_free(s, s->block);
-    if (s->shared) quiet(cudaFreeHost(s->shared));
+    if (s->shared) clear_error(cudaFreeHost(s->shared));
 
     /* Destroy our streams, and give the program's own back. */
-    if (s->recorder && s->recorder != s->stream) quiet(cudaStreamDestroy(s->recorder));
-    if (s->stream && !s->given) quiet(cudaStreamDestroy(s->stream));
+    if (s->recorder && s->recorder != s->stream) clear_error(cudaStreamDestroy(s->recorder));
+    if (s->stream && !s->given) clear_error(cudaStreamDestroy(s->stream));
     x->stream = s->given;
     x->state = NULL;
     host_free(s->host, s);

@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(map_threads)
 }
 
 /* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
-inline bool group(Copy *c, int width, uintptr_t bytes) {
+inline bool group_elements(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     const int last = x.rank - 1;
     if (last < 0 || x.s[0][last] != 1 || x.s[1][last] != 1 || x.n[last] % width) return false;
@@ -226,7 +226,7 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
     /* Move the widest units that the copy allows. */
     const int size = dtype_bytes(c->dst.dtype);
     int unit = 16;
-    while (unit > size && !group(c, unit / size, (uintptr_t)unit)) unit /= 2;
+    while (unit > size && !group_elements(c, unit / size, (uintptr_t)unit)) unit /= 2;
     c->units = count_of(c->axes);
 
     const unsigned grid = grid_for(c->units, map_threads);
@@ -238,7 +238,7 @@ inline cudaError_t launch_bits(Copy *c, cudaStream_t stream) {
 }
 
 inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
-    c->width = group(c, 8, 16) ? 8 : 1;
+    c->width = group_elements(c, 8, 16) ? 8 : 1;
     c->units = count_of(c->axes);
     return MIXPI_LAUNCH(copy_real, grid_for(c->units, map_threads), map_threads, 0, stream, *c);
 }

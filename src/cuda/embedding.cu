@@ -204,7 +204,7 @@ const int gather_row_bytes = 48 * 1024;
 inline int64_t gather_row_size(const mixp_gather_args &k) {
     return (int64_t)sizeof(float) * (k.n + warp_size) + (int64_t)sizeof(int32_t) * warp_size;
 }
-inline bool gathers_rows(const mixp_gather_args &k) {
+inline bool is_kept_gather(const mixp_gather_args &k) {
     return k.inner == 1 && k.m >= 8 && k.n <= 4 * k.m && gather_row_size(k) <= gather_row_bytes;
 }
 
@@ -214,15 +214,18 @@ __device__ inline float rounded_to(mixp_dtype d, float x) {
 
 __global__ void __launch_bounds__(team_threads)
     gather_back_rows(const __grid_constant__ GatherJob s) {
+    /* A warp's part of shared memory: the row's sums, then 32 values and their ids. */
     MIXPI_DYNAMIC_SHARED(float, shared);
     int warps = (int)blockDim.x / warp_size, lane = (int)threadIdx.x % warp_size;
     float *sums = shared + (int64_t)((int)threadIdx.x / warp_size) * (s.n + 2 * warp_size);
     float *values = sums + s.n;
     int32_t *ids = (int32_t *)(void *)(values + warp_size);
+
     int64_t o = (int64_t)blockIdx.x * warps + (int)threadIdx.x / warp_size;
     for (; o < s.outer; o += (int64_t)gridDim.x * warps) {
         for (int64_t j = lane; j < s.n; j += warp_size) sums[j] = get1(as_in(s.y), o * s.n + j);
         for (int64_t first = 0; first < s.m; first += warp_size) {
+            /* Read 32 values and their ids, one in each lane. */
             int64_t from = o * s.m + first + lane;
             bool there = first + lane < s.m;
             ids[lane] = there ? s.ids[from] : -1;
@@ -230,6 +233,8 @@ __global__ void __launch_bounds__(team_threads)
                 note_fault(s.fault, FAULT_GATHER_ID, from, ids[lane]);
             values[lane] = there ? get1(s.a, from) : 0.0f;
             __syncwarp();
+
+            /* Add them in order, with lane 0. */
             for (int i = 0; lane == 0 && i < warp_size; i++)
                 if (is_id(ids[i], s.n))
                     sums[ids[i]] = rounded_to(s.y.dtype, __fadd_rn(sums[ids[i]], values[i]));
@@ -270,7 +275,7 @@ __global__ void __launch_bounds__(team_threads) rope_pairs(const __grid_constant
 }
 
 /* Rotates the pair (p, q) by angle k of those at `row`. */
-__device__ inline void rope_turn(const RopeJob &s, int64_t row, int k, float *p, float *q) {
+__device__ inline void rotate_pair(const RopeJob &s, int64_t row, int k, float *p, float *q) {
     float c = s.cosine[row + k], w = s.back ? -s.sine[row + k] : s.sine[row + k];
     float turned = fmaf(*p, c, -__fmul_rn(*q, w));
     *q = fmaf(*q, c, __fmul_rn(*p, w));
@@ -281,6 +286,7 @@ __device__ inline void rope_turn(const RopeJob &s, int64_t row, int k, float *p,
 __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.rows * s.t * s.heads * (half / 8); i += (int64_t)gridDim.x * team_threads) {
+        /* Read both eights. */
         int64_t head = i / (half / 8), pair = i % (half / 8) * 8;
         int64_t row = head / s.heads % s.t * half + pair;
         int64_t first = head * s.d + (s.interleaved ? 2 * pair : pair);
@@ -288,16 +294,19 @@ __global__ void __launch_bounds__(team_threads) rope_eights(const __grid_constan
         float a[8], b[8];
         get8(s.a, first, a);
         get8(s.a, second, b);
+
+        /* Rotate the pairs: neighbours in an eight, or the same place in both eights. */
         if (s.interleaved) {
             MIXPI_UNROLL
             for (int k = 0; k < 4; k++) {
-                rope_turn(s, row, k, a + 2 * k, a + 2 * k + 1);
-                rope_turn(s, row, k + 4, b + 2 * k, b + 2 * k + 1);
+                rotate_pair(s, row, k, a + 2 * k, a + 2 * k + 1);
+                rotate_pair(s, row, k + 4, b + 2 * k, b + 2 * k + 1);
             }
         } else {
             MIXPI_UNROLL
-            for (int k = 0; k < 8; k++) rope_turn(s, row, k, a + k, b + k);
+            for (int k = 0; k < 8; k++) rotate_pair(s, row, k, a + k, b + k);
         }
+
         store8(s.y, first, 8, true, a);
         store8(s.y, second, 8, true, b);
     }
@@ -382,7 +391,7 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (!k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0 || k->m <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
-    if (gathers_rows(*k)) {
+    if (is_kept_gather(*k)) {
         int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
         return on.launched("gather_backward",
                            MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),

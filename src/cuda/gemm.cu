@@ -686,8 +686,8 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
     if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
-    if (from) quiet(cudaEventDestroy(from));
-    if (to) quiet(cudaEventDestroy(to));
+    if (from) clear_error(cudaEventDestroy(from));
+    if (to) clear_error(cudaEventDestroy(to));
     if (e == cudaSuccess && taken < *ms) *ms = taken;
     return k->launched("gemm", e);
 }

@@ -260,8 +260,8 @@ inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
 
     /* Free the smaller copy when no queued work writes it any more. */
-    if (s->post[slot]) quiet(cudaStreamSynchronize(s->stream));
-    if (s->post[slot]) quiet(cudaFreeHost(s->post[slot]));
+    if (s->post[slot]) clear_error(cudaStreamSynchronize(s->stream));
+    if (s->post[slot]) clear_error(cudaFreeHost(s->post[slot]));
     s->post[slot] = NULL;
     s->post_bytes[slot] = 0;
 

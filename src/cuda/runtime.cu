@@ -122,7 +122,7 @@ inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL
 
 /* Clears the error that a failed call left for cudaGetLastError. After a success, keeps the
  * program's own error there. */
-inline void quiet(cudaError_t e) {
+inline void clear_error(cudaError_t e) {
     if (e != cudaSuccess) cudaGetLastError();
 }
 
@@ -138,7 +138,7 @@ inline PrimaryState *find_primary_state() {
     cudaError_t e =
         cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
 #endif
-    quiet(e);
+    clear_error(e);
     return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found : NULL;
 }
 inline bool has_context(int ordinal) {
@@ -158,10 +158,10 @@ class OnDevice {
         if (now < 0) return;
         error = cudaGetDevice(&before);
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
-        quiet(error);
+        clear_error(error);
     }
     ~OnDevice() {
-        if (before != now && has_context(before)) quiet(cudaSetDevice(before));
+        if (before != now && has_context(before)) clear_error(cudaSetDevice(before));
     }
     cudaError_t error; /* why the GPU could not be made current                     */
   private:
