@@ -560,11 +560,14 @@ MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
         x.nan = a == 0xFFu;
         return x;
     }
+
     e = (int)(a >> f.mantissa_bits);
     m = a & mixpi_ones(f.mantissa_bits);
     if (e) m |= (uint64_t)1 << f.mantissa_bits;
     else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
+
+    /* Inf and NaN. */
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
     if (f.special == MIXP_SPECIAL_FNUZ) x.nan = code == (uint64_t)1 << width;
     else x.nan = a > max && !x.inf;
@@ -619,6 +622,8 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
     if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
     if (x.nan || x.inf || (scale && x.negative && x.significand))
         return mixpi_pack_special(f, x, saturate);
+
+    /* How many bits fall off? */
     if (e < 1) {                        /* a subnormal */
         shift += 1 - e;
         e = 1;
@@ -627,10 +632,14 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
         x.significand = shift < 126 ? x.significand >> (shift - 63) : 0;
         shift = 63;
     }
+
+    /* Exponent and significand in one sum, rounded. */
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
     if (!x.significand) code = 0;
     else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
                                            (int)(code & 1u) ^ scale, stochastic, random);
+
+    /* The first code of a scale, overflow, and the sign. */
     if (scale && code) code--;
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
     if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
@@ -697,6 +706,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
     if (a > 0x7F800000u)
         return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) | (a & 0x7FFFFFu) >> shift;
+
+    /* How many bits fall off? */
     if (e < 1) {                        /* a subnormal */
         shift += 1 - e;
         e = 1;
@@ -705,6 +716,7 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
         m = shift < 62 ? m >> (shift - 31) : 0u;
         shift = 31;
     }
+
     add = stochastic ? ~random >> (32 - shift)
                      : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
     code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);
@@ -1071,10 +1083,14 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
         mixpi_scaler_foresee(s, r);
         return;
     }
+
+    /* Have enough steps been clean? */
     if (s->growth_tracker < interval - 1 + r->delay) {
         s->growth_tracker++;
         return;
     }
+
+    /* The scale grows. */
     s->growth_tracker = r->delay;
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
@@ -1481,6 +1497,8 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 #endif
     default: break;
     }
+
+    /* First the warm-up; a schedule begins at its end. */
     if (t < 0) return mixpi_warm_up(s, lr, applied);
     switch (s->kind) {
     case MIXP_SCHEDULE_CONSTANT: return lr;
@@ -1778,11 +1796,15 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
     if (step->skip) return;
+
+    /* The worst of the numbers that the plan judges. */
     s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
     for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
         if ((int)plan->spike.of >> kind & 1)
             mixpi_spike_judge(plan, s, kind, values[kind]);
     mixpi_spike_settle(plan, s);
+
+    /* A spike is skipped; what is no spike enters the averages. */
     if (s->of) {
         step->skip = 1;
         if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
@@ -1879,6 +1901,8 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     int found = s->stats.found_inf != 0;
     int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
+
+    /* What must be equal on all ranks. */
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -1891,6 +1915,8 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_WEIGHTS] = (double)plan->weights;
     row[MIXP_AGREE_GRADED] = (double)plan->graded;
     row[MIXP_AGREE_GUARD] = (double)plan->guard;
+
+    /* What each rank found by itself. */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -1965,6 +1991,8 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     s->agreed.part_rank = part_rank;    /* of the newest look in parts */
+
+    /* Inf on one rank is Inf on all; the loss is the mean. */
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
@@ -1975,6 +2003,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
+
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
@@ -2082,6 +2111,8 @@ MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_sca
         return;
     }
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+
+    /* amsgrad divides by the largest second moment so far. */
     top = *v;
     if (kind != MIXP_OPTIMIZER_NADAM) {
         top = *third > top ? *third : top;
@@ -8770,11 +8801,13 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
     if (r != MIXP_OK) return r;
 
+    /* The scale of the array, then the codes. */
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
 
+    /* What products multiply by to undo it. */
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
@@ -9133,6 +9166,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     }
     if (steps < job->depth) steps = job->depth;
 
+    /* One piece after another. */
     s->a_pack = mixpi_carve(&c, packed * ld);
     s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
@@ -9436,7 +9470,7 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
 
 static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
                                        mixpi_pairs have, int64_t lanes, mixp_task task) {
-    int64_t many = k->b * k->heads, workers;
+    int64_t many = k->b * k->heads;
     const int64_t work = mixpi_attention_work(k, lanes);
     mixpi_attention_job job;
     mixpi_attention_room room;
@@ -9450,8 +9484,9 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
-    workers = mixpi_workers(x, work);
-    if (many < 2 * workers) /* too few heads: cut them by queries */
+    /* Too few heads are cut by queries. */
+    int64_t workers = mixpi_workers(x, work);
+    if (many < 2 * workers)
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 
@@ -10308,14 +10343,20 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
         m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
         e = mixpi_vbits_max(e, mixpi_vbits_all(1));
     }
+
+    /* How many bits fall off, and what rounds those that stay? */
     shift = mixpi_vbits_max(mixpi_vbits_all(cut), cut + lift - e);
     if (stochastic) m >>= mixpi_vbits_min(mixpi_vbits_max(shift - 31u, zero), last);
     shift = mixpi_vbits_min(shift, last);
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
+
+    /* Exponent and mantissa in one sum; a carry goes on into the exponent. */
     e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
     m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
+
+    /* NaN, which keeps its payload where there is room, and the sign. */
     nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
     m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
@@ -10344,12 +10385,16 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
     mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
+
+    /* Inf and NaN. */
     if (from == MIXP_F8_E4M3) {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
     } else {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), r + lift, r);
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top + 1u), r | 0x400000u, r);
     }
+
+    /* Subnormals, and the sign. */
     r = mixpi_vbits_gt(mixpi_vbits_all(0x800000u >> cut), a, (mixpi_vbits)tiny, r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }
@@ -10803,6 +10848,8 @@ MIXPI_RARE void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *s
         if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
         if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
     }
+
+    /* The rest goes through a copy of 16. */
     if (left == 0) return;
     memcpy(rest, src + whole, left * sizeof *rest);
     MIXPI_P(narrow_rounded)(to, end, rest, 16, r, key, index + (uint64_t)whole);
@@ -11154,6 +11201,8 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
+
+    /* e and f; a subnormal is multiplied by 2^23 first. */
     mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
     memcpy(u, t, sizeof u);
     for (int i = 0; i < 16; i++) {
@@ -11165,11 +11214,15 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
                    mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+
+    /* The polynomial of log(1 + f), and e log 2 in two parts. */
     q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
                     0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
     q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
+
+    /* Inf, 0, negative numbers and NaN. */
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
     bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
                            mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
@@ -11695,6 +11748,8 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
     default: MIXPI_P(value)(fn, p, q, y, s, full);
     }
+
+    /* The last elements, with zeros behind them. */
     if (left == 0) return;
     memset(t, 0, sizeof t);
     for (j = 0; j < 3; j++) {
@@ -11806,11 +11861,14 @@ MIXPI_K void MIXPI_P(sum_unit)(const void *job, int64_t unit) {
         MIXPI_P(sum_fold)(acc, n, s->out_cols);
         n = s->out_cols;
     }
+
+    /* One of several runs leaves its sums to sum_join. */
     if (s->runs > 1) {
         float *to = s->partial + mixpi_sum_partial(s, run, output) + j;
         memcpy(to, acc, (size_t)n * sizeof *acc);
         return;
     }
+
     for (i = 0; i < n; i++) acc[i] *= s->factor;
     MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
@@ -12007,12 +12065,15 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
     int64_t j;
+
+    /* rope_turn wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
     for (j = 0; j < n; j++) {
         p[j] = a[2 * j];
         q[j] = a[2 * j + 1];
     }
+
     MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     for (j = 0; j < n; j++) {
@@ -12424,6 +12485,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = 0.0f, log_sum = 0.0f;
     double smooth = (double)k->smoothing;
+
+    /* The largest logit and the sum of exponentials; backward reads them too. */
     if (!k->logs) {
         max = MIXPI_P(row_max)(k->logits, at, k->cols);
         const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
@@ -12431,6 +12494,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
         k->top_rsum[2 * row] = max;
         k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     }
+
+    /* The loss of the target; smoothing mixes in those of all classes. */
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -12447,6 +12512,8 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
                                         mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
     const int64_t target = k->targets[row];
     float buf[MIXPI_BLOCK];
+
+    /* What all classes share. */
     if (k->logs) {
         memset(d, 0, MIXPI_BLOCK * sizeof *d);
     } else {
@@ -12455,6 +12522,8 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
         MIXPI_P(floats_exp)(d, a, -top, n);
         MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
     }
+
+    /* What the target and smoothing add. */
     if (target >= i && target < i + n) d[target - i] -= s.hot;
     if (k->weights && k->smoothing > 0.0f) {
         MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);
@@ -12865,6 +12934,7 @@ MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
     float         sums[32 * MIXPI_NR];
     int64_t       p;
 
+    /* Each register has a quarter of the tile. */
     MIXPI_AMX_ZERO(0);
     MIXPI_AMX_ZERO(1);
     MIXPI_AMX_ZERO(2);
@@ -12937,6 +13007,7 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile_whole)(t, rows);
         return;
     }
+
     whole.c = copy;
     whole.c_row = MIXPI_NR;
     whole.add = 0;
@@ -13102,6 +13173,7 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
                                 (int)s->depth, s->job->pairs);
             for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
+
         /* Writes up to 15 rows too many, into the next panel, which is packed later. */
         for (p = 0; p < s->steps; p += 16) {
             for (i = 16; here && i < 32; i++) MIXPI_PREFETCH(src + i * ld + p);
@@ -13133,6 +13205,8 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
+
+    /* The rows of a' are columns of a. */
     if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
@@ -13148,6 +13222,8 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
          s->job->pairs);
         return s->a_pack;
     }
+
+    /* Rows are read in place where they can be. */
     t->a_step = 1;
     if (g->a.dtype == MIXP_F32 && g->lda % 1024) {
         t->a_row = g->lda;
@@ -13197,6 +13273,8 @@ MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int6
         t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
+
+    /* Row after row; two rows at a time where steps take pairs. */
     t->ask = MIXPI_P(line_of)(g->b, at);
     t->ask_next = 64;
     t->ask_step = (uintptr_t)row;
@@ -13257,6 +13335,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
     float  *c = job->low ? part : (float *)g->c.data + at;
     t->add = !first || (g->c.accumulate && !job->low);
     t->c_row = job->low ? job->cols : g->ldc;
+
+    /* Tile after tile; the bias joins the first pass. */
     for (j = 0; j < n; j += MIXPI_NR) {
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
         t->bias = first && g->bias.data ? s->bias + j : NULL;
@@ -13264,6 +13344,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
         MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
         MIXPI_P(tile_run)(t, rows);
     }
+
+    /* The last pass rounds the sums. */
     if (!job->low || !last) return;
     for (; rows > 0; rows--, part += job->cols, at += g->ldc)
         MIXPI_P(write)(g->c, at, n, part);
@@ -13277,11 +13359,14 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     int64_t size = MIXPI_P(size)(g->a.dtype);
     int64_t p = s->p0;
     int64_t at;
+
     if (row == s->m1) {
         row = s->m0;
         p += s->depth;
         if (p == g->k) p = 0;
     }
+
+    /* A row at a time; of a', a line across the rows at a time. */
     at = s->a_at + row * g->lda + p;
     s->ask_next = (uintptr_t)(g->lda * size);
     s->ask_step = (uintptr_t)size;
@@ -13305,6 +13390,8 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     t.depth = s->steps;
     t.pairs = s->job->pairs;
     t.alpha = mixpi_gemm_alpha(s->job->g);
+
+    /* Pack panels, plan the prefetch of those that follow, and multiply. */
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = MIXPI_P(panel_row)(m, i, panels);
         int64_t next = MIXPI_P(panel_row)(m, end, panels);
@@ -13332,6 +13419,8 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #if MIXPI_PASS == 2 && MIXPI_AMX
     if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
 #endif
+
+    /* A pass for each part of k that packed memory has room for. */
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
         s.steps = mixpi_pair_steps(job->pairs, s.depth);
@@ -13966,6 +14055,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
     const int ahead = MIXPI_P(ahead)();
     int i;
+
+    /* Two sums: an addition need not wait for the one before. */
     for (i = 0; i + 32 <= n; i += 32) {
         a = mixpi_vmul(MIXPI_P(stream)(x + i, ahead), f);
         b = mixpi_vmul(MIXPI_P(stream)(x + i + 16, ahead), f);
@@ -13974,6 +14065,7 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
         s1 = mixpi_vfma(b, b, s1);
         top = mixpi_vmax(mixpi_vmax(mixpi_vabs(a), mixpi_vabs(b)), top);
     }
+
     for (; i < n; i += 16) {
         int left = n - i < 16 ? n - i : 16;
         a = mixpi_vmul(mixpi_vload_n(x + i, left), f);
@@ -14004,6 +14096,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
             MIXPI_P(placed)(grad, i, n, buf);
             continue;
         }
+
         /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
         if (job->write) {
             squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
@@ -14013,6 +14106,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
         }
         if (!job->write || grad.dtype != MIXP_F32)
             squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+
         /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
         if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
             (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
@@ -14047,6 +14141,8 @@ MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
+
+    /* Apex takes the root of the corrected moment, and decays in the step. */
     if (apex) {
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
@@ -14054,6 +14150,8 @@ MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
         *root = *v;
         return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
+
+    /* PyTorch corrects the root, and decays the weight before the step. */
     *root = mixpi_vsqrt(*v);
     ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
     p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
@@ -14076,6 +14174,8 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
         mixpi_vstore(v + i, roots ? root : b);
     }
+
+    /* Fewer than 16 are left. */
     for (; i < n; i++) {
         mixp_adam_element(u, g[i], p + i, m + i, v + i);
         if (roots) v[i] = sqrtf(v[i]);
@@ -14124,6 +14224,8 @@ MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *
         }
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
     }
+
+    /* Fewer than 16 are left. */
     for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
 }
 
@@ -14143,9 +14245,12 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
         sign = mixpi_vselect_gt(blend, zero, one, sign);
         w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+
+        /* The moment moves after the weight. */
         d = mixpi_vmul(mixpi_vset(u->rest2), d);
         mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
     }
+
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 
@@ -14476,6 +14581,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         place += 16;
     }
 
+    /* What waits for the whole block: masters of 16 bits, and scales from the largest magnitudes. */
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
                                 _mm512_reduce_max_epu32(v_top));
@@ -15547,6 +15653,7 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
     if (mixpi_convert_overlaps(dst.data, (size_t)n * out, src.data, (size_t)n * in))
         return MIXP_ERR_ARGUMENT;
 
+    /* One call of the kernel, on this thread. */
     memset(&x, 0, sizeof x);
     x.threads = 1;
     memset(&k, 0, sizeof k);
@@ -15658,6 +15765,8 @@ static int mixpi_check_scaler(void) {
     rule.growth_interval = rule.recovery_interval = 3;
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
+
+    /* Each step gives the scale of its place in the list. */
     for (int i = 0; i < 6; i++) {
         mixp_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
@@ -15776,6 +15885,8 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
+
+    /* Conversions on every instruction set that this machine has. */
     for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
@@ -15784,12 +15895,16 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
                                       "this machine; try another compiler; device ",
                                       cpu->name);
     }
+
+    /* The scale, and an update. */
     if (!mixpi_check_scaler())
         return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
                                   "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
         return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
                                   "do not use this build on this machine; try another compiler");
+
+    /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
@@ -17694,6 +17809,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
                                  "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
 
+    /* The size in bytes must stay one that memory can have. */
     for (i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -18031,7 +18147,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
-    return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
+    /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
+    return (double)mixp_f32_of_bits(0x7FC00000u);
 }
 
 /* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */
@@ -18326,6 +18443,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
     if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
 
+    /* Its backup and the tensor know each other. */
     mixpi_backup *b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
     mixp_tensor *t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
     if (!t) return NULL;
@@ -18610,14 +18728,18 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
 
+    /* The recipe by itself. */
     wrong = mixpi_recipe_fields_wrong(r);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
+
+    /* The region. */
     *code = MIXP_ERR_DTYPE;
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
 
+    /* The device. */
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
@@ -19181,6 +19303,7 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                  "%s: attrs is NULL, but the operator's attrs_size is %.0f",
                                  op->name, (double)op->attrs_size);
 
+    /* The class and the number of inputs, then each input. */
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the operator's class is %d, which is not a mixp_op_class",
@@ -27489,6 +27612,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
 
+    /* The settings and numbers that a checkpoint keeps. */
     out->growth_factor = scaler->rule.growth_factor;
     out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
@@ -27757,6 +27881,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
     if (!scaler) return NULL;
+
+    /* Scaled by its own operator where that can be; otherwise by three. */
     if (!mixpi_scales_entropy(scaler, logits)) {
         plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
         if (plain && share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
@@ -28138,6 +28264,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
     const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
     const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
+
+    /* The steps of a period, and the factor after each. */
     if (is_step || is_cyclic || s->kind == MIXP_SCHEDULE_RESTARTS) {
         if (s->every < 1) return "schedule.every must be at least 1";
         if (s->every > most) return "schedule.every must be at most 2^40";
@@ -28146,6 +28274,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
         return "schedule.gamma must be above 0 and at most 1";
     if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_multi_step_most(s) < 1e30))
         return "schedule.gamma must be above 0, and below 1e30 to the power of its milestones";
+
+    /* The steps of a fall, and how periods grow. */
     if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
         return "schedule.decay must lie in [1, total - warmup]";
     if (is_cyclic && (s->decay < 0 || s->decay > most))
@@ -28368,10 +28498,10 @@ MIXPI_SELDOM
 MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
-    mixp_optimizer *opt;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
-    opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
+    mixp_optimizer *opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
+
     opt->ctx = ctx;
     opt->plan = mixpi_desc_plan(&d);
     opt->plan.spike = spike;
@@ -28380,6 +28510,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->zero_grad = d.zero_grad;
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
+
+    /* Its memory; then the context lists it. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -28468,6 +28600,8 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+
+    /* All memory is there: move into it. */
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
@@ -28476,6 +28610,8 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     opt->rows = rows;
     opt->device_rows = device;
     opt->capacity = n;
+
+    /* Without shards, a rank's own rows are all rows. */
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
     opt->rows_changed = 1; /* the new table was not sent yet */
@@ -28564,6 +28700,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
+
+    /* What this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -28574,6 +28712,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is f16, but this states.master completes bf16 weights only: use bf16, or "
                 "MIXP_MASTER_F32";
     }
+
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }
@@ -28738,6 +28877,7 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.elements = p->count;
         if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
+
     if (side > more.side) {
         more.gram = mixpi_muon_array(opt, side * side);
         more.poly = mixpi_muon_array(opt, side * side);
@@ -28745,6 +28885,8 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.side = side;
         if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+
+    /* All is there: the new arrays come into use. */
     if (more.x.data != opt->muon->x.data) opt->rows_changed = 1; /* passes point to x */
     *opt->muon = more;
     return MIXP_OK;
@@ -28824,11 +28966,14 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     mixp_result r =
         mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
     int64_t i;
+
+    /* Codes of 8 bits have a scale; a split master needs the weight's bits. */
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
                            (size_t)n * sizeof *weights);
+
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
         if (size == 2) {
@@ -28849,6 +28994,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = i;
+
+    /* The parameter, the kind of state, and whether this rank keeps it. */
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
     else if ((unsigned)what > MIXP_STATE_THIRD) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
@@ -28864,11 +29011,14 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
                                  param->name, wrong);
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
+
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
+
+    /* Block by block, since a block has one scale. */
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
         r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);
@@ -28981,6 +29131,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         found = 1;
     }
     if (found) return r;
+
+    /* Nothing to add: does the pattern match no name, or no free parameter? */
     i = 0;
     if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
@@ -29073,6 +29225,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
                                      "step first",
                                      who, p->name);
 
+        /* A weight below f32 has a master, which would be refreshed. */
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -29426,6 +29579,7 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
 
+    /* The first transfer makes the host's copy. */
     mixp_result r = MIXP_OK;
     if (opt->ctx->device->post && !opt->ctx->capture.active) {
         opt->ctx->training.tally_of = NULL;
@@ -29673,6 +29827,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
         const char *name = opt->slots[i].param->name;
+
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "
@@ -29995,18 +30150,21 @@ MIXPI_SELDOM
 static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_plan *plan = &opt->plan;
     mixp_step_state s;
-    mixp_result r;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: a captured step cannot call schedule.factor: use another "
                                  "schedule, or do not capture",
                                  who);
-    r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+
+    /* Where is the device? Waits for it if it lags more steps than there are factors. */
+    mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (r == MIXP_OK && (opt->issued < s.steps || opt->issued - s.steps >= MIXPI_FACTORS)) {
         r = mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
         opt->issued = s.steps;
     }
     if (r != MIXP_OK) return r;
+
+    /* A factor for each step from there to the newest one. */
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
@@ -31716,6 +31874,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "reserved",
                                  e->name ? e->name : "");
 
+    /* The type and the rank. */
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
@@ -31726,6 +31885,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
                                  e->name, e->rank, MIXP_MAX_RANK);
 
+    /* The bytes must be those of the shape. */
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -31789,6 +31949,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
                                  "a pointer is NULL, or a count is negative");
 
+    /* A plan of a copy of the entries. */
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
@@ -32044,6 +32205,8 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
                                 int optimizer) {
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
+
+    /* The moments; those of 8 bits have scales. */
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
                         optimizer, p->name);
@@ -32058,6 +32221,7 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
                         optimizer, p->name);
 
+    /* The master weight, what the kind has beside it, and the average. */
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);
@@ -33233,6 +33397,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
+    /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);
@@ -33435,7 +33600,6 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixp_weights_desc strict;
     char error[480];
     mixp_safetensors file;
-    mixpi_report r;
     mixpi_state state;
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
@@ -33444,11 +33608,12 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
     file.ctx = ctx;
-    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
 
+    /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);
@@ -33467,15 +33632,17 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     static const char *const who = "mixp_checkpoint_save_weights";
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
-    mixpi_report r;
     mixpi_state state;
     mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
+
+    /* What is saved, as the description chooses. */
     int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
-    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
 
+    /* A file of these tensors. */
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 1;
@@ -35084,6 +35251,8 @@ static const char *mixpi_event_what(const mixp_event *e) {
         "in range again: is quantised"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+
+    /* Two of them can mean something else. */
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
         return "a step that was not sampled was skipped; the next step is sampled";
     if (e->kind == MIXP_EVENT_BACK && e->dtype == MIXP_F32)
@@ -35268,11 +35437,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
 
+    /* Its history. */
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
 
+    /* What its samples show. */
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -36782,8 +36953,12 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->draws_before = ctx->tape.drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
+
+    /* What earlier samples show is decided first. */
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
+
+    /* Is the new step sampled, and are its sites asked for more? */
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);
@@ -36791,6 +36966,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->sampled) return MIXP_OK;
     w->fresh_probe |= w->probing;
     if (w->fresh) return MIXP_OK;
+
+    /* A new sample: its rows begin empty. */
     w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
@@ -37935,6 +38112,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixp_result r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
 
+    /* No bucket is on its way; each awaits its leaves that this walk reaches. */
     d->position = d->sent = 0;
     for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];
@@ -38638,6 +38816,7 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
                                  "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
     if (r != MIXP_OK) return r;
 
+    /* Each rank describes that buffer to the others. */
     memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
     mixpi_buffer_describe(ctx, at, here);
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
@@ -38690,11 +38869,13 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     const char *name;
     mixpi_tell_apart(a, b, here, there, sizeof here);
 
+    /* The name: of a setting of the optimizer, or of a group. */
     if (of_group < 0) name = mixpi_setting_names[word];
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
 
+    /* Two words are hashes, of which no values can be shown. */
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
@@ -39301,6 +39482,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[2] = piece.master;
     own[3] = piece.third;
 
+    /* Each array that exists follows, at this rank's first element. */
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
@@ -39461,6 +39643,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
 
+    /* Numbers and kinds. */
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
@@ -39469,6 +39652,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
 
+    /* What shards need. */
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);

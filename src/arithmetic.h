@@ -263,10 +263,14 @@ MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule 
         mixpi_scaler_foresee(s, r);
         return;
     }
+
+    /* Have enough steps been clean? */
     if (s->growth_tracker < interval - 1 + r->delay) {
         s->growth_tracker++;
         return;
     }
+
+    /* The scale grows. */
     s->growth_tracker = r->delay;
     if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
     if (higher > (double)r->max_scale) higher = (double)r->max_scale;
@@ -673,6 +677,8 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
 #endif
     default: break;
     }
+
+    /* First the warm-up; a schedule begins at its end. */
     if (t < 0) return mixpi_warm_up(s, lr, applied);
     switch (s->kind) {
     case MIXP_SCHEDULE_CONSTANT: return lr;
@@ -970,11 +976,15 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     s->of = 0;
     s->z = s->mean = s->sd = 0.0;
     if (step->skip) return;
+
+    /* The worst of the numbers that the plan judges. */
     s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
     for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
         if ((int)plan->spike.of >> kind & 1)
             mixpi_spike_judge(plan, s, kind, values[kind]);
     mixpi_spike_settle(plan, s);
+
+    /* A spike is skipped; what is no spike enters the averages. */
     if (s->of) {
         step->skip = 1;
         if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
@@ -1071,6 +1081,8 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     int found = s->stats.found_inf != 0;
     int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
+
+    /* What must be equal on all ranks. */
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -1083,6 +1095,8 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_WEIGHTS] = (double)plan->weights;
     row[MIXP_AGREE_GRADED] = (double)plan->graded;
     row[MIXP_AGREE_GUARD] = (double)plan->guard;
+
+    /* What each rank found by itself. */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -1157,6 +1171,8 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
     s->agreed.part_rank = part_rank;    /* of the newest look in parts */
+
+    /* Inf on one rank is Inf on all; the loss is the mean. */
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
@@ -1167,6 +1183,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
+
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
@@ -1274,6 +1291,8 @@ MIXPREC_HD void mixp_later_element(mixp_optimizer_kind kind, const mixp_step_sca
         return;
     }
     *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+
+    /* amsgrad divides by the largest second moment so far. */
     top = *v;
     if (kind != MIXP_OPTIMIZER_NADAM) {
         top = *third > top ? *third : top;

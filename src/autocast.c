@@ -209,14 +209,18 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
 
+    /* The recipe by itself. */
     wrong = mixpi_recipe_fields_wrong(r);
     if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
     if (wrong) return wrong;
+
+    /* The region. */
     *code = MIXP_ERR_DTYPE;
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
 
+    /* The device. */
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";

@@ -210,11 +210,14 @@ MIXPREC_HD mixpi_number mixpi_unpack(mixp_format f, uint64_t code) {
         x.nan = a == 0xFFu;
         return x;
     }
+
     e = (int)(a >> f.mantissa_bits);
     m = a & mixpi_ones(f.mantissa_bits);
     if (e) m |= (uint64_t)1 << f.mantissa_bits;
     else e = 1;                         /* subnormals have the exponent of the smallest normal */
     x = mixpi_number_of(m, e - f.bias - f.mantissa_bits, (int)(code >> width) & 1);
+
+    /* Inf and NaN. */
     x.inf = f.special == MIXP_SPECIAL_IEEE && a == max + 1u;
     if (f.special == MIXP_SPECIAL_FNUZ) x.nan = code == (uint64_t)1 << width;
     else x.nan = a > max && !x.inf;
@@ -269,6 +272,8 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
     if (f.special == MIXP_SPECIAL_INTEGER) return mixpi_pack_integer(f, x);
     if (x.nan || x.inf || (scale && x.negative && x.significand))
         return mixpi_pack_special(f, x, saturate);
+
+    /* How many bits fall off? */
     if (e < 1) {                        /* a subnormal */
         shift += 1 - e;
         e = 1;
@@ -277,10 +282,14 @@ MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
         x.significand = shift < 126 ? x.significand >> (shift - 63) : 0;
         shift = 63;
     }
+
+    /* Exponent and significand in one sum, rounded. */
     code = ((uint64_t)(e - 1) << f.mantissa_bits) + (x.significand >> shift);
     if (!x.significand) code = 0;
     else code += (uint64_t)mixpi_rounds_up(x.significand & mixpi_ones(shift), shift,
                                            (int)(code & 1u) ^ scale, stochastic, random);
+
+    /* The first code of a scale, overflow, and the sign. */
     if (scale && code) code--;
     if (code > mixpi_max_code(f)) return mixpi_pack_special(f, x, saturate);
     if (scale || (code == 0 && f.special == MIXP_SPECIAL_FNUZ)) return code;
@@ -347,6 +356,8 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     if (a > 0x7F800000u && to == MIXP_F8_E4M3) return sign | 0x7Fu;
     if (a > 0x7F800000u)
         return sign | (max + 1u) | 1u << (f.mantissa_bits - 1) | (a & 0x7FFFFFu) >> shift;
+
+    /* How many bits fall off? */
     if (e < 1) {                        /* a subnormal */
         shift += 1 - e;
         e = 1;
@@ -355,6 +366,7 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
         m = shift < 62 ? m >> (shift - 31) : 0u;
         shift = 31;
     }
+
     add = stochastic ? ~random >> (32 - shift)
                      : (1u << (shift - 1)) - 1u + (m >> shift & 1u);
     code = ((uint32_t)(e - 1) << f.mantissa_bits) + ((m + add) >> shift);

@@ -285,6 +285,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler, mixp_scaler_
     mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
 
+    /* The settings and numbers that a checkpoint keeps. */
     out->growth_factor = scaler->rule.growth_factor;
     out->scale = state.scale;
     out->backoff_factor = scaler->rule.backoff_factor;
@@ -553,6 +554,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
     if (!scaler) return NULL;
+
+    /* Scaled by its own operator where that can be; otherwise by three. */
     if (!mixpi_scales_entropy(scaler, logits)) {
         plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
         if (plain && share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);

@@ -46,6 +46,7 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
     if (mixpi_convert_overlaps(dst.data, (size_t)n * out, src.data, (size_t)n * in))
         return MIXP_ERR_ARGUMENT;
 
+    /* One call of the kernel, on this thread. */
     memset(&x, 0, sizeof x);
     x.threads = 1;
     memset(&k, 0, sizeof k);

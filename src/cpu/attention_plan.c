@@ -187,7 +187,7 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
 
 static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
                                        mixpi_pairs have, int64_t lanes, mixp_task task) {
-    int64_t many = k->b * k->heads, workers;
+    int64_t many = k->b * k->heads;
     const int64_t work = mixpi_attention_work(k, lanes);
     mixpi_attention_job job;
     mixpi_attention_room room;
@@ -201,8 +201,9 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
-    workers = mixpi_workers(x, work);
-    if (many < 2 * workers) /* too few heads: cut them by queries */
+    /* Too few heads are cut by queries. */
+    int64_t workers = mixpi_workers(x, work);
+    if (many < 2 * workers)
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 

@@ -95,6 +95,8 @@ MIXPI_RARE void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *s
         if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
         if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
     }
+
+    /* The rest goes through a copy of 16. */
     if (left == 0) return;
     memcpy(rest, src + whole, left * sizeof *rest);
     MIXPI_P(narrow_rounded)(to, end, rest, 16, r, key, index + (uint64_t)whole);

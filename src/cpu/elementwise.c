@@ -39,6 +39,8 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
+
+    /* e and f; a subnormal is multiplied by 2^23 first. */
     mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
     memcpy(u, t, sizeof u);
     for (int i = 0; i < 16; i++) {
@@ -50,11 +52,15 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
                    mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
     f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+
+    /* The polynomial of log(1 + f), and e log 2 in two parts. */
     q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
                     0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
     q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
+
+    /* Inf, 0, negative numbers and NaN. */
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
     bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
                            mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
@@ -580,6 +586,8 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
     default: MIXPI_P(value)(fn, p, q, y, s, full);
     }
+
+    /* The last elements, with zeros behind them. */
     if (left == 0) return;
     memset(t, 0, sizeof t);
     for (j = 0; j < 3; j++) {
@@ -691,11 +699,14 @@ MIXPI_K void MIXPI_P(sum_unit)(const void *job, int64_t unit) {
         MIXPI_P(sum_fold)(acc, n, s->out_cols);
         n = s->out_cols;
     }
+
+    /* One of several runs leaves its sums to sum_join. */
     if (s->runs > 1) {
         float *to = s->partial + mixpi_sum_partial(s, run, output) + j;
         memcpy(to, acc, (size_t)n * sizeof *acc);
         return;
     }
+
     for (i = 0; i < n; i++) acc[i] *= s->factor;
     MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
@@ -892,12 +903,15 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
     int64_t j;
+
+    /* rope_turn wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
     for (j = 0; j < n; j++) {
         p[j] = a[2 * j];
         q[j] = a[2 * j + 1];
     }
+
     MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     for (j = 0; j < n; j++) {

@@ -370,6 +370,7 @@ MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
     float         sums[32 * MIXPI_NR];
     int64_t       p;
 
+    /* Each register has a quarter of the tile. */
     MIXPI_AMX_ZERO(0);
     MIXPI_AMX_ZERO(1);
     MIXPI_AMX_ZERO(2);
@@ -442,6 +443,7 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile_whole)(t, rows);
         return;
     }
+
     whole.c = copy;
     whole.c_row = MIXPI_NR;
     whole.add = 0;
@@ -607,6 +609,7 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
                                 (int)s->depth, s->job->pairs);
             for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
         }
+
         /* Writes up to 15 rows too many, into the next panel, which is packed later. */
         for (p = 0; p < s->steps; p += 16) {
             for (i = 16; here && i < 32; i++) MIXPI_PREFETCH(src + i * ld + p);
@@ -638,6 +641,8 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
+
+    /* The rows of a' are columns of a. */
     if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
@@ -653,6 +658,8 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
          s->job->pairs);
         return s->a_pack;
     }
+
+    /* Rows are read in place where they can be. */
     t->a_step = 1;
     if (g->a.dtype == MIXP_F32 && g->lda % 1024) {
         t->a_row = g->lda;
@@ -702,6 +709,8 @@ MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int6
         t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
+
+    /* Row after row; two rows at a time where steps take pairs. */
     t->ask = MIXPI_P(line_of)(g->b, at);
     t->ask_next = 64;
     t->ask_step = (uintptr_t)row;
@@ -762,6 +771,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
     float  *c = job->low ? part : (float *)g->c.data + at;
     t->add = !first || (g->c.accumulate && !job->low);
     t->c_row = job->low ? job->cols : g->ldc;
+
+    /* Tile after tile; the bias joins the first pass. */
     for (j = 0; j < n; j += MIXPI_NR) {
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
         t->bias = first && g->bias.data ? s->bias + j : NULL;
@@ -769,6 +780,8 @@ MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
         MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
         MIXPI_P(tile_run)(t, rows);
     }
+
+    /* The last pass rounds the sums. */
     if (!job->low || !last) return;
     for (; rows > 0; rows--, part += job->cols, at += g->ldc)
         MIXPI_P(write)(g->c, at, n, part);
@@ -782,11 +795,14 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     int64_t size = MIXPI_P(size)(g->a.dtype);
     int64_t p = s->p0;
     int64_t at;
+
     if (row == s->m1) {
         row = s->m0;
         p += s->depth;
         if (p == g->k) p = 0;
     }
+
+    /* A row at a time; of a', a line across the rows at a time. */
     at = s->a_at + row * g->lda + p;
     s->ask_next = (uintptr_t)(g->lda * size);
     s->ask_step = (uintptr_t)size;
@@ -810,6 +826,8 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     t.depth = s->steps;
     t.pairs = s->job->pairs;
     t.alpha = mixpi_gemm_alpha(s->job->g);
+
+    /* Pack panels, plan the prefetch of those that follow, and multiply. */
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = MIXPI_P(panel_row)(m, i, panels);
         int64_t next = MIXPI_P(panel_row)(m, end, panels);
@@ -837,6 +855,8 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #if MIXPI_PASS == 2 && MIXPI_AMX
     if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
 #endif
+
+    /* A pass for each part of k that packed memory has room for. */
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
         s.steps = mixpi_pair_steps(job->pairs, s.depth);

@@ -347,6 +347,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     }
     if (steps < job->depth) steps = job->depth;
 
+    /* One piece after another. */
     s->a_pack = mixpi_carve(&c, packed * ld);
     s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);

@@ -369,6 +369,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = 0.0f, log_sum = 0.0f;
     double smooth = (double)k->smoothing;
+
+    /* The largest logit and the sum of exponentials; backward reads them too. */
     if (!k->logs) {
         max = MIXPI_P(row_max)(k->logits, at, k->cols);
         const double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
@@ -376,6 +378,8 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
         k->top_rsum[2 * row] = max;
         k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     }
+
+    /* The loss of the target; smoothing mixes in those of all classes. */
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -392,6 +396,8 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
                                         mixpi_entropy_slopes s, int64_t i, int64_t n, float *d) {
     const int64_t target = k->targets[row];
     float buf[MIXPI_BLOCK];
+
+    /* What all classes share. */
     if (k->logs) {
         memset(d, 0, MIXPI_BLOCK * sizeof *d);
     } else {
@@ -400,6 +406,8 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
         MIXPI_P(floats_exp)(d, a, -top, n);
         MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
     }
+
+    /* What the target and smoothing add. */
     if (target >= i && target < i + n) d[target - i] -= s.hot;
     if (k->weights && k->smoothing > 0.0f) {
         MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);

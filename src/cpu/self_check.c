@@ -82,6 +82,8 @@ static int mixpi_check_scaler(void) {
     rule.growth_interval = rule.recovery_interval = 3;
     rule.min_scale = 1.0f;
     rule.max_scale = 65536.0f;
+
+    /* Each step gives the scale of its place in the list. */
     for (int i = 0; i < 6; i++) {
         mixp_scaler_advance(&s, &rule, found_inf[i]);
         if (mixp_bits_of_f32(s.scale) != mixp_bits_of_f32(scales[i])) return 0;
@@ -200,6 +202,8 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     if (message && size) message[0] = '\0';
     if (why) return mixpi_check_failed(message, size, why, "");
+
+    /* Conversions on every instruction set that this machine has. */
     for (int isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
@@ -208,12 +212,16 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
                                       "this machine; try another compiler; device ",
                                       cpu->name);
     }
+
+    /* The scale, and an update. */
     if (!mixpi_check_scaler())
         return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
                                   "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
         return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
                                   "do not use this build on this machine; try another compiler");
+
+    /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;

@@ -451,11 +451,13 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
     if (r != MIXP_OK) return r;
 
+    /* The scale of the array, then the codes. */
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
 
+    /* What products multiply by to undo it. */
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;

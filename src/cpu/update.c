@@ -30,6 +30,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
     const int ahead = MIXPI_P(ahead)();
     int i;
+
+    /* Two sums: an addition need not wait for the one before. */
     for (i = 0; i + 32 <= n; i += 32) {
         a = mixpi_vmul(MIXPI_P(stream)(x + i, ahead), f);
         b = mixpi_vmul(MIXPI_P(stream)(x + i + 16, ahead), f);
@@ -38,6 +40,7 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
         s1 = mixpi_vfma(b, b, s1);
         top = mixpi_vmax(mixpi_vmax(mixpi_vabs(a), mixpi_vabs(b)), top);
     }
+
     for (; i < n; i += 16) {
         int left = n - i < 16 ? n - i : 16;
         a = mixpi_vmul(mixpi_vload_n(x + i, left), f);
@@ -68,6 +71,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
             MIXPI_P(placed)(grad, i, n, buf);
             continue;
         }
+
         /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
         if (job->write) {
             squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
@@ -77,6 +81,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
         }
         if (!job->write || grad.dtype != MIXP_F32)
             squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+
         /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
         if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
             (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
@@ -111,6 +116,8 @@ MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
     g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
     *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
     *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
+
+    /* Apex takes the root of the corrected moment, and decays in the step. */
     if (apex) {
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
@@ -118,6 +125,8 @@ MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
         *root = *v;
         return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
+
+    /* PyTorch corrects the root, and decays the weight before the step. */
     *root = mixpi_vsqrt(*v);
     ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
     p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
@@ -140,6 +149,8 @@ MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
         mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
         mixpi_vstore(v + i, roots ? root : b);
     }
+
+    /* Fewer than 16 are left. */
     for (; i < n; i++) {
         mixp_adam_element(u, g[i], p + i, m + i, v + i);
         if (roots) v[i] = sqrtf(v[i]);
@@ -188,6 +199,8 @@ MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *
         }
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
     }
+
+    /* Fewer than 16 are left. */
     for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
 }
 
@@ -207,9 +220,12 @@ MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, 
         sign = mixpi_vselect_gt(blend, zero, one, sign);
         w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
         mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+
+        /* The moment moves after the weight. */
         d = mixpi_vmul(mixpi_vset(u->rest2), d);
         mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
     }
+
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 

@@ -464,14 +464,20 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
         m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
         e = mixpi_vbits_max(e, mixpi_vbits_all(1));
     }
+
+    /* How many bits fall off, and what rounds those that stay? */
     shift = mixpi_vbits_max(mixpi_vbits_all(cut), cut + lift - e);
     if (stochastic) m >>= mixpi_vbits_min(mixpi_vbits_max(shift - 31u, zero), last);
     shift = mixpi_vbits_min(shift, last);
     if (stochastic) add = ~random >> (32u - shift);
     else add = (0x7FFFFFFFu >> (32u - shift)) + (m >> shift & 1u);
+
+    /* Exponent and mantissa in one sum; a carry goes on into the exponent. */
     e = mixpi_vbits_max(e - lift, zero);
     m = (e << keep) + ((m + add) >> shift);
     m = mixpi_vbits_min(m, mixpi_vbits_all(saturate ? top : top + 1u));
+
+    /* NaN, which keeps its payload where there is room, and the sign. */
     nan = mixpi_vbits_all((top + 1u) | 1u << (keep - 1u));
     if (to != MIXP_F8_E4M3) nan |= payload >> cut;
     m = mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), nan, m);
@@ -500,12 +506,16 @@ MIXPI_V mixpi_vbits mixpi_vcode_widen(mixp_dtype from, mixpi_vbits h) {
     mixpi_vbits a = h & (sign - 1u), r = (a << cut) + lift;
     mixpi_vreg tiny = mixpi_vbits_times(a, least);      /* exact */
     if (from == MIXP_BF16) return h << 16;
+
+    /* Inf and NaN. */
     if (from == MIXP_F8_E4M3) {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), mixpi_vbits_all(0x7FC00000u), r);
     } else {
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top), r + lift, r);
         r = mixpi_vbits_gt(a, mixpi_vbits_all(top + 1u), r | 0x400000u, r);
     }
+
+    /* Subnormals, and the sign. */
     r = mixpi_vbits_gt(mixpi_vbits_all(0x800000u >> cut), a, (mixpi_vbits)tiny, r);
     return r | (h & sign) << (cut + 8u - (uint32_t)f.exponent_bits);
 }

@@ -701,6 +701,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK) mixpi_checkpoint_read(&state, &file, &f, what);
 
+    /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);

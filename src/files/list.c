@@ -247,6 +247,8 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
                                 int optimizer) {
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
+
+    /* The moments; those of 8 bits have scales. */
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
                         optimizer, p->name);
@@ -261,6 +263,7 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
                         optimizer, p->name);
 
+    /* The master weight, what the kind has beside it, and the average. */
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
                         p->name);

@@ -187,7 +187,6 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     mixp_weights_desc strict;
     char error[480];
     mixp_safetensors file;
-    mixpi_report r;
     mixpi_state state;
     mixpi_file f;
     mixp_result result = mixpi_weights_check(path, ctx, who);
@@ -196,11 +195,12 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
     file.ctx = ctx;
-    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
 
+    /* Whatever came of it, everything is given back. */
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_free(&state);
@@ -219,15 +219,17 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     static const char *const who = "mixp_checkpoint_save_weights";
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
-    mixpi_report r;
     mixpi_state state;
     mixpi_plan plan;
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
+
+    /* What is saved, as the description chooses. */
     int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
-    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
 
+    /* A file of these tensors. */
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = 1;

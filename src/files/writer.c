@@ -128,6 +128,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
                                  "reserved",
                                  e->name ? e->name : "");
 
+    /* The type and the rank. */
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
@@ -138,6 +139,7 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
                                  e->name, e->rank, MIXP_MAX_RANK);
 
+    /* The bytes must be those of the shape. */
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
                           "tensor '%.60s': shape, data and %.0f bytes do not "
@@ -201,6 +203,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
                                  "a pointer is NULL, or a count is negative");
 
+    /* A plan of a copy of the entries. */
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;

@@ -69,6 +69,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
         found = 1;
     }
     if (found) return r;
+
+    /* Nothing to add: does the pattern match no name, or no free parameter? */
     i = 0;
     if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);

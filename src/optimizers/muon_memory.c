@@ -25,6 +25,7 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.elements = p->count;
         if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
+
     if (side > more.side) {
         more.gram = mixpi_muon_array(opt, side * side);
         more.poly = mixpi_muon_array(opt, side * side);
@@ -32,6 +33,8 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
         more.side = side;
         if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+
+    /* All is there: the new arrays come into use. */
     if (more.x.data != opt->muon->x.data) opt->rows_changed = 1; /* passes point to x */
     *opt->muon = more;
     return MIXP_OK;

@@ -47,11 +47,14 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     mixp_result r =
         mixpi_download(opt->ctx, words, (const char *)at.data + offset, (size_t)n * size);
     int64_t i;
+
+    /* Codes of 8 bits have a scale; a split master needs the weight's bits. */
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
                            (size_t)n * sizeof *weights);
+
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
         if (size == 2) {
@@ -72,6 +75,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = i;
+
+    /* The parameter, the kind of state, and whether this rank keeps it. */
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
     else if ((unsigned)what > MIXP_STATE_THIRD) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
@@ -87,11 +92,14 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
                                  param->name, wrong);
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
+
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
+
+    /* Block by block, since a block has one scale. */
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
         r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i), host + i);

@@ -25,6 +25,8 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
     if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (mixpi_crew_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+
+    /* All memory is there: move into it. */
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     mixpi_sorted_move(&opt->params, sorted);
@@ -33,6 +35,8 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     opt->rows = rows;
     opt->device_rows = device;
     opt->capacity = n;
+
+    /* Without shards, a rank's own rows are all rows. */
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
     opt->rows_changed = 1; /* the new table was not sent yet */
@@ -121,6 +125,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
+
+    /* What this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -131,6 +137,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is f16, but this states.master completes bf16 weights only: use bf16, or "
                 "MIXP_MASTER_F32";
     }
+
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, code, "mixp_optimizer_add: '%s' %s", p->name, wrong);
 }

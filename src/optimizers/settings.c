@@ -207,6 +207,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
     const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
     const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
+
+    /* The steps of a period, and the factor after each. */
     if (is_step || is_cyclic || s->kind == MIXP_SCHEDULE_RESTARTS) {
         if (s->every < 1) return "schedule.every must be at least 1";
         if (s->every > most) return "schedule.every must be at most 2^40";
@@ -215,6 +217,8 @@ static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
         return "schedule.gamma must be above 0 and at most 1";
     if (s->kind == MIXP_SCHEDULE_MULTI_STEP && !(s->gamma > 0.0 && mixpi_multi_step_most(s) < 1e30))
         return "schedule.gamma must be above 0, and below 1e30 to the power of its milestones";
+
+    /* The steps of a fall, and how periods grow. */
     if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
         return "schedule.decay must lie in [1, total - warmup]";
     if (is_cyclic && (s->decay < 0 || s->decay > most))
@@ -437,10 +441,10 @@ MIXPI_SELDOM
 MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
     mixp_spike_rule spike = d.spike;
-    mixp_optimizer *opt;
     if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
-    opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
+    mixp_optimizer *opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
+
     opt->ctx = ctx;
     opt->plan = mixpi_desc_plan(&d);
     opt->plan.spike = spike;
@@ -449,6 +453,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->zero_grad = d.zero_grad;
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
+
+    /* Its memory; then the context lists it. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;

@@ -52,6 +52,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
 
+    /* Numbers and kinds. */
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
@@ -60,6 +61,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
 
+    /* What shards need. */
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);

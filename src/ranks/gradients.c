@@ -75,6 +75,7 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixp_result r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
 
+    /* No bucket is on its way; each awaits its leaves that this walk reaches. */
     d->position = d->sent = 0;
     for (int64_t i = 0; i < d->n_buckets; i++) {
         mixpi_bucket *b = &d->buckets[i];

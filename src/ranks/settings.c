@@ -231,6 +231,7 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
                                  "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
     if (r != MIXP_OK) return r;
 
+    /* Each rank describes that buffer to the others. */
     memset(table, 0, (size_t)size * MIXPI_LEAF_TEXT * sizeof *table);
     mixpi_buffer_describe(ctx, at, here);
     for (i = 0; i < MIXPI_LEAF_TEXT; i++) table[rank * MIXPI_LEAF_TEXT + i] = (double)here[i];
@@ -283,11 +284,13 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     const char *name;
     mixpi_tell_apart(a, b, here, there, sizeof here);
 
+    /* The name: of a setting of the optimizer, or of a group. */
     if (of_group < 0) name = mixpi_setting_names[word];
     else name = mixpi_group_setting_names[of_group % MIXPI_GROUP_SETTINGS];
     if (of_group >= 0)
         snprintf(group, sizeof group, " of group %d", (int)(of_group / MIXPI_GROUP_SETTINGS));
 
+    /* Two words are hashes, of which no values can be shown. */
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,

@@ -87,6 +87,7 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     own[2] = piece.master;
     own[3] = piece.third;
 
+    /* Each array that exists follows, at this rank's first element. */
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {

@@ -29,6 +29,7 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
 
+    /* The first transfer makes the host's copy. */
     mixp_result r = MIXP_OK;
     if (opt->ctx->device->post && !opt->ctx->capture.active) {
         opt->ctx->training.tally_of = NULL;
@@ -276,6 +277,7 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
         const char *name = opt->slots[i].param->name;
+
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "

@@ -69,18 +69,21 @@ MIXPI_SELDOM
 static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_plan *plan = &opt->plan;
     mixp_step_state s;
-    mixp_result r;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: a captured step cannot call schedule.factor: use another "
                                  "schedule, or do not capture",
                                  who);
-    r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+
+    /* Where is the device? Waits for it if it lags more steps than there are factors. */
+    mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (r == MIXP_OK && (opt->issued < s.steps || opt->issued - s.steps >= MIXPI_FACTORS)) {
         r = mixpi_download(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
         opt->issued = s.steps;
     }
     if (r != MIXP_OK) return r;
+
+    /* A factor for each step from there to the newest one. */
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);

@@ -63,6 +63,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
                                      "step first",
                                      who, p->name);
 
+        /* A weight below f32 has a master, which would be refreshed. */
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,

@@ -34,6 +34,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
                                  "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
                                  shape ? "given" : "NULL", MIXP_MAX_RANK);
 
+    /* The size in bytes must stay one that memory can have. */
     for (i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -371,7 +372,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
                           (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
-    return (double)mixp_f32_of_bits(0x7FC00000u); /* fast-math would fold 0/0 */
+    /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
+    return (double)mixp_f32_of_bits(0x7FC00000u);
 }
 
 /* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */

@@ -53,8 +53,12 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->draws_before = ctx->tape.drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
+
+    /* What earlier samples show is decided first. */
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
+
+    /* Is the new step sampled, and are its sites asked for more? */
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);
@@ -62,6 +66,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->sampled) return MIXP_OK;
     w->fresh_probe |= w->probing;
     if (w->fresh) return MIXP_OK;
+
+    /* A new sample: its rows begin empty. */
     w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));

@@ -102,6 +102,8 @@ static const char *mixpi_event_what(const mixp_event *e) {
         "in range again: is quantised"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+
+    /* Two of them can mean something else. */
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
         return "a step that was not sampled was skipped; the next step is sampled";
     if (e->kind == MIXP_EVENT_BACK && e->dtype == MIXP_F32)
@@ -286,11 +288,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
 
+    /* Its history. */
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
 
+    /* What its samples show. */
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
