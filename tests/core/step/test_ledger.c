@@ -175,19 +175,25 @@ static void the_model_counts_gaps(void) {
     CHECK(strcmp(ledger_gpu_of("NVIDIA H100 PCIe")->name, "H100 PCIe") == 0);
 }
 
-/* GPT-2's steps of 64 sequences in bf16, measured on an H100 (2026-11-28_h100_kernels.txt), as graphs. */
+/* GPT-2's steps of 64 sequences in bf16, measured on an H100 (2026-11-28_h100_kernels.txt), as graphs; attention ran
+ * by mma.sync. */
 static void the_model_is_near_an_h100(void) {
     static const struct { int epilogues; double ms; } measured[] = {
         { 0, 130.151 }, { MIXP_EPILOGUES_GELU, 126.526 }, { JOINED, 127.862 } };
+    ledger_gpu *h100 = &ledger_gpus[3];
+    double      by_wgmma = h100->mma;
+    CHECK(!strcmp(h100->name, "H100"));
+    h100->mma = 0.62;
     for (int i = 0; i < 3; i++)
         CHECK_NEAR(1e3 * step_on("H100", 2, measured[i].epilogues).seconds, measured[i].ms,
                    0.03 * measured[i].ms);
+    h100->mma = by_wgmma;
 }
 
 /* Predictions for an H200; whoever changes the model sees them here. */
 static void predictions_stay(void) {
     static const struct { int level, epilogues; double ms; } want[] = {
-        { 2, 0, 123.05 }, { 1, 0, 126.97 }, { 2, JOINED, 120.27 }, { 1, JOINED, 124.19 } };
+        { 2, 0, 113.0 }, { 1, 0, 116.93 }, { 2, JOINED, 110.22 }, { 1, JOINED, 114.14 } };
     for (int i = 0; i < 4; i++)
         CHECK_NEAR(1e3 * step_on("H200", want[i].level, want[i].epilogues).seconds, want[i].ms,
                    0.06);
