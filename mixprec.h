@@ -4339,8 +4339,11 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
-/* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
-/* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */
+/* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
+ * (low, high). Numbers of normal beyond the range of t's dtype become Inf, as PyTorch's do.
+ *
+ * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
+ * std < 0. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
@@ -5349,18 +5352,22 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. The elements are drawn as
+ * mixp_uniform's numbers: the same are dropped at every level and in every dtype of autocast. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
 /* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
  * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
  * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
- * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
- * call in the step: the same on every device and in every run, new in each step, replay and rank.
+ * f32, f16 or bf16. Random numbers come from the context's seed, the step and the number of calls
+ * of the step that drew before: these, dropout, and attention with dropout. They are the same on
+ * every device, in every run, and at every level and in every dtype of autocast; new in each step,
+ * replay and rank.
  *
  * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
- * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
+ * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. Numbers
+ * of normal beyond that range become Inf, as PyTorch's do: an f16 tensor of mean 1e6 is all Inf. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -16044,8 +16051,10 @@ typedef struct mixpi_capture {
 typedef struct mixpi_tape {
     mixpi_tape_entry *newest;
     mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
-    int64_t     calls;          /* operators applied in this step: keys of their dropout   */
-    int64_t     drawn;          /* operator calls that applied dropout                     */
+    int64_t     calls;          /* operators applied in this step, casts included          */
+    int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
+                                   key, the same at each level and in each dtype           */
+    int64_t     rounded;        /* linears that a recipe quantised in this step: likewise  */
     int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
     const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int         inside;         /* operators and hooks now running: they may begin no step */
@@ -18220,11 +18229,22 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    return mixpi_init(t, 1, mean, std);
+    const mixp_result r = mixpi_tensor_there(t, "mixp_init_normal");
+    if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    return mixpi_init(t, 0, low, high - low);
+    const mixp_result r = mixpi_tensor_there(t, "mixp_init_uniform");
+    if (r != MIXP_OK) return r;
+    if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
+        !mixpi_overflows(t->dtype, high))
+        return mixpi_init(t, 0, low, high - low);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_uniform: low is %g and high is %g; both must be finite "
+                             "and in the range of %s, and low must not be above high",
+                             low, high, mixp_dtype_name(t->dtype));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
@@ -20193,7 +20213,6 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
-    const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; i < b->count && r == MIXP_OK; i++) {
@@ -20203,7 +20222,6 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
         r = mixpi_rerun_run(b->entries[i]);
     }
     mixpi_no_grad_set(ctx, no_grad);
-    ctx->tape.calls = calls;
     b->live = r == MIXP_OK;
     return r;
 }
@@ -20415,7 +20433,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_arena_reset(&ctx->memory.dev);
     mixpi_records_turn(ctx);
     ctx->tape.newest = NULL;
-    ctx->tape.calls = 0;
+    ctx->tape.calls = ctx->tape.drawn = ctx->tape.rounded = 0;
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     ctx->tape.tangent_of = NULL;
     mixpi_casting_turn(ctx);
@@ -20489,13 +20507,13 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
 /* Runs the function once and walks back. Fails if differences of eps could not show the gradients:
  * with dropout, or under autocast. */
 static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
-    const int64_t drawn = ctx->tape.drawn, regions = ctx->low_copies.regions;
+    const int64_t regions = ctx->low_copies.regions;
     const mixp_dtype around = mixp_autocast_current(ctx).dtype;
     mixp_tensor *loss;
     mixp_result r = mixp_step_begin(ctx);
     if (r != MIXP_OK) return r;
     loss = fn(ctx, user);
-    if (ctx->tape.drawn != drawn)
+    if (ctx->tape.drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_check_gradients: fn uses dropout, which draws other random "
                                  "numbers in each run; pass training 0 to mixp_dropout, and set "
@@ -20746,13 +20764,13 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
     return NULL;
 }
 
-/* Notes that an operator with dropout draws random numbers. */
-static void mixpi_dropout_drawn(mixp_context *ctx) {
-    ctx->tape.drawn++;
+/* The key of the random numbers of an operator with dropout. */
+static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     if (ctx->evaluates)
         mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
                         "mixp_dropout and set attention's dropout to 0, unless you average several "
                         "random evaluations");
+    return (uint64_t)ctx->tape.drawn++;
 }
 
 /* A loss, an operator whose results it does not take, and what it takes. */
@@ -21369,7 +21387,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->tape.calls;
+    out->call = (uint64_t)c->ctx->tape.rounded++;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }
@@ -22415,7 +22433,6 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    c->ctx->tape.calls += 2; /* count like three operators, for dropout keys */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
@@ -22856,8 +22873,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
-    a.tensor = (uint64_t)ctx->tape.calls; /* a key like mixp_dropout's */
-    if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
+    if (mixp_bits_of_f32(a.dropout) << 1) a.tensor = mixpi_dropout_key(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
@@ -23951,8 +23967,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->tape.calls; /* the call's position in the step is its key */
-        mixpi_dropout_drawn(ctx);
+        k.tensor = mixpi_dropout_key(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
@@ -25168,8 +25183,7 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
 /* Tests the bits: neither Inf nor NaN. */
 static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF000000u; }
 
-/* A tensor of this step with the numbers of k, whose dtype is k's. Its key is that of a call, so
- * that the next operator with random numbers gets another one. */
+/* A tensor of this step with the numbers of k, whose dtype is k's. */
 static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
                                  const int64_t *shape) {
     mixp_tensor *t;
@@ -25183,9 +25197,8 @@ static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random
     k->n = t->count;
     k->seed = ctx->seed;
     k->step = mixpi_random_step(ctx);
-    k->tensor = (uint64_t)ctx->tape.calls++;
+    k->tensor = (uint64_t)ctx->tape.drawn++;
     k->y = mixpi_tensor_out(t, 0);
-    ctx->tape.drawn++;
     return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
 }
 
@@ -25844,10 +25857,16 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
+/* What p makes of no elements: `value`, a constant whose derivatives are 0. */
+static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
+                                          uint32_t value) {
+    return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
+}
+
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
-    if (!x->count) return mixp_log(ctx, mixp_sum(ctx, x, p->dim, p->keep));
+    if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0xFF800000u);
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
     y = mixp_exp(ctx, mixp_sub(ctx, x, top));
@@ -25946,8 +25965,10 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
 
 /* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
+    mixp_tensor *y;
     double left;
+    if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
+    y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
     left = (double)(y->count ? x->count / y->count : 1) - p->correction;
@@ -27780,9 +27801,7 @@ static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
 static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
     mixp_scale_by_args s;
     mixp_unary_args u;
-    const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
 
     /* The loss's share of a batch in parts. */
     memset(&u, 0, sizeof u);
@@ -27791,7 +27810,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     u.n = 1;
     u.a = mixpi_tensor_in(c->saved[2]);
     u.y = mixpi_tensor_out(c->saved[2], 0);
-    if (parts) r = MIXPI_RUN(c, unary, &u);
+    if (a->k.share != 1.0f) r = MIXPI_RUN(c, unary, &u);
 
     /* Times the scale. */
     memset(&s, 0, sizeof s);
@@ -33850,7 +33869,6 @@ struct mixpi_watch {
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
-    int64_t     draws_before;   /* the context's draws when the step began */
     int         turns;          /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */
@@ -34654,7 +34672,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     sight.tensor = t;
     sight.backward = backward;
     sight.sample = w->sampled ? w->begun : 0;
-    sight.draws = ctx->tape.drawn - w->draws_before;
+    sight.draws = ctx->tape.drawn;
     w->observer.see(ctx, &sight, w->observer.user);
 }
 
@@ -34734,8 +34752,7 @@ static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
  * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
- * with an f32 result. Casts are numbered within a step (see mixp_dropout): casts that are left out
- * count as well. */
+ * with an f32 result. */
 static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *t = c->in[i];
@@ -34752,7 +34769,6 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
 
-    ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
@@ -36950,7 +36966,6 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     w->sampled = w->probing = w->reader = 0;
     w->pass++;
-    w->draws_before = ctx->tape.drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 

@@ -391,18 +391,22 @@ typedef struct mixp_rope_desc {
 } mixp_rope_desc;
 MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
                                    const mixp_rope_desc *desc);
-/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. */
+/* KEEP. p: share of elements dropped, in [0, 1]. training 0: returns x. The elements are drawn as
+ * mixp_uniform's numbers: the same are dropped at every level and in every dtype of autocast. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
 
 /* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
  * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
  * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
- * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
- * call in the step: the same on every device and in every run, new in each step, replay and rank.
+ * f32, f16 or bf16. Random numbers come from the context's seed, the step and the number of calls
+ * of the step that drew before: these, dropout, and attention with dropout. They are the same on
+ * every device, in every run, and at every level and in every dtype of autocast; new in each step,
+ * replay and rank.
  *
  * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p
- * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
+ * outside [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. Numbers
+ * of normal beyond that range become Inf, as PyTorch's do: an f16 tensor of mean 1e6 is all Inf. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,

@@ -453,9 +453,7 @@ static mixp_result mixpi_scaled_entropy_infer(mixp_call *c) {
 static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
     mixp_scale_by_args s;
     mixp_unary_args u;
-    const int parts = a->k.share != 1.0f;
     mixp_result r = MIXP_OK;
-    c->ctx->tape.calls += 1 + parts; /* count like separate operators, for dropout keys */
 
     /* The loss's share of a batch in parts. */
     memset(&u, 0, sizeof u);
@@ -464,7 +462,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     u.n = 1;
     u.a = mixpi_tensor_in(c->saved[2]);
     u.y = mixpi_tensor_out(c->saved[2], 0);
-    if (parts) r = MIXPI_RUN(c, unary, &u);
+    if (a->k.share != 1.0f) r = MIXPI_RUN(c, unary, &u);
 
     /* Times the scale. */
     memset(&s, 0, sizeof s);

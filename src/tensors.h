@@ -500,8 +500,11 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
-/* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
-/* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */
+/* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
+ * (low, high). Numbers of normal beyond the range of t's dtype become Inf, as PyTorch's do.
+ *
+ * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
+ * std < 0. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);

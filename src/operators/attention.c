@@ -331,8 +331,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
-    a.tensor = (uint64_t)ctx->tape.calls; /* a key like mixp_dropout's */
-    if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
+    if (mixp_bits_of_f32(a.dropout) << 1) a.tensor = mixpi_dropout_key(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;

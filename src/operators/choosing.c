@@ -367,8 +367,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     if (ctx) {
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
-        k.tensor = (uint64_t)ctx->tape.calls; /* the call's position in the step is its key */
-        mixpi_dropout_drawn(ctx);
+        k.tensor = mixpi_dropout_key(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }

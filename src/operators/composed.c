@@ -75,10 +75,16 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
+/* What p makes of no elements: `value`, a constant whose derivatives are 0. */
+static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
+                                          uint32_t value) {
+    return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
+}
+
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
 static mixp_tensor *mixpi_form_logsumexp(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float most = mixp_f32_of_bits(0x7F7FFFFFu);
-    if (!x->count) return mixp_log(ctx, mixp_sum(ctx, x, p->dim, p->keep));
+    if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0xFF800000u);
     mixp_tensor *top = mixp_max(ctx, mixp_detach(ctx, x), p->dim, 1), *y;
     top = mixp_clamp(ctx, top, -most, most);
     y = mixp_exp(ctx, mixp_sub(ctx, x, top));
@@ -177,8 +183,10 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
 
 /* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
+    mixp_tensor *y;
     double left;
+    if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
+    y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
     left = (double)(y->count ? x->count / y->count : 1) - p->correction;

@@ -20,8 +20,7 @@ MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank
 /* Tests the bits: neither Inf nor NaN. */
 static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF000000u; }
 
-/* A tensor of this step with the numbers of k, whose dtype is k's. Its key is that of a call, so
- * that the next operator with random numbers gets another one. */
+/* A tensor of this step with the numbers of k, whose dtype is k's. */
 static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
                                  const int64_t *shape) {
     mixp_tensor *t;
@@ -35,9 +34,8 @@ static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random
     k->n = t->count;
     k->seed = ctx->seed;
     k->step = mixpi_random_step(ctx);
-    k->tensor = (uint64_t)ctx->tape.calls++;
+    k->tensor = (uint64_t)ctx->tape.drawn++;
     k->y = mixpi_tensor_out(t, 0);
-    ctx->tape.drawn++;
     return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
 }
 

@@ -136,13 +136,13 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
     return NULL;
 }
 
-/* Notes that an operator with dropout draws random numbers. */
-static void mixpi_dropout_drawn(mixp_context *ctx) {
-    ctx->tape.drawn++;
+/* The key of the random numbers of an operator with dropout. */
+static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     if (ctx->evaluates)
         mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
                         "mixp_dropout and set attention's dropout to 0, unless you average several "
                         "random evaluations");
+    return (uint64_t)ctx->tape.drawn++;
 }
 
 /* A loss, an operator whose results it does not take, and what it takes. */

@@ -94,7 +94,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
-    out->call = (uint64_t)c->ctx->tape.calls;
+    out->call = (uint64_t)c->ctx->tape.rounded++;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }

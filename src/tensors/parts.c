@@ -136,8 +136,10 @@ typedef struct mixpi_capture {
 typedef struct mixpi_tape {
     mixpi_tape_entry *newest;
     mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
-    int64_t     calls;          /* operators applied in this step: keys of their dropout   */
-    int64_t     drawn;          /* operator calls that applied dropout                     */
+    int64_t     calls;          /* operators applied in this step, casts included          */
+    int64_t     drawn;          /* calls of this step that drew random numbers: the next one's
+                                   key, the same at each level and in each dtype           */
+    int64_t     rounded;        /* linears that a recipe quantised in this step: likewise  */
     int         in_block;       /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
     const char *tangent_of;     /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int         inside;         /* operators and hooks now running: they may begin no step */

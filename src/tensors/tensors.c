@@ -445,11 +445,22 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    return mixpi_init(t, 1, mean, std);
+    const mixp_result r = mixpi_tensor_there(t, "mixp_init_normal");
+    if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    return mixpi_init(t, 0, low, high - low);
+    const mixp_result r = mixpi_tensor_there(t, "mixp_init_uniform");
+    if (r != MIXP_OK) return r;
+    if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
+        !mixpi_overflows(t->dtype, high))
+        return mixpi_init(t, 0, low, high - low);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_uniform: low is %g and high is %g; both must be finite "
+                             "and in the range of %s, and low must not be above high",
+                             low, high, mixp_dtype_name(t->dtype));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans

@@ -96,7 +96,6 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
-    const int64_t calls = ctx->tape.calls;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     for (int64_t i = 0; i < b->count && r == MIXP_OK; i++) {
@@ -106,7 +105,6 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
         r = mixpi_rerun_run(b->entries[i]);
     }
     mixpi_no_grad_set(ctx, no_grad);
-    ctx->tape.calls = calls;
     b->live = r == MIXP_OK;
     return r;
 }

@@ -57,7 +57,7 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
     sight.tensor = t;
     sight.backward = backward;
     sight.sample = w->sampled ? w->begun : 0;
-    sight.draws = ctx->tape.drawn - w->draws_before;
+    sight.draws = ctx->tape.drawn;
     w->observer.see(ctx, &sight, w->observer.user);
 }
 
@@ -137,8 +137,7 @@ static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
  * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
- * with an f32 result. Casts are numbered within a step (see mixp_dropout): casts that are left out
- * count as well. */
+ * with an f32 result. */
 static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *t = c->in[i];
@@ -155,7 +154,6 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
 
-    ctx->tape.calls++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);

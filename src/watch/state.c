@@ -108,7 +108,6 @@ struct mixpi_watch {
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
-    int64_t     draws_before;   /* the context's draws when the step began */
     int         turns;          /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */

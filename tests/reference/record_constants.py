@@ -17,6 +17,10 @@ operators = {
     "rsub": lambda x, v: v - x,
     "scale": lambda x, v: x * v,
     "leaky_relu": lambda x, v: F.leaky_relu(x, v),
+    "uniform_low": lambda x, v: torch.empty_like(x).uniform_(v, 1),
+    "uniform_high": lambda x, v: torch.empty_like(x).uniform_(0, v),
+    "normal": lambda x, v: torch.empty_like(x).normal_(v, 1),
+    "normal_std": lambda x, v: torch.empty_like(x).normal_(0, v),
 }
 values = {
     torch.float16: (65504.0, 65520.0, -65520.0, 1e9, -1e9, inf, -inf, nan),

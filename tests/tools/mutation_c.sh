@@ -271,7 +271,6 @@ plant guard_every        no      guard_everyday two_networks
 plant site_inputs        no      guard       test_control_flow
 plant site_sibling       turn    guard       test_two_passes
 plant guard_uncast       no      guard       test_growing_logits
-plant guard_uncounted    drop    guard       test_pinned_cast
 plant guard_doubles      swap    guard       test_relapse
 plant guard_high         never   guard       test_growth
 plant guard_weight       never   guard       test_origins
@@ -335,6 +334,7 @@ plant recipe_scale_power swap    recipes     against_reference
 plant recipe_w_2d        never   recipes     switches
 plant recipe_x_2d        swap    recipes     switches
 plant recipe_weight_low  zero    recipe_weights two_optimizers
+plant recipe_rounded     zero    recipe_weights random_rounding
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       drop    amx         f16_in_the_stated_order

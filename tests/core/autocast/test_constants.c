@@ -13,6 +13,20 @@ static mixp_tensor *numbers(mixp_dtype dtype) {
     return mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, three, x), dtype);
 }
 
+/* Are numbers drawn between a and b, or normally of mean a and deviation b, refused in x's dtype? A new
+ * tensor and a tensor that is initialised agree, except that mixp_normal takes finite numbers only. */
+static int refuses_to_draw(mixp_tensor *x, int normal, double a, double b) {
+    const int finite = fabs(a) < HUGE_VAL && fabs(b) < HUGE_VAL;
+    const mixp_tensor *y = normal ? mixp_normal(ctx, x->dtype, 1, three, (float)a, (float)b)
+                                  : mixp_uniform(ctx, x->dtype, 1, three, (float)a, (float)b);
+    mixp_result r;
+    CHECK_INT(mixp_context_error(ctx, NULL), y ? MIXP_OK : MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    r = normal ? mixp_init_normal(x, a, b) : mixp_init_uniform(x, a, b);
+    CHECK((y == NULL) == (r != MIXP_OK) || (normal && !finite && y == NULL));
+    return r == MIXP_ERR_ARGUMENT;
+}
+
 /* Is the call of one case refused? */
 static int refuses(const constant_case *c) {
     static const uint8_t first[3] = { 1, 0, 0 };
@@ -29,6 +43,10 @@ static int refuses(const constant_case *c) {
     IS("clamp_high")  y = v != v ? NULL : mixp_clamp(ctx, x, -inf, v);
     IS("full")        y = mixp_full(ctx, c->dtype, 1, three, c->value);
     IS("fill")        return mixp_fill(x, c->value) != MIXP_OK;
+    IS("uniform_low") return refuses_to_draw(x, 0, c->value, 1);
+    IS("uniform_high") return refuses_to_draw(x, 0, 0, c->value);
+    IS("normal")      return refuses_to_draw(x, 1, c->value, 1);
+    IS("normal_std")  return refuses_to_draw(x, 1, 0, c->value);
     IS("add_scalar")  y = mixp_add_scalar(ctx, x, v);
     IS("rsub")        y = mixp_rsub(ctx, x, v);
     IS("scale")       y = mixp_scale(ctx, x, v);
@@ -63,6 +81,25 @@ static void refused(const mixp_tensor *y, const char *says) {
     mixp_context_clear_error(ctx);
 }
 
+/* Normal numbers beyond the range of a dtype become Inf: torch.normal(1e6, 1.0, (3,), dtype=torch.float16) and
+ * torch.nn.init.normal_ give Inf too. */
+static void test_normal_numbers_become_inf(void) {
+    static const mixp_dtype dtypes[2] = { MIXP_F16, MIXP_BF16 };
+    static const double means[2] = { 1e6, -3.4e38 };
+    ctx = mixp_context_new(NULL);
+    mixp_step_begin(ctx);
+    for (int i = 0; i < 2; i++) {
+        mixp_tensor *drawn = mixp_normal(ctx, dtypes[i], 1, three, (float)means[i], 1.0f), *x = numbers(dtypes[i]);
+        float y[6];
+        CHECK_INT(mixp_init_normal(x, means[i], 1.0), MIXP_OK);
+        mixp_read(drawn, y, MIXP_F32, 3);
+        mixp_read(x, y + 3, MIXP_F32, 3);
+        for (int k = 0; k < 6; k++) CHECK(y[k] == (i ? -HUGE_VALF : HUGE_VALF));
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 /* The message names the largest number of the dtype. */
 static void test_messages(void) {
     static const uint8_t first[3] = { 1, 0, 0 };
@@ -83,6 +120,10 @@ static void test_messages(void) {
     refused(mixp_full(ctx, MIXP_I32, 0, NULL, 3e9), "beyond the range of i32, whose largest number is 2.14748e+09");
     refused(mixp_full(ctx, MIXP_F8_E4M3, 0, NULL, 1e4), "beyond the range of f8_e4m3, whose largest number is 448");
     refused(mixp_uniform(ctx, MIXP_F16, 0, NULL, -1e6f, 0.0f), "in the range of f16");
+    CHECK_INT(mixp_init_uniform(x, -1e6, 0.0), MIXP_ERR_ARGUMENT);
+    refused(NULL, "mixp_init_uniform: low is -1e+06 and high is 0; both must be finite and in the range of f16");
+    CHECK_INT(mixp_init_normal(x, 0.0, -1.0), MIXP_ERR_ARGUMENT);
+    refused(NULL, "mixp_init_normal: std is -1; it must be at least 0");
     CHECK(mixp_full(ctx, MIXP_U8, 0, NULL, 255.0) && mixp_full(ctx, MIXP_I32, 0, NULL, -2147483648.0));
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
@@ -236,6 +277,7 @@ static void test_a_finite_mask_is_not_high(void) {
 
 int main(void) {
     RUN(test_constants_are_refused_where_pytorch_refuses_them);
+    RUN(test_normal_numbers_become_inf);
     RUN(test_messages);
     RUN(test_under_autocast);
     RUN(test_a_masked_row_is_no_overflow);

@@ -83,9 +83,49 @@ static void test_names_of_sites(void) {
     mixp_context_free(ctx);
 }
 
+/* Reductions of no elements: values as PyTorch's, and derivatives along x. torch.func's of sum, mean, var, std
+ * and norms are these; that of logsumexp is NaN there, the slope of log at 0 times 0. Here it is 0, that of a
+ * constant, as var's is in both. The gradient has no elements. */
+static void test_of_nothing(void) {
+    enum { SUM, MEAN, LOGSUMEXP, VAR, STD, VECTOR_NORM, NORM, KINDS };
+    static const double values[KINDS] = { 0, NAN, -HUGE_VAL, NAN, NAN, 0, 0 };
+    static const double slopes[KINDS] = { 0, NAN, 0, 0, NAN, 0, 0 };
+    static const int64_t shapes[3][2] = { { 0, 0 }, { 2, 0 }, { 0, 3 } };
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int s = 0; s < 3; s++) {
+            mixp_context *c = mixp_context_new(NULL);
+            mixp_tensor *x, *y, *d;
+            float got[4];
+            const int rank = s ? 2 : 1, n = s == 0 ? 1 : s == 1 ? 2 : 0;
+            mixp_step_begin(c);
+            x = mixp_activation(c, MIXP_F32, rank, shapes[s]);
+            mixp_tensor_set_requires_grad(x, 1);
+            y = kind == SUM         ? mixp_sum(c, x, -1, 0)
+                : kind == MEAN      ? mixp_mean(c, x, -1, 0)
+                : kind == LOGSUMEXP ? mixp_logsumexp(c, x, -1, 0)
+                : kind == VAR       ? mixp_var(c, x, -1, 1, 0)
+                : kind == STD       ? mixp_std(c, x, -1, 1, 0)
+                : kind == NORM      ? mixp_norm(c, x, 3.0f, -1, 0)
+                                    : mixp_vector_norm(c, x, -1, 0);
+            d = mixp_jvp(c, y, x, NULL);
+            CHECK_INT(y ? y->count : -1, n);
+            CHECK_INT(d ? d->count : -1, n);
+            CHECK_INT(mixp_read(y, got, MIXP_F32, n), MIXP_OK);
+            CHECK_INT(mixp_read(d, got + 2, MIXP_F32, n), MIXP_OK);
+            for (int i = 0; i < n; i++) {
+                CHECK((double)got[i] == values[kind] || (values[kind] != values[kind] && got[i] != got[i]));
+                CHECK((double)got[2 + i] == slopes[kind] || (slopes[kind] != slopes[kind] && got[2 + i] != got[2 + i]));
+            }
+            CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
+            CHECK(x->grad && x->grad->count == 0);
+            mixp_context_free(c);
+        }
+}
+
 int main(void) {
     jvp_run_cases();
     RUN(test_left_by_a_jump);
     RUN(test_names_of_sites);
+    RUN(test_of_nothing);
     return test_report();
 }

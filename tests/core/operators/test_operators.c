@@ -503,6 +503,60 @@ static void test_nothing_is_allocated_after_the_first_step(void) {
     CHECK_INT(mixp_context_memory(ctx).allocations, first);
 }
 
+/* What a program drops and draws in its first step. Casts stand between the draws: the linear casts x, and a
+ * softmax's f32 result is cast for the next linear. v has a row of ones a key, so that the result of attention
+ * is 0 where a weight was dropped. */
+enum { DROPPED_N = 32, DROPPED_ALL = 4 * DROPPED_N * DROPPED_N };
+static void dropped(const mixp_autocast *region, int more, float *out) {
+    const int64_t shape[3] = { 1, DROPPED_N, DROPPED_N };
+    mixp_context *c = mixp_context_new(NULL);
+    mixp_attention_desc how;
+    static float one[DROPPED_N * DROPPED_N];
+    mixp_tensor *w, *x, *v, *h, *drawn[4];
+    for (int i = 0; i < DROPPED_N; i++) one[i * DROPPED_N + i] = 1.0f;
+    memset(&how, 0, sizeof how);
+    how.heads = how.kv_heads = 1;
+    how.dropout = 0.4f;
+    w = mixp_param(c, "w", MIXP_F32, 2, shape + 1);
+    mixp_write(w, one, MIXP_F32, DROPPED_N * DROPPED_N);
+    mixp_step_begin(c);
+    if (region) mixp_autocast_push(c, region);
+    x = mixp_full(c, MIXP_F32, 3, shape, 0.5);
+    v = mixp_input(c, MIXP_F32, 3, shape, one);
+    if (more) mixp_gelu(c, mixp_linear(c, x, w, NULL));
+    h = mixp_linear(c, x, w, NULL);
+    drawn[0] = mixp_dropout(c, mixp_softmax(c, h), 0.3f, 1);
+    h = mixp_linear(c, drawn[0], w, NULL);
+    drawn[1] = mixp_uniform(c, MIXP_F32, 3, shape, 0.0f, 1.0f);
+    h = mixp_linear(c, mixp_softmax(c, h), w, NULL);
+    drawn[2] = mixp_attention_apply(c, h, h, v, &how);
+    drawn[3] = mixp_bernoulli(c, MIXP_F32, 3, shape, 0.5f);
+    for (int i = 0; i < 4; i++) {
+        float *y = out + i * DROPPED_N * DROPPED_N;
+        CHECK_INT(mixp_read(drawn[i], y, MIXP_F32, DROPPED_N * DROPPED_N), MIXP_OK);
+        for (int k = 0; i != 1 && k < DROPPED_N * DROPPED_N; k++) y[k] = y[k] != 0.0f;
+    }
+    if (region) mixp_autocast_pop(c);
+    CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+    mixp_context_free(c);
+}
+
+static void test_dropout_is_the_same_at_every_level(void) {
+    static const mixp_autocast regions[] = { { MIXP_F16, 1, NULL }, { MIXP_BF16, 1, NULL }, { MIXP_F16, 2, NULL },
+                                             { MIXP_BF16, 2, NULL } };
+    static float plain[DROPPED_ALL], low[DROPPED_ALL];
+    double kept[4] = { 0, 0, 0, 0 };
+    dropped(NULL, 0, plain);
+    for (int i = 0; i < DROPPED_ALL; i++) kept[i / (DROPPED_N * DROPPED_N)] += (double)plain[i];
+    for (int i = 0; i < 4; i++) CHECK_NEAR(kept[i] / (DROPPED_N * DROPPED_N), i == 0 ? 0.7 : i == 2 ? 0.6 : 0.5, 0.08);
+    dropped(NULL, 1, low);
+    CHECK_INT(memcmp(plain, low, sizeof low), 0); /* operators that draw nothing do not count */
+    for (int i = 0; i < 4; i++) {
+        dropped(&regions[i], i % 2, low);
+        CHECK_INT(memcmp(plain, low, sizeof low), 0);
+    }
+}
+
 static void test_dropout_is_keyed_and_scaled(void) {
     enum { N = 100 * 100 };
     static float a[N], b[N];
@@ -766,6 +820,7 @@ int main(void) {
     RUN(test_no_grad_records_nothing);
     RUN(test_nothing_is_allocated_after_the_first_step);
     RUN(test_dropout_is_keyed_and_scaled);
+    RUN(test_dropout_is_the_same_at_every_level);
     RUN(test_bad_inputs_name_the_rule);
     RUN(test_messages_name_the_tensors);
     RUN(test_products_of_an_empty_batch);

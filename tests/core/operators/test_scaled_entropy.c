@@ -90,7 +90,7 @@ static void trained(head h, int apart, mixp_dtype dtype, float share, float *out
         CHECK_INT(mixp_scaler_step(h.scaler, h.opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(h.scaler), MIXP_OK);
     }
-    /* A random number behind it: all calls have been counted. */
+    /* A random number behind it: a loss in one operator or in several draws nothing. */
     out[2] = (float)mixp_item(mixp_sum(h.ctx, mixp_dropout(h.ctx, h.x, 0.5f, 1), MIXP_ALL, 0));
     mixp_read(h.x, out + 3, MIXP_F32, ROWS * WIDTH);
     mixp_read(h.w, out + 3 + ROWS * WIDTH, MIXP_F32, VOCAB * WIDTH);

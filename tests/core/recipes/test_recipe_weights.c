@@ -415,6 +415,36 @@ static void memory(void) {
     mixp_context_free(ctx);
 }
 
+/* The rounding of gradients draws the numbers of the linear's place among the linears of its step: other
+ * operators, casts and dropout do not count, and the next linear draws other numbers. */
+static void random_rounding(void) {
+    static values third;
+    int more;
+    for (more = 0; more < 2; more++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *x, *x2;
+        mixp_recipe r;
+        memset(&r, 0, sizeof r);
+        r.kind = MIXP_RECIPE_NVFP4;
+        mixp_autocast_set_recipe(ctx, &r);
+        mixp_write(w, ws, MIXP_F32, OUT * IN);
+        mixp_step_begin(ctx);
+        x = mixp_input(ctx, MIXP_F32, 2, x_shape, xs);
+        x2 = mixp_input(ctx, MIXP_F32, 2, x_shape, xs);
+        mixp_tensor_set_requires_grad(x, 1);
+        mixp_tensor_set_requires_grad(x2, 1);
+        if (more) mixp_dropout(ctx, mixp_cast(ctx, x2, MIXP_BF16), 0.5f, 1);
+        walk(ctx, w, x);
+        walk(ctx, w, x2);
+        mixp_read(x->grad, more ? second.dx : first.dx, MIXP_F32, ROWS * IN);
+        mixp_read(x2->grad, third.dx, MIXP_F32, ROWS * IN);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+    CHECK(memcmp(first.dx, second.dx, sizeof first.dx) == 0);
+    CHECK(memcmp(second.dx, third.dx, sizeof first.dx) != 0);
+}
+
 int main(void) {
     RUN(never_stale);
     RUN(other_writers);
@@ -424,5 +454,6 @@ int main(void) {
     RUN(other_recipe);
     RUN(made_once);
     RUN(memory);
+    RUN(random_rounding);
     return test_report();
 }

@@ -87,7 +87,7 @@ static void every_call_refuses_it(void) {
         CHECK_INT(mixp_fill(t, 1.0), MIXP_ERR_ORDER);
         told(MIXP_ERR_ORDER, "mixp_fill: the tensor is of an earlier step");
         CHECK_INT(mixp_init_normal(t, 0.0, 1.0), MIXP_ERR_ORDER);
-        told(MIXP_ERR_ORDER, "mixp_init: the tensor is of an earlier step");
+        told(MIXP_ERR_ORDER, "mixp_init_normal: the tensor is of an earlier step");
         CHECK_INT(mixp_init_xavier_normal(t, 1.0), MIXP_ERR_ORDER);
         told(MIXP_ERR_ORDER, "of an earlier step");
         CHECK_INT(mixp_copy(live, t), MIXP_ERR_ORDER);

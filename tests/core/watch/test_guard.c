@@ -604,7 +604,7 @@ static void test_pins(void) {
     gpt_close(&g);
 }
 
-/* A cast that is left out takes no number from dropout, which draws what it would have drawn. */
+/* With a cast left out, dropout draws what it would have drawn. */
 static void test_pinned_cast(void) {
     gpt pinned = gpt_open(1e-3), plain = gpt_open(1e-3);
     int i;
