@@ -4403,10 +4403,11 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
  *     }
  *
  * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
- * not fit stays bf16; one warning names the first such linear. To see how many linears were
- * quantised, call mixp_autocast_recipe_counts. With a guard, an operand that the format cannot hold
- * (outlier channels) falls back to bf16, with an event; see FALLBACK below. Without a guard nothing
- * is measured.
+ * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes gives each
+ * weight a recipe by its name, as models do that have some layers in fp4 and others in fp8. To see
+ * how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an operand that
+ * the format cannot hold (outlier channels) falls back to bf16, with an event; see FALLBACK below.
+ * Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -4575,7 +4576,8 @@ typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
-    int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
+    int64_t kept;               /* linears left bf16: keep_first, keep_last, a rule, a pin or the
+                                   guard                                                   */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
@@ -4626,7 +4628,9 @@ typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
-                                   initially none; see mixp_autocast_set_recipe              */
+                                   initially none; see mixp_autocast_set_recipe. Under the rules of
+                                   mixp_autocast_set_recipes, mixp_autocast_current gives a recipe
+                                   of kind NONE that stands for the rules                    */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
@@ -4658,6 +4662,40 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
  * also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
+
+/* One rule of mixp_autocast_set_recipes. */
+typedef struct mixp_recipe_rule {
+    const char *pattern;        /* of a weight's name: * matches any characters, ? matches one */
+    const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
+} mixp_recipe_rule;
+
+/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear takes the recipe of the
+ * first of the n rules whose pattern fits the name of its weight; if no rule fits, it multiplies in
+ * bf16, as attention does always. A weight that is the result of an operator has no name: only a
+ * pattern such as "*" fits it. Patterns and recipes are copied. Call the function after the
+ * parameters are made, outside of regions. It replaces the recipe of mixp_autocast_set_recipe,
+ * which in turn replaces the rules; n = 0 removes them. The first and the last layer and the
+ * projections of attention in bf16, the MLPs in NVFP4, everything else in FP8:
+ *
+ *     mixp_recipe fp4, fp8;
+ *     memset(&fp4, 0, sizeof fp4);
+ *     memset(&fp8, 0, sizeof fp8);
+ *     fp4.kind = MIXP_RECIPE_NVFP4;
+ *     fp8.kind = MIXP_RECIPE_FP8_CURRENT;
+ *     mixp_recipe_rule rules[] = { { "h.0.*", NULL },    { "h.11.*", NULL }, { "*.attn.*", NULL },
+ *                                  { "*.mlp.*", &fp4 }, { "*", &fp8 } };
+ *     mixp_autocast_set_recipes(ctx, rules, 5);
+ *
+ * A guard and its pins work as under one recipe. A checkpoint holds no rules: set them before
+ * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
+ *
+ * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
+ * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
+ * keep_first, keep_last or linears, whose place rules take; two recipes of delayed scaling differ.
+ * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
+ * an error nothing changes. */
+MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
+                                                  int n);
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
@@ -18547,6 +18585,7 @@ MIXPI_SELDOM_END
 #define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* one extra for a walk back */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
+#define MIXPI_MAX_RULES     64
 
 /* Kinds of regions, by what ends them: mixp_autocast_pop, mixp_scope_pop, the end of a block,
  * mixp_autocast_close, or the end of a walk. */
@@ -18566,6 +18605,12 @@ typedef struct mixpi_region {
     mixp_recipe       recipe;   /* cast.recipe points here, or is NULL                     */
 } mixpi_region;
 
+/* A rule of mixp_autocast_set_recipes. */
+typedef struct mixpi_rule {
+    char        pattern[96];
+    mixp_recipe recipe;
+} mixpi_rule;
+
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
@@ -18578,6 +18623,9 @@ struct mixpi_casting {
     int             block_level;
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* recipe of the block form                        */
+    mixp_recipe     by_rules;   /* kind NONE. A region's recipe points here: see rules     */
+    mixpi_rule     *rules;      /* [MIXPI_MAX_RULES], or NULL                              */
+    int             n_rules;    /* 0: the block form uses block_recipe                     */
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
@@ -18737,6 +18785,30 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
     return "the recipe's history differs from the context's earlier one; make a new context";
 }
 
+/* Does a region's recipe stand for the rules of mixp_autocast_set_recipes? */
+static int mixpi_recipe_is_rules(const mixpi_casting *c, const mixp_recipe *r) {
+    return c && r == &c->by_rules;
+}
+
+/* The recipe of the rules for linears with a weight of this name; NULL: bf16. */
+static const mixp_recipe *mixpi_rules_recipe(const mixpi_casting *c, const char *name) {
+    for (int i = 0; i < c->n_rules; i++) {
+        const mixp_recipe *r = &c->rules[i].recipe;
+        if (!mixpi_pattern_fits(c->rules[i].pattern, name, strlen(name))) continue;
+        return r->kind == MIXP_RECIPE_NONE ? NULL : r;
+    }
+    return NULL;
+}
+
+/* The recipe of delayed scaling that linears in a region may take; NULL: they take none. All rules
+ * of delayed scaling have the same. */
+static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mixp_recipe *r) {
+    if (!mixpi_recipe_is_rules(c, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+    for (int i = 0; i < c->n_rules; i++)
+        if (c->rules[i].recipe.kind == MIXP_RECIPE_FP8_DELAYED) return &c->rules[i].recipe;
+    return NULL;
+}
+
 /* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
@@ -18744,8 +18816,9 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
         return "the recipe's codes need a kind: without one nothing is quantised";
+    const int rules = mixpi_recipe_is_rules(ctx->casting, r);
     *code = MIXP_OK;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    if (!r || (r->kind == MIXP_RECIPE_NONE && !rules)) return NULL;
     *code = MIXP_ERR_ARGUMENT;
 
     /* The recipe by itself. */
@@ -18761,7 +18834,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 
     /* The device. */
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
-    if (ctx->device->download && !ctx->device->kernels->quantise)
+    if (!rules && ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
     if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
         return "this device cannot keep activations as codes; set the recipe's codes to 0";
@@ -18774,20 +18847,24 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
     int i, inside = 0;
+    if (mixpi_recipe_is_rules(c, r)) return;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
-    for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
+    for (i = 0; i < c->n_regions; i++) {
+        const mixp_recipe *outer = c->regions[i].cast.recipe;
+        inside |= outer && !mixpi_recipe_is_rules(c, outer);
+    }
     if (!inside) c->linears = 0;
 }
 
 /* Notes the recipe of delayed scaling of a region that may train. */
 static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
-    const mixp_recipe *r = region->cast.recipe;
-    if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
+    const mixp_recipe *r = mixpi_region_delayed(c, region->cast.recipe);
+    if (!r || ctx->evaluates || region->no_grad) return;
     c->opened = *r;
     c->opened_in = ctx->generation;
 }
@@ -18841,7 +18918,7 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_regi
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
-    if (c && dtype != MIXP_F32) cast.recipe = &c->block_recipe;
+    if (c && dtype != MIXP_F32) cast.recipe = c->n_rules ? &c->by_rules : &c->block_recipe;
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
@@ -18912,7 +18989,87 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
+    ctx->casting->n_rules = 0;
     if (recipe && recipe->kind == MIXP_RECIPE_FP8_DELAYED) ctx->casting->delayed = *recipe;
+    return MIXP_OK;
+}
+
+/* Does the pattern fit the name of a permanent tensor, or any name? */
+static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
+    const mixp_tensor *t = ctx->tensors;
+    if (strspn(pattern, "*") == strlen(pattern)) return 1;
+    while (t && !(*t->name && mixpi_pattern_fits(pattern, t->name, strlen(t->name))))
+        t = t->own.next;
+    return t != NULL;
+}
+
+/* What is wrong with a rule; NULL: nothing. *code: the error. delayed: the recipe of delayed
+ * scaling of an earlier rule, or NULL. */
+static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
+                                    const mixp_recipe *delayed, mixp_result *code) {
+    const mixp_recipe *r = rule->recipe;
+    *code = MIXP_ERR_ARGUMENT;
+    if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
+    if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
+    if (!mixpi_pattern_is_used(ctx, rule->pattern))
+        return "the pattern fits no tensor's name; call the function after parameters are made";
+    if (r && (r->keep_first || r->keep_last || r->linears))
+        return "the recipe has keep_first, keep_last or linears; leave linears in bf16 by an "
+               "earlier rule with their names and the recipe NULL";
+    if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
+        return "two rules have different recipes of delayed scaling; use the same fields in both";
+    return mixpi_recipe_wrong(ctx, MIXP_BF16, r, code);
+}
+
+/* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
+static mixp_result mixpi_rules_check(mixp_context *ctx, const mixp_recipe_rule *rules, int n,
+                                     const mixp_recipe **delayed) {
+    *delayed = NULL;
+    if (mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_autocast_set_recipes: a region or a scope is open; call the "
+                                 "function between steps");
+    if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
+                                 n && !rules ? "rules is NULL" : "the number of rules is wrong");
+    for (int i = 0; i < n; i++) {
+        const mixp_recipe *r = rules[i].recipe;
+        mixp_result code;
+        const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
+        if (wrong)
+            return mixp_context_fail(ctx, code,
+                                     "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
+                                     rules[i].pattern ? rules[i].pattern : "NULL", wrong);
+        if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
+    }
+    return MIXP_OK;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
+                                                  int n) {
+    const mixp_recipe *delayed;
+    mixpi_casting *c;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    r = mixpi_rules_check(ctx, rules, n, &delayed);
+    if (r != MIXP_OK) return r;
+
+    /* All memory comes before the first change. */
+    c = mixpi_casting_of(ctx);
+    if (c && n && !c->rules)
+        c->rules = (mixpi_rule *)mixpi_host_alloc(ctx, MIXPI_MAX_RULES * sizeof *c->rules);
+    if (!c || (n && !c->rules)) return MIXP_ERR_MEMORY;
+
+    memset(&c->block_recipe, 0, sizeof c->block_recipe);
+    c->n_rules = n;
+    for (int i = 0; i < n; i++) {
+        memset(&c->rules[i], 0, sizeof c->rules[i]);
+        memcpy(c->rules[i].pattern, rules[i].pattern, strlen(rules[i].pattern));
+        if (rules[i].recipe) c->rules[i].recipe = *rules[i].recipe;
+    }
+    if (delayed) c->delayed = *delayed;
     return MIXP_OK;
 }
 
@@ -21392,12 +21549,25 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
+/* The recipe of a linear; NULL: it multiplies in bf16. */
+static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
+    mixpi_casting *casting = c->ctx->casting;
+    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    const mixp_tensor *w;
+    if (!mixpi_recipe_is_rules(casting, r)) return r;
+    w = mixpi_lasting(c->in[1]);
+    r = mixpi_rules_recipe(casting, w ? w->name : "");
+    if (!r) casting->recipes.kept++;
+    return r;
+}
+
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
 static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
                                        mixpi_recipe_call *out) {
-    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    const mixp_recipe *r;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
+    r = mixpi_recipe_now(c);
     if (!r) return MIXP_OK;
 
     out->enters = mixpi_recipe_trains(c->ctx);
@@ -33249,19 +33419,27 @@ static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
     return r;
 }
 
+/* The recipe of delayed scaling of linears with the weight t; NULL: they have none. */
+static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_tensor *t) {
+    const mixp_recipe *r = &ctx->casting->delayed;
+    if (ctx->casting->n_rules) r = mixpi_rules_recipe(ctx->casting, t->name);
+    return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+}
+
 /* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
  * step of a program makes them too late. */
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
     mixp_tensor *t;
-    if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
+    if (!ctx->casting) return;
     for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &made))
+                mixpi_delayed_of(ctx, t) &&
+                !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
                 mixpi_report_fail(r, made, "out of memory");
     }
 }
@@ -38630,7 +38808,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
- * are not in use. The last two settings are hashes. */
+ * are not in use. The last three settings are hashes. */
 static const char *const mixpi_setting_names[] = {
     "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
@@ -38641,7 +38819,8 @@ static const char *const mixpi_setting_names[] = {
     "the hash of schedule.milestones", "schedule.pct_start", "schedule.linear",
     "schedule.three_phase", "muon.a", "muon.b", "muon.c", "muon.iterations", "muon.f32",
     "muon.rate", "recipe.history", "recipe.margin", "recipe.most_recent", "recipe.dy_e4m3",
-    "amax of delayed scaling", "buffers", "groups of the parameters"
+    "amax of delayed scaling", "the hash of the rules of mixp_autocast_set_recipes", "buffers",
+    "groups of the parameters"
 };
 
 enum {
@@ -38711,6 +38890,15 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[2] = (double)r->most_recent;
     all[3] = (double)r->dy_e4m3;
     all[4] = (double)mixpi_scaled_words(ctx);
+}
+
+/* Hash of the rules of recipes, of 53 bits; 0: there are none. */
+static double mixpi_rules_hash(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx->casting;
+    if (!c || !c->n_rules) return 0.0;
+    return (
+        double)(mixpi_hash(1469598103934665603u, c->rules, (size_t)c->n_rules * sizeof *c->rules) >>
+                11);
 }
 
 /* --- buffers --- */
@@ -38783,6 +38971,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
+    all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -38792,7 +38981,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 2);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 3);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }

@@ -8,6 +8,7 @@
 #define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* one extra for a walk back */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
+#define MIXPI_MAX_RULES     64
 
 /* Kinds of regions, by what ends them: mixp_autocast_pop, mixp_scope_pop, the end of a block,
  * mixp_autocast_close, or the end of a walk. */
@@ -27,6 +28,12 @@ typedef struct mixpi_region {
     mixp_recipe       recipe;   /* cast.recipe points here, or is NULL                     */
 } mixpi_region;
 
+/* A rule of mixp_autocast_set_recipes. */
+typedef struct mixpi_rule {
+    char        pattern[96];
+    mixp_recipe recipe;
+} mixpi_rule;
+
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
@@ -39,6 +46,9 @@ struct mixpi_casting {
     int             block_level;
     mixp_cast_count casts;
     mixp_recipe     block_recipe;       /* recipe of the block form                        */
+    mixp_recipe     by_rules;   /* kind NONE. A region's recipe points here: see rules     */
+    mixpi_rule     *rules;      /* [MIXPI_MAX_RULES], or NULL                              */
+    int             n_rules;    /* 0: the block form uses block_recipe                     */
     mixp_recipe_counts recipes;
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
@@ -198,6 +208,30 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
     return "the recipe's history differs from the context's earlier one; make a new context";
 }
 
+/* Does a region's recipe stand for the rules of mixp_autocast_set_recipes? */
+static int mixpi_recipe_is_rules(const mixpi_casting *c, const mixp_recipe *r) {
+    return c && r == &c->by_rules;
+}
+
+/* The recipe of the rules for linears with a weight of this name; NULL: bf16. */
+static const mixp_recipe *mixpi_rules_recipe(const mixpi_casting *c, const char *name) {
+    for (int i = 0; i < c->n_rules; i++) {
+        const mixp_recipe *r = &c->rules[i].recipe;
+        if (!mixpi_pattern_fits(c->rules[i].pattern, name, strlen(name))) continue;
+        return r->kind == MIXP_RECIPE_NONE ? NULL : r;
+    }
+    return NULL;
+}
+
+/* The recipe of delayed scaling that linears in a region may take; NULL: they take none. All rules
+ * of delayed scaling have the same. */
+static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mixp_recipe *r) {
+    if (!mixpi_recipe_is_rules(c, r)) return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+    for (int i = 0; i < c->n_rules; i++)
+        if (c->rules[i].recipe.kind == MIXP_RECIPE_FP8_DELAYED) return &c->rules[i].recipe;
+    return NULL;
+}
+
 /* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
@@ -205,8 +239,9 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
         return "the recipe's codes need a kind: without one nothing is quantised";
+    const int rules = mixpi_recipe_is_rules(ctx->casting, r);
     *code = MIXP_OK;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    if (!r || (r->kind == MIXP_RECIPE_NONE && !rules)) return NULL;
     *code = MIXP_ERR_ARGUMENT;
 
     /* The recipe by itself. */
@@ -222,7 +257,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 
     /* The device. */
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
-    if (ctx->device->download && !ctx->device->kernels->quantise)
+    if (!rules && ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
     if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
         return "this device cannot keep activations as codes; set the recipe's codes to 0";
@@ -235,20 +270,24 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
     int i, inside = 0;
+    if (mixpi_recipe_is_rules(c, r)) return;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
-    for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
+    for (i = 0; i < c->n_regions; i++) {
+        const mixp_recipe *outer = c->regions[i].cast.recipe;
+        inside |= outer && !mixpi_recipe_is_rules(c, outer);
+    }
     if (!inside) c->linears = 0;
 }
 
 /* Notes the recipe of delayed scaling of a region that may train. */
 static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
-    const mixp_recipe *r = region->cast.recipe;
-    if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
+    const mixp_recipe *r = mixpi_region_delayed(c, region->cast.recipe);
+    if (!r || ctx->evaluates || region->no_grad) return;
     c->opened = *r;
     c->opened_in = ctx->generation;
 }
@@ -302,7 +341,7 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype, mixpi_regi
     mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
-    if (c && dtype != MIXP_F32) cast.recipe = &c->block_recipe;
+    if (c && dtype != MIXP_F32) cast.recipe = c->n_rules ? &c->by_rules : &c->block_recipe;
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
@@ -373,7 +412,87 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
+    ctx->casting->n_rules = 0;
     if (recipe && recipe->kind == MIXP_RECIPE_FP8_DELAYED) ctx->casting->delayed = *recipe;
+    return MIXP_OK;
+}
+
+/* Does the pattern fit the name of a permanent tensor, or any name? */
+static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
+    const mixp_tensor *t = ctx->tensors;
+    if (strspn(pattern, "*") == strlen(pattern)) return 1;
+    while (t && !(*t->name && mixpi_pattern_fits(pattern, t->name, strlen(t->name))))
+        t = t->own.next;
+    return t != NULL;
+}
+
+/* What is wrong with a rule; NULL: nothing. *code: the error. delayed: the recipe of delayed
+ * scaling of an earlier rule, or NULL. */
+static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
+                                    const mixp_recipe *delayed, mixp_result *code) {
+    const mixp_recipe *r = rule->recipe;
+    *code = MIXP_ERR_ARGUMENT;
+    if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
+    if (strlen(rule->pattern) > 95) return "the pattern has more than 95 characters";
+    if (!mixpi_pattern_is_used(ctx, rule->pattern))
+        return "the pattern fits no tensor's name; call the function after parameters are made";
+    if (r && (r->keep_first || r->keep_last || r->linears))
+        return "the recipe has keep_first, keep_last or linears; leave linears in bf16 by an "
+               "earlier rule with their names and the recipe NULL";
+    if (r && delayed && r->kind == MIXP_RECIPE_FP8_DELAYED && memcmp(r, delayed, sizeof *r) != 0)
+        return "two rules have different recipes of delayed scaling; use the same fields in both";
+    return mixpi_recipe_wrong(ctx, MIXP_BF16, r, code);
+}
+
+/* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
+static mixp_result mixpi_rules_check(mixp_context *ctx, const mixp_recipe_rule *rules, int n,
+                                     const mixp_recipe **delayed) {
+    *delayed = NULL;
+    if (mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_autocast_set_recipes: a region or a scope is open; call the "
+                                 "function between steps");
+    if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
+                                 n && !rules ? "rules is NULL" : "the number of rules is wrong");
+    for (int i = 0; i < n; i++) {
+        const mixp_recipe *r = rules[i].recipe;
+        mixp_result code;
+        const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
+        if (wrong)
+            return mixp_context_fail(ctx, code,
+                                     "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
+                                     rules[i].pattern ? rules[i].pattern : "NULL", wrong);
+        if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
+    }
+    return MIXP_OK;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
+                                                  int n) {
+    const mixp_recipe *delayed;
+    mixpi_casting *c;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    r = mixpi_rules_check(ctx, rules, n, &delayed);
+    if (r != MIXP_OK) return r;
+
+    /* All memory comes before the first change. */
+    c = mixpi_casting_of(ctx);
+    if (c && n && !c->rules)
+        c->rules = (mixpi_rule *)mixpi_host_alloc(ctx, MIXPI_MAX_RULES * sizeof *c->rules);
+    if (!c || (n && !c->rules)) return MIXP_ERR_MEMORY;
+
+    memset(&c->block_recipe, 0, sizeof c->block_recipe);
+    c->n_rules = n;
+    for (int i = 0; i < n; i++) {
+        memset(&c->rules[i], 0, sizeof c->rules[i]);
+        memcpy(c->rules[i].pattern, rules[i].pattern, strlen(rules[i].pattern));
+        if (rules[i].recipe) c->rules[i].recipe = *rules[i].recipe;
+    }
+    if (delayed) c->delayed = *delayed;
     return MIXP_OK;
 }
 

@@ -46,7 +46,9 @@ typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
     const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
-                                   initially none; see mixp_autocast_set_recipe              */
+                                   initially none; see mixp_autocast_set_recipe. Under the rules of
+                                   mixp_autocast_set_recipes, mixp_autocast_current gives a recipe
+                                   of kind NONE that stands for the rules                    */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
@@ -78,6 +80,40 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
  * also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
+
+/* One rule of mixp_autocast_set_recipes. */
+typedef struct mixp_recipe_rule {
+    const char *pattern;        /* of a weight's name: * matches any characters, ? matches one */
+    const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
+} mixp_recipe_rule;
+
+/* Like mixp_autocast_set_recipe, with a recipe for each weight. A linear takes the recipe of the
+ * first of the n rules whose pattern fits the name of its weight; if no rule fits, it multiplies in
+ * bf16, as attention does always. A weight that is the result of an operator has no name: only a
+ * pattern such as "*" fits it. Patterns and recipes are copied. Call the function after the
+ * parameters are made, outside of regions. It replaces the recipe of mixp_autocast_set_recipe,
+ * which in turn replaces the rules; n = 0 removes them. The first and the last layer and the
+ * projections of attention in bf16, the MLPs in NVFP4, everything else in FP8:
+ *
+ *     mixp_recipe fp4, fp8;
+ *     memset(&fp4, 0, sizeof fp4);
+ *     memset(&fp8, 0, sizeof fp8);
+ *     fp4.kind = MIXP_RECIPE_NVFP4;
+ *     fp8.kind = MIXP_RECIPE_FP8_CURRENT;
+ *     mixp_recipe_rule rules[] = { { "h.0.*", NULL },    { "h.11.*", NULL }, { "*.attn.*", NULL },
+ *                                  { "*.mlp.*", &fp4 }, { "*", &fp8 } };
+ *     mixp_autocast_set_recipes(ctx, rules, 5);
+ *
+ * A guard and its pins work as under one recipe. A checkpoint holds no rules: set them before
+ * mixp_checkpoint_load. Ranks with different rules fail the step with MIXP_ERR_RANKS.
+ *
+ * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
+ * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
+ * keep_first, keep_last or linears, whose place rules take; two recipes of delayed scaling differ.
+ * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
+ * an error nothing changes. */
+MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
+                                                  int n);
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }

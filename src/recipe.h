@@ -31,10 +31,11 @@
  *     }
  *
  * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
- * not fit stays bf16; one warning names the first such linear. To see how many linears were
- * quantised, call mixp_autocast_recipe_counts. With a guard, an operand that the format cannot hold
- * (outlier channels) falls back to bf16, with an event; see FALLBACK below. Without a guard nothing
- * is measured.
+ * not fit stays bf16; one warning names the first such linear. mixp_autocast_set_recipes gives each
+ * weight a recipe by its name, as models do that have some layers in fp4 and others in fp8. To see
+ * how many linears were quantised, call mixp_autocast_recipe_counts. With a guard, an operand that
+ * the format cannot hold (outlier channels) falls back to bf16, with an event; see FALLBACK below.
+ * Without a guard nothing is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
@@ -203,7 +204,8 @@ typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
     int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
-    int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
+    int64_t kept;               /* linears left bf16: keep_first, keep_last, a rule, a pin or the
+                                   guard                                                   */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */

@@ -27,7 +27,7 @@ enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    trail[1024], tokenizer[1024], device[16], from[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
+    char    trail[1024], tokenizer[1024], device[16], from[16], ranks[16], guard[16], recipe_of[600], vocabulary[600], init[1024], export_to[1024];
     int64_t vocab, token_bits, layers, heads, width, block, bias;
     int64_t activation, norm, positions, qk_norm, head, zero_init;
     double  dropout;
@@ -147,6 +147,9 @@ static const option options[] = {
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
     CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4",
                "with bf16: the numbers that linear layers multiply"),
+    TEXT_OPT("recipe-of", recipe_of, "NAME=RECIPE,...",
+             "recipes of weights by name, where * is any text and the first that fits wins: "
+             "*.h.0.*=none,*.mlp.*=nvfp4"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
     CHOICE_OPT("e8m0", e8m0, "rceil", "rceil|floor|ceil|even", "with mxfp8: how the scales of blocks are rounded"),
@@ -636,9 +639,10 @@ static void check_ordered_ranks(const config *c, int64_t ranks) {
 
 /* Checks the options of a recipe. */
 static void check_recipe(const config *c) {
-    if (c->recipe && (c->dtype != DTYPE_BF16 || c->level == 0))
+    if ((c->recipe || c->recipe_of[0]) && (c->dtype != DTYPE_BF16 || c->level == 0))
         die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
                "or leave it out");
+    if (c->recipe_of[0]) return;            /* its names are checked where they are read */
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
         die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
     if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)

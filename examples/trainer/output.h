@@ -13,10 +13,12 @@ static void precision_text(const config *c, char *text, size_t space) {
         snprintf(text, space, c->level > 1 ? "fp32 (level %d is for fp16 and bf16)" : "fp32",
                  (int)c->level);
     else if (c->level == 0) snprintf(text, space, "fp32 (level 0: no autocast)");
-    else if (!c->recipe) snprintf(text, space, "%s at level %d", dtype, (int)c->level);
+    else if (!c->recipe && !c->recipe_of[0])
+        snprintf(text, space, "%s at level %d", dtype, (int)c->level);
     else
-        snprintf(text, space, "%s at level %d, linear layers in %s%s", dtype, (int)c->level,
-                 mixp_recipe_name((mixp_recipe_kind)c->recipe),
+        snprintf(text, space, "%s at level %d, linear layers in %s%s%s%s", dtype, (int)c->level,
+                 c->recipe ? mixp_recipe_name((mixp_recipe_kind)c->recipe) : "bf16",
+                 c->recipe_of[0] ? " but for " : "", c->recipe_of,
                  c->codes ? ", their inputs kept as codes" : "");
 }
 
@@ -85,7 +87,7 @@ static void tell_of_ranks(const trainer *t) {
 
 static void print_run(const trainer *t) {
     const config *c = &t->c;
-    char          precision[96], rule[32], how[32], world[32] = "";
+    char          precision[760], rule[32], how[32], world[32] = "";
     int           threads = mixp_context_exec(t->ctx)->threads;
     int64_t       ranks = ranks_of(t);
     precision_text(c, precision, sizeof precision);
@@ -104,7 +106,7 @@ static void print_run(const trainer *t) {
         say_line("resumed", "at step %lld of %lld", (long long)t->step, (long long)c->steps);
     if (guard_every(c))
         say_line("guard", "on: a site that overflows falls back to f32%s",
-                 c->recipe ? "; an operand that loses too much, to bf16" : "");
+                 c->recipe || c->recipe_of[0] ? "; an operand that loses too much, to bf16" : "");
     if (c->init[0]) say_line("begun", "with the weights of %s", c->init);
 }
 

@@ -234,15 +234,43 @@ static void make_scaler(trainer *t) {
     t->scaler = mixp_scaler_new(t->ctx, &d);
 }
 
-/* The recipe of the options. */
-static mixp_recipe recipe_of(const config *c) {
+/* The options' recipe of this kind. */
+static mixp_recipe recipe_of(const config *c, int64_t kind) {
     enum { NONE, STOCHASTIC, HADAMARD, BLOCKS_2D, ALL };
-    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe, .codes = (int)c->codes,
+    mixp_recipe r = {.kind = (mixp_recipe_kind)kind, .codes = kind ? (int)c->codes : 0,
                      .e8m0 = (mixp_e8m0_rounding)c->e8m0};
     r.no_stochastic = c->without == STOCHASTIC || c->without == ALL;
     r.no_hadamard = c->without == HADAMARD || c->without == ALL;
     r.no_2d = c->without == BLOCKS_2D || c->without == ALL;
     return r;
+}
+
+/* Sets the recipe, or the rules of --recipe-of, which end with --recipe for the other weights. */
+static void set_recipes(trainer *t) {
+    enum { MOST = 64 };
+    const char      *choices = options[find_option("recipe", 6)].choices;
+    char             text[sizeof t->c.recipe_of], *at = text, *next, *kind;
+    mixp_recipe      recipes[MOST];
+    mixp_recipe_rule rules[MOST];
+    int              n = 0;
+    memcpy(text, t->c.recipe_of, sizeof text);
+    for (; at && *at; at = next) {
+        next = strchr(at, ',');
+        if (next) *next++ = '\0';
+        kind = strrchr(at, '=');
+        if (n == MOST - 1) die(2, "--recipe-of has more than %d names", MOST - 1);
+        if (!kind || find_choice(choices, kind + 1) < 0)
+            die(2, "--recipe-of: \"%s\" is not NAME=RECIPE, with a RECIPE of %s", at, choices);
+        *kind = '\0';
+        recipes[n] = recipe_of(&t->c, find_choice(choices, kind + 1));
+        rules[n] = (mixp_recipe_rule){at, &recipes[n]};
+        n++;
+    }
+    recipes[n] = recipe_of(&t->c, t->c.recipe);
+    rules[n] = (mixp_recipe_rule){"*", &recipes[n]};
+    if (n) mixp_autocast_set_recipes(t->ctx, rules, n + 1);
+    else mixp_autocast_set_recipe(t->ctx, &recipes[0]);
+    check(t, "setting the recipe");
 }
 
 /* Each rank but rank 0 writes a file of its own: FILE.1, ... */
@@ -258,7 +286,6 @@ static void make_trainer(trainer *t) {
     const config *c = &t->c;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
     int64_t       every = guard_every(c);
-    mixp_recipe   recipe = recipe_of(c);
     t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
@@ -272,13 +299,12 @@ static void make_trainer(trainer *t) {
     if (!t->x || !t->y || !t->losses) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_set_level(t->ctx, (int)c->level);
-    mixp_autocast_set_recipe(t->ctx, &recipe);
-    check(t, "setting the recipe");
     if (every) mixp_guard_start(t->ctx, &(mixp_guard_desc){.every = every > 0 ? (int)every : 0});
     check(t, "starting the guard");
     t->model.n_parameters = 0;
     make_gpt(&t->model, t->ctx, c, t->data.rows);
     check(t, "making the model");
+    set_recipes(t);
     t->model_bytes = mixp_context_memory(t->ctx).used;
     make_optimizer(t);
     make_scaler(t);

@@ -534,19 +534,27 @@ static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
     return r;
 }
 
+/* The recipe of delayed scaling of linears with the weight t; NULL: they have none. */
+static const mixp_recipe *mixpi_delayed_of(const mixp_context *ctx, const mixp_tensor *t) {
+    const mixp_recipe *r = &ctx->casting->delayed;
+    if (ctx->casting->n_rules) r = mixpi_rules_recipe(ctx->casting, t->name);
+    return r && r->kind == MIXP_RECIPE_FP8_DELAYED ? r : NULL;
+}
+
 /* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
  * step of a program makes them too late. */
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
     mixp_result made;
     mixp_tensor *t;
-    if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
+    if (!ctx->casting) return;
     for (size_t i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &made))
+                mixpi_delayed_of(ctx, t) &&
+                !mixpi_scaled_of(ctx, t, mixpi_delayed_of(ctx, t), &made))
                 mixpi_report_fail(r, made, "out of memory");
     }
 }

@@ -30,7 +30,7 @@ static void mixpi_group_settings(const mixp_param_group *g, double *all) {
 }
 
 /* The settings of an optimizer, then those of Muon and of delayed scaling, which are 0 where they
- * are not in use. The last two settings are hashes. */
+ * are not in use. The last three settings are hashes. */
 static const char *const mixpi_setting_names[] = {
     "kind", "order", "max_norm", "cautious", "schedule.kind", "schedule.warmup", "schedule.total",
     "schedule.min_factor", "schedule.gamma", "schedule.every", "schedule.decay",
@@ -41,7 +41,8 @@ static const char *const mixpi_setting_names[] = {
     "the hash of schedule.milestones", "schedule.pct_start", "schedule.linear",
     "schedule.three_phase", "muon.a", "muon.b", "muon.c", "muon.iterations", "muon.f32",
     "muon.rate", "recipe.history", "recipe.margin", "recipe.most_recent", "recipe.dy_e4m3",
-    "amax of delayed scaling", "buffers", "groups of the parameters"
+    "amax of delayed scaling", "the hash of the rules of mixp_autocast_set_recipes", "buffers",
+    "groups of the parameters"
 };
 
 enum {
@@ -111,6 +112,15 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[2] = (double)r->most_recent;
     all[3] = (double)r->dy_e4m3;
     all[4] = (double)mixpi_scaled_words(ctx);
+}
+
+/* Hash of the rules of recipes, of 53 bits; 0: there are none. */
+static double mixpi_rules_hash(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx->casting;
+    if (!c || !c->n_rules) return 0.0;
+    return (
+        double)(mixpi_hash(1469598103934665603u, c->rules, (size_t)c->n_rules * sizeof *c->rules) >>
+                11);
 }
 
 /* --- buffers --- */
@@ -183,6 +193,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
     if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
+    all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
@@ -192,7 +203,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     double all[MIXPI_SETTINGS];
-    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 2);
+    MIXPI_STATIC_ASSERT(settings, MIXPI_OWN_SETTINGS == MIXPI_PLAN_SETTINGS + 6 + 5 + 3);
     mixpi_settings_list(o, all);
     return mixpi_hash(1469598103934665603u, all, sizeof all) >> 11;
 }

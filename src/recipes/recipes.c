@@ -99,12 +99,25 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
+/* The recipe of a linear; NULL: it multiplies in bf16. */
+static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
+    mixpi_casting *casting = c->ctx->casting;
+    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    const mixp_tensor *w;
+    if (!mixpi_recipe_is_rules(casting, r)) return r;
+    w = mixpi_lasting(c->in[1]);
+    r = mixpi_rules_recipe(casting, w ? w->name : "");
+    if (!r) casting->recipes.kept++;
+    return r;
+}
+
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
 static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
                                        mixpi_recipe_call *out) {
-    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    const mixp_recipe *r;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
+    r = mixpi_recipe_now(c);
     if (!r) return MIXP_OK;
 
     out->enters = mixpi_recipe_trains(c->ctx);

@@ -566,7 +566,9 @@ static std::vector<float> layer(const mixp_recipe &recipe, bool gpu) {
     CHECK_INT(mixp_write(px, x.data(), MIXP_F32, ROWS * IN), MIXP_OK);
     CHECK_INT(mixp_write(pw, w.data(), MIXP_F32, OUT * IN), MIXP_OK);
     CHECK_INT(mixp_write(pb, b.data(), MIXP_F32, OUT), MIXP_OK);
-    CHECK_INT(mixp_autocast_set_recipe(ctx, &recipe), MIXP_OK);
+    const mixp_recipe_rule rule = { "w*", &recipe };
+    if (gpu) CHECK_INT(mixp_autocast_set_recipes(ctx, &rule, 1), MIXP_OK);
+    else CHECK_INT(mixp_autocast_set_recipe(ctx, &recipe), MIXP_OK);
     mixp_step_begin(ctx);
     MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, px, pw, pb);
     sum = mixp_sum(ctx, mixp_mul(ctx, y, mixp_input(ctx, MIXP_F32, 2, of_y, g.data())), MIXP_ALL, 0);

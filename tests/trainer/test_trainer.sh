@@ -126,6 +126,9 @@ refuses "scales of no mxfp8"                 2 "--e8m0 rounds the scales of mxfp
 refuses "narrow products of no recipe"       2 "--narrow-products multiplies the codes of a recipe" $small --narrow-products
 refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
+refuses "an unknown recipe of a name"        2 '"*.w=fp6" is not NAME=RECIPE' $small --dtype bf16 --recipe-of '*.w=fp6'
+refuses "a recipe of no weight"              1 "pattern 'h.9.*': the pattern fits no" $small --dtype bf16 --recipe-of 'h.9.*=fp8'
+refuses "a recipe of a name in fp16"         2 "--recipe needs bf16"         $small --recipe-of '*=fp8'
 refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6
 refuses "a word for the guard's steps"       2 "on|off|auto or a number of steps from 0 to 1048576, where 0 is off" $small --guard none
 refuses "a number beyond a large limit"      2 "give a number from 0 to 1e12" $small --steps 1e13
@@ -641,6 +644,15 @@ for recipe in fp8 fp8-delayed mxfp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --steps 4 --decay-steps 8 --out $recipe.2 && gpt 0 --out $recipe.2 --resume --steps 8
     check "--recipe $recipe resumes bit for bit" cmp -s $recipe/checkpoint.safetensors $recipe.2/checkpoint.safetensors
 done
+rules='*h.0.attn*=none,*mlp*=nvfp4,*=fp8-delayed'
+gpt 0 $fit --recipe-of "$rules" --steps 8 --decay-steps 8 --out rules && cp out a
+check "--recipe-of is named" sh -c 'tr -s " \n" " " <a | grep -q "linear layers in bf16 but for .h.0.attn"'
+check "--recipe-of trains other weights than its recipes" sh -c 'for r in plain_bf16 nvfp4 fp8-delayed; do
+    ! cmp -s rules/checkpoint.safetensors $r/checkpoint.safetensors || exit 1; done'
+gpt 0 $fit --recipe-of '*=nvfp4' --steps 8 --decay-steps 8 --out rules.all
+check "--recipe-of all weights has the weights of --recipe" cmp -s nvfp4/checkpoint.safetensors rules.all/checkpoint.safetensors
+gpt 0 $fit --recipe-of "$rules" --steps 4 --decay-steps 8 --out rules.2 && gpt 0 --out rules.2 --resume --steps 8
+check "--recipe-of resumes bit for bit" cmp -s rules/checkpoint.safetensors rules.2/checkpoint.safetensors
 gpt 0 $fit --recipe mxfp8 --e8m0 floor --steps 8 --decay-steps 8 --out mxfp8.floor
 check "--e8m0 floor trains other weights" sh -c "! cmp -s mxfp8/checkpoint.safetensors mxfp8.floor/checkpoint.safetensors"
 gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls back to bf16" \

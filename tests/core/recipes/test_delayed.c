@@ -434,6 +434,48 @@ static void resume(void) {
     remove(path);
 }
 
+/* Delayed scaling by a rule: the state is kept and resumed as under one recipe; a rule that leaves the weight in bf16
+ * has no use for the file's state. */
+static void resume_by_rules(void) {
+    const rule r = { 5, 0, 0 };
+    const mixp_recipe recipe = recipe_of(r);
+    mixp_recipe mx;
+    const mixp_recipe_rule rules[2] = { { "w", &recipe }, { "*", NULL } };
+    static char one[1 << 17], two[1 << 17];
+    char path[80];
+    mixp_checkpoint c;
+    const char *message = "";
+    size_t n = 0;
+    int way;
+    memset(&mx, 0, sizeof mx);
+    snprintf(path, sizeof path, "%s", path_of("by_rules"));
+    for (way = 0; way < 3; way++) {     /* 0: one recipe, nine steps; 1: rules, nine steps; 2: rules, resumed after four */
+        layer l = layer_new(way ? NULL : &recipe, NULL);
+        if (way) CHECK_INT(mixp_autocast_set_recipes(l.ctx, rules, 2), MIXP_OK);
+        mixp_optimizer_add(l.opt, l.w, NULL);
+        c = checkpoint_of(&l);
+        if (way == 2) CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
+        else train(&l, 0, 4);
+        if (way == 1) CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
+        train(&l, 4, 9);
+        if (!way) n = saved(&l, one, sizeof one);
+        else CHECK(n > 0 && saved(&l, two, sizeof two) == n && memcmp(one, two, n) == 0);
+        mixp_context_free(l.ctx);
+    }
+    {
+        layer l = layer_new(NULL, NULL);
+        const mixp_recipe_rule other[3] = { { "w", &mx }, { "?", NULL }, { "*", &recipe } };
+        CHECK_INT(mixp_autocast_set_recipes(l.ctx, other, 3), MIXP_OK);
+        mixp_optimizer_add(l.opt, l.w, NULL);
+        c = checkpoint_of(&l);
+        CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_ERR_SHAPE);
+        mixp_context_error(l.ctx, &message);
+        CHECK_TEXT(message, "the file has the state of the recipe fp8_delayed");
+        mixp_context_free(l.ctx);
+    }
+    remove(path);
+}
+
 /* A file whose state no update can have written. */
 static void bad_numbers(void) {
     const rule r = { 3, 0, 0 };
@@ -548,12 +590,14 @@ static void walk_past(layer *l) {
 }
 
 /* differs: 1: rank 1 has another margin; 2: training is bf16; 3: rank 1 has no linear in its first
- * step, nor in the one in which all ranks change the margin. Rank 0 alone evaluates under other
- * recipes. */
+ * step, nor in the one in which all ranks change the margin; 4: the same, under rules; 5: rank 1 has another rule. Rank 0
+ * alone evaluates under other recipes. */
 static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out) {
     static float x[M * K], dy[M * N];
     const rule r = { 4, 0, differs == 1 || differs == 2 ? ranks->rank : 0 };
     mixp_recipe recipe = recipe_of(r);
+    const mixp_recipe_rule one = { differs == 5 && ranks->rank ? "w*" : "w", &recipe };
+    const int late = differs == 3 || differs == 4;
     layer l = layer_new(differs == 2 ? NULL : &recipe, ranks);
     mixp_tensor *at;
     int step;
@@ -561,9 +605,10 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
     for (step = 0; step < STEPS && mixp_context_error(l.ctx, NULL) == MIXP_OK; step++) {
         mixp_zero_grad(l.opt);
         part_of(step, ranks->rank, x, dy);
-        if (differs == 3 && step == 5) recipe.margin = 2;
+        if (late && step == 5) recipe.margin = 2;
         if (differs == 3 && step == 5) CHECK_INT(mixp_autocast_set_recipe(l.ctx, &recipe), MIXP_OK);
-        if (differs == 3 && ranks->rank == 1 && step % 5 == 0) walk_past(&l);
+        if (differs > 3 && step % 5 == 0) CHECK_INT(mixp_autocast_set_recipes(l.ctx, &one, 1), MIXP_OK);
+        if (late && ranks->rank == 1 && step % 5 == 0) walk_past(&l);
         else walk(&l, x, dy, &at);
         pass_region(l.ctx, recipe);
         if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);
@@ -592,7 +637,7 @@ static outcome *trained(int differs) {
         _exit(ddp_wait(test_bad != 0));
     }
     waitpid(child, &status, 0);
-    if (differs != 1) CHECK_INT(status, 0);
+    if (differs != 1 && differs != 5) CHECK_INT(status, 0);
     return all;
 }
 
@@ -626,7 +671,7 @@ static void one_trains(outcome *out) {
 
 static void ranks(void) {
     static outcome one;
-    outcome *all = trained(0);
+    outcome *all = trained(0), *late, *ruled;
     int r;
     one_trains(&one);
     CHECK_TEXT(one.why, "");
@@ -648,13 +693,21 @@ static void ranks(void) {
         CHECK(memcmp(all[r].w, all[0].w, sizeof one.w) == 0);
     }
     munmap(all, RANKS * sizeof *all);
-    all = trained(3);
+    late = trained(3);
+    ruled = trained(4);
     for (r = 0; r < RANKS; r++) {
-        if (*all[r].why) printf("  rank %d: %s\n", r, all[r].why);
-        CHECK(all[r].done && !*all[r].why);
-        CHECK(memcmp(all[r].w, all[0].w, sizeof one.w) == 0);
-        CHECK(memcmp(all[r].state, all[0].state, sizeof one.state) == 0);
+        if (*late[r].why) printf("  rank %d: %s\n", r, late[r].why);
+        CHECK(late[r].done && !*late[r].why);
+        CHECK(memcmp(late[r].w, late[0].w, sizeof one.w) == 0);
+        CHECK(memcmp(late[r].state, late[0].state, sizeof one.state) == 0);
+        CHECK(ruled[r].done && !*ruled[r].why);
+        CHECK(memcmp(ruled[r].w, late[0].w, sizeof one.w) == 0);
+        CHECK(memcmp(ruled[r].state, late[0].state, sizeof one.state) == 0);
     }
+    munmap(late, RANKS * sizeof *late);
+    munmap(ruled, RANKS * sizeof *ruled);
+    all = trained(5);
+    for (r = 0; r < RANKS; r++) CHECK_TEXT(all[r].why, "the setting 'the hash of the rules of mixp_autocast_set_recipes' is");
     munmap(all, RANKS * sizeof *all);
 }
 #endif
@@ -713,6 +766,7 @@ int main(void) {
     RUN(against_emulation);
     RUN(other_updates);
     RUN(resume);
+    RUN(resume_by_rules);
     RUN(bad_numbers);
     RUN(ranks);
     RUN(refused);

@@ -1143,6 +1143,191 @@ static void refused(void) {
     CHECK_TEXT(mixp_recipe_name(MIXP_RECIPE_COUNT), "?");
 }
 
+/* --- rules ---------------------------------------------------------------------------------- */
+
+enum { RULED = 5, RULED_SIZE = 32 };
+static const char *const ruled_names[RULED] = { "h.0.mlp.w", "h.1.attn.w", "h.1.mlp.w", "h.2.mlp.w", "head" };
+
+/* What five linears of one x give in a step: each result, and each gradient of a weight. */
+typedef struct ruled {
+    float y[RULED][RULED_SIZE * RULED_SIZE], dw[RULED][RULED_SIZE * RULED_SIZE];
+    mixp_recipe_counts counts;
+} ruled;
+
+static mixp_context *ruled_context(mixp_tensor **w) {
+    const int64_t shape[2] = { RULED_SIZE, RULED_SIZE };
+    mixp_context *ctx = context(1);
+    int i;
+    for (i = 0; i < RULED; i++) {
+        w[i] = mixp_param(ctx, ruled_names[i], MIXP_F32, 2, shape);
+        mixp_init_normal(w[i], 0, 0.1);
+    }
+    return ctx;
+}
+
+typedef struct five { mixp_tensor **w, **y; } five;
+
+static mixp_tensor *five_linears(mixp_context *ctx, mixp_tensor *x, void *user) {
+    const five *f = (const five *)user;
+    const int64_t all = RULED_SIZE * RULED_SIZE;
+    mixp_tensor *sum = NULL;
+    int i;
+    for (i = 0; i < RULED; i++) {
+        mixp_tensor *y = mixp_linear(ctx, x, f->w[i], NULL);
+        if (f->y) f->y[i] = y;
+        sum = sum ? mixp_add(ctx, sum, y) : y;
+    }
+    return mixp_mean(ctx, mixp_reshape(ctx, mixp_mul(ctx, sum, sum), 1, &all), 0, 0);
+}
+
+/* n rules; -1: `recipe` alone. how: 0: one block; 1: a scope within; 2: mixp_recompute; 3: a region that repeats the
+ * block's. pin: a pattern for the guard, or NULL. */
+static void run_ruled(const mixp_recipe_rule *rules, int n, const mixp_recipe *recipe, int how, const char *pin,
+                      ruled *out) {
+    const int64_t shape[2] = { RULED_SIZE, RULED_SIZE };
+    mixp_tensor *w[RULED], *y[RULED], *x, *loss = NULL;
+    mixp_context *ctx = ruled_context(w);
+    five f = { w, NULL };
+    int i;
+    if (how != 2) f.y = y;
+    fill_low(xs, RULED_SIZE * RULED_SIZE, 3, 1.0);
+    if (n < 0) CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);
+    else CHECK_INT(mixp_autocast_set_recipes(ctx, rules, n), MIXP_OK);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    if (pin) CHECK_INT(mixp_guard_pin(ctx, pin, MIXP_BF16), MIXP_OK);
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 2, shape, xs);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) {
+        mixp_autocast outer = mixp_autocast_current(ctx);
+        if (how == 3) CHECK_INT(mixp_autocast_push(ctx, &outer), MIXP_OK);
+        if (how == 1) MIXP_SCOPE(ctx, "inner") loss = five_linears(ctx, x, &f);
+        else if (how == 2) loss = mixp_recompute(ctx, five_linears, &f, x);
+        else loss = five_linears(ctx, x, &f);
+        if (how == 3) CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+    }
+    for (i = 0; i < RULED && f.y; i++) mixp_read(y[i], out->y[i], MIXP_F32, RULED_SIZE * RULED_SIZE);
+    out->counts = mixp_autocast_recipe_counts(ctx);
+    mixp_backward(ctx, loss);
+    for (i = 0; i < RULED; i++) mixp_read(w[i]->grad, out->dw[i], MIXP_F32, RULED_SIZE * RULED_SIZE);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* Which recipe made each result: a letter of "b84" (bf16, fp8, fp4) whose run has the same bits; '?': none. */
+static const char *made_by(const ruled *r, const ruled base[3]) {
+    static char letters[RULED + 1];
+    int i, k;
+    for (i = 0; i < RULED; i++) {
+        letters[i] = '?';
+        for (k = 0; k < 3; k++)
+            if (memcmp(r->y[i], base[k].y[i], sizeof r->y[i]) == 0) letters[i] = "b84"[k];
+    }
+    return letters;
+}
+
+static void by_rules(void) {
+    static ruled base[3], got_ruled, other;
+    mixp_recipe fp8 = recipe_of(MIXP_RECIPE_FP8_CURRENT), fp4 = recipe_of(MIXP_RECIPE_NVFP4), none = recipe_of(MIXP_RECIPE_NONE);
+    const mixp_recipe_rule rules[4] = { { "h.0.*", NULL }, { "*attn*", &none }, { "h.?.mlp.w", &fp4 }, { "*", &fp8 } };
+    const mixp_recipe_rule late[3] = { { "*", &fp8 }, { "head", &fp4 }, { "h.0.*", NULL } };
+    int how, i;
+    run_ruled(NULL, -1, NULL, 0, NULL, &base[0]);
+    run_ruled(NULL, -1, &fp8, 0, NULL, &base[1]);
+    run_ruled(NULL, -1, &fp4, 0, NULL, &base[2]);
+    for (i = 0; i < RULED; i++) {               /* the letters mean something */
+        CHECK(memcmp(base[0].y[i], base[1].y[i], sizeof base[0].y[i]) != 0);
+        CHECK(memcmp(base[1].y[i], base[2].y[i], sizeof base[0].y[i]) != 0);
+        CHECK(memcmp(base[0].y[i], base[2].y[i], sizeof base[0].y[i]) != 0);
+    }
+
+    /* The first rule that fits wins; no rule is bf16. */
+    run_ruled(rules, 4, NULL, 0, NULL, &got_ruled);
+    CHECK(strcmp(made_by(&got_ruled, base), "bb448") == 0);
+    CHECK_INT(got_ruled.counts.quantised, 3);
+    CHECK_INT(got_ruled.counts.kept, 2);
+    run_ruled(rules, 3, NULL, 0, NULL, &other);
+    CHECK(strcmp(made_by(&other, base), "bb44b") == 0);
+    run_ruled(late, 3, NULL, 0, NULL, &other);
+    CHECK(strcmp(made_by(&other, base), "88888") == 0);
+    run_ruled(late + 1, 1, NULL, 0, NULL, &other);
+    CHECK(strcmp(made_by(&other, base), "bbbb4") == 0);
+    run_ruled(NULL, 0, NULL, 0, NULL, &other);
+    CHECK(strcmp(made_by(&other, base), "bbbbb") == 0);
+
+    /* Pins leave linears out of their rule. */
+    run_ruled(rules, 4, NULL, 0, "h.1.*", &other);
+    CHECK(strcmp(made_by(&other, base), "bbb48") == 0);
+
+    /* One rule for all is that recipe, gradients included. */
+    run_ruled(late, 1, NULL, 0, NULL, &other);
+    CHECK(memcmp(other.dw, base[1].dw, sizeof other.dw) == 0);
+
+    /* Inner regions and recomputed blocks follow the rules: the same results and gradients. */
+    for (how = 1; how < 4; how++) {
+        run_ruled(rules, 4, NULL, how, NULL, &other);
+        if (how != 2) CHECK(memcmp(other.y, got_ruled.y, sizeof other.y) == 0);
+        for (i = 0; i < RULED; i++) {           /* NVFP4 draws its random numbers by the place of a call */
+            const int same = memcmp(other.dw[i], got_ruled.dw[i], sizeof other.dw[i]) == 0;
+            if (how != 2 || i < 2 || i == 4) CHECK(same);
+        }
+        CHECK_INT(other.counts.quantised, 3);
+    }
+}
+
+/* Rules and one recipe replace each other; an error changes nothing. */
+static void rules_are_set(void) {
+    mixp_tensor *w[RULED];
+    mixp_context *ctx = ruled_context(w);
+    mixp_recipe fp8 = recipe_of(MIXP_RECIPE_FP8_CURRENT), late = recipe_of(MIXP_RECIPE_FP8_DELAYED), later = late;
+    mixp_recipe_rule rules[66] = { { "head", NULL }, { "*", &fp8 } };
+    char text[97];
+    int i;
+    later.margin = 1;
+    CHECK_INT(mixp_autocast_set_recipes(ctx, rules, 2), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) {
+        CHECK(mixp_autocast_current(ctx).recipe && mixp_autocast_current(ctx).recipe->kind == MIXP_RECIPE_NONE);
+        MIXP_AUTOCAST(ctx, MIXP_F32) CHECK(mixp_autocast_current(ctx).recipe == NULL);
+        REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ORDER, "a region or a scope is open");
+    }
+    MIXP_AUTOCAST(ctx, MIXP_F16) CHECK(mixp_autocast_current(ctx).recipe == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_DTYPE);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &fp8), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) CHECK_INT(mixp_autocast_current(ctx).recipe->kind, MIXP_RECIPE_FP8_CURRENT);
+
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, NULL, 1), MIXP_ERR_ARGUMENT, "rules is NULL");
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, -1), MIXP_ERR_ARGUMENT, "pass 0 to 64 rules");
+    for (i = 2; i < 66; i++) rules[i] = rules[1];
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 65), MIXP_ERR_ARGUMENT, "pass 0 to 64 rules");
+    rules[0].pattern = "heat";
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "rule 0, pattern 'heat': the pattern fits no");
+    rules[0].pattern = "";
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "the pattern is empty");
+    rules[0].pattern = NULL;
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "the pattern is empty");
+    memset(text, '*', 96);
+    text[96] = '\0';
+    rules[0].pattern = text;
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "more than 95 characters");
+    rules[0].pattern = "head";
+    fp8.keep_first = 1;
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "rule 1, pattern '*': the recipe has keep_first");
+    fp8.keep_first = 0;
+    fp8.codes = 2;
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "neither 0 nor 1");
+    fp8.codes = 0;
+    rules[0].recipe = &late;
+    rules[1].recipe = &later;
+    REFUSED(ctx, mixp_autocast_set_recipes(ctx, rules, 2), MIXP_ERR_ARGUMENT, "different recipes of delayed scaling");
+    CHECK_INT(mixp_autocast_set_recipes(NULL, rules, 1), MIXP_ERR_ARGUMENT);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) CHECK_INT(mixp_autocast_current(ctx).recipe->kind, MIXP_RECIPE_FP8_CURRENT);
+    rules[1].recipe = &fp8;
+    CHECK_INT(mixp_autocast_set_recipes(ctx, rules, 64), MIXP_OK);
+    CHECK_INT(mixp_autocast_set_recipes(ctx, NULL, 0), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) CHECK(mixp_autocast_current(ctx).recipe == NULL);
+    mixp_context_free(ctx);
+}
+
 /* --- training ------------------------------------------------------------------------------- */
 
 enum { BATCH = 128, WIDTH = 128, STEPS = 150 };
@@ -1234,6 +1419,8 @@ int main(void) {
     RUN(which_are_kept);
     RUN(nested_counts);
     RUN(refused);
+    RUN(by_rules);
+    RUN(rules_are_set);
     RUN(training);
     return test_report();
 }
