@@ -6878,9 +6878,8 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
         MIXPI_UNROLL
         for (int s = 0; s < 4; s++) {
             int64_t at = z * g.stride_c + (i + r) * g.ldc + j + s;
-            float y;
             if (i + r >= g.m || j + s >= g.n) continue;
-            y = fmaf(alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
+            float y = fmaf(alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
             put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);
         }
     }
@@ -6895,6 +6894,8 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
     for (int64_t t = blockIdx.x; t < g.batch * down * across; t += gridDim.x) {
         int64_t i = t / across % down * tile_side, j = t % across * tile_side;
         int64_t z = t / across / down;
+
+        /* Walk along k: load a tile of a and one of b, and add their product. */
         float sums[4][4] = {};
         for (int64_t p = 0; p < g.k; p += tile_depth) {
             tile_load(a, g.a, z * g.stride_a + i * ai + p * ap, ai, ap, g.m - i, g.k - p);
@@ -6903,6 +6904,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
             tile_multiply(sums, a, b);
             __syncthreads();
         }
+
         tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4, sums);
     }
 }
@@ -6928,11 +6930,11 @@ inline Matrix matrix_c(const mixp_gemm_args &g) {
 }
 inline Matrix matrix_bias(const mixp_gemm_args &g) { return Matrix{ g.bias, 1, g.n, g.n, 0, 1 }; }
 
-inline bool starts_aligned(const Matrix &m) {
+inline bool has_aligned_start(const Matrix &m) {
     return is_wide(m.at) && (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
 }
 /* Can the matrix's rows be read 8 elements at a time? */
-inline bool rows_aligned(const Matrix &m) {
+inline bool has_aligned_rows(const Matrix &m) {
     return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) && (m.count == 1 || m.stride % 8 == 0);
 }
 
@@ -6980,9 +6982,9 @@ struct Product {
 };
 
 /* Must the operand be copied to get this dtype (strict: and alignment)? */
-inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
+inline bool is_pack_needed(const Matrix &m, mixp_dtype dtype, bool strict) {
     return m.at.dtype != dtype || (m.rows > 1 && m.ld < m.cols) || m.stride < 0 ||
-           (strict && !starts_aligned(m));
+           (strict && !has_aligned_start(m));
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
@@ -7000,20 +7002,23 @@ inline int64_t row_pitch(const Matrix &m) { return m.rows == 1 && m.ld < m.cols 
 
 /* strict: for the second attempt; packs unaligned operands and adds the bias in a kernel. */
 inline Product product_of(const mixp_gemm_args &g, bool strict) {
+    const Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
     Product p;
-    mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
-    Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
-    int64_t ld, stride;
     memset((void *)&p, 0, sizeof p);
     p.g = g;
     p.g.lda = row_pitch(a);
     p.g.ldb = row_pitch(b);
     p.g.ldc = row_pitch(c);
-    p.pack_a = needs_pack(a, dtype, strict);
-    p.pack_b = needs_pack(b, dtype, strict);
-    p.finish = needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+
+    /* Which operands does cuBLASLt not take as they are? */
+    const mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
+    p.pack_a = is_pack_needed(a, dtype, strict);
+    p.pack_b = is_pack_needed(b, dtype, strict);
+    p.finish = is_pack_needed(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
                (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
-    p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
+    p.pack_bias = g.bias.data && !p.finish && is_pack_needed(bias, g.c.dtype, true);
+
+    /* Give their packed copies room in scratch memory. */
     if (p.pack_a) {
         p.g.a.dtype = dtype;
         p.at_a = pack_room(&p, a, dtype, &p.g.lda, &p.g.stride_a);
@@ -7023,9 +7028,12 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
         p.at_b = pack_room(&p, b, dtype, &p.g.ldb, &p.g.stride_b);
     }
     if (p.pack_bias) {
+        int64_t ld, stride;
         p.g.bias.dtype = g.c.dtype;
         p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
     }
+
+    /* A product that a kernel finishes is summed in f32, without a bias. */
     p.epilogue = g.bias.data && !p.finish ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (!p.finish) return p;
     p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
@@ -7097,9 +7105,10 @@ inline void plans_free(State *s) {
 }
 
 inline PlanKey plan_key(const Product &p) {
+    /* The shapes; the strides of a single matrix do not count. */
     const mixp_gemm_args &g = p.g;
+    const bool many = g.batch > 1;
     PlanKey key;
-    bool many = g.batch > 1;
     memset((void *)&key, 0, sizeof key);
     key.m = g.m;
     key.n = g.n;
@@ -7111,6 +7120,8 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_a = many ? g.stride_a : 0;
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
+
+    /* The kind of product. */
     key.trans_a = g.trans_a != 0;
     key.trans_b = g.trans_b != 0;
     key.dtype_a = g.a.dtype;
@@ -7118,9 +7129,11 @@ inline PlanKey plan_key(const Product &p) {
     key.dtype_c = g.c.dtype;
     key.epilogue = p.epilogue;
     key.modes = p.mode_a + 16 * p.mode_b;
-    if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
-    if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
-    if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
+
+    /* Where its operands begin. Packed copies are aligned. */
+    if (!p.pack_a && !has_aligned_start(matrix_a(g))) key.flags |= unaligned_a;
+    if (!p.pack_b && !has_aligned_start(matrix_b(g))) key.flags |= unaligned_b;
+    if (!p.finish && !has_aligned_start(matrix_c(g))) key.flags |= unaligned_c;
     if (g.alpha_at) key.flags |= alpha_on_device;
     return key;
 }
@@ -7259,7 +7272,9 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
      * parts in c in order (counters in the workspace). */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (key.dtype_c == MIXP_F32) reductions |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
-    int off = key.flags;
+
+    /* cuBLASLt's A is our b. */
+    const int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                 &workspace_bytes,
                                                 sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
@@ -7284,7 +7299,7 @@ inline bool is_refusal(cublasStatus_t e) {
 }
 
 /* Reports a failure. An earlier CUDA error, if any, says more than cuBLASLt's status. */
-inline mixp_result library_failed(State *s, cublasStatus_t e) {
+inline mixp_result report_failure(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
         return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
@@ -7294,11 +7309,11 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
 
 /* After a refusal by cuBLASLt, which is no error: clears the CUDA error that it left, unless there
  * was an error before. */
-inline void forget_refusal(cudaError_t before) {
+inline void clear_refusal(cudaError_t before) {
     if (before == cudaSuccess) cudaGetLastError();
 }
 
-inline bool plan_usable(const Plan *p) { return p->at < p->count; }
+inline bool is_usable(const Plan *p) { return p->at < p->count; }
 
 /* Keeps the algorithms of cuBLASLt's list that fit the workspace, in the list's order. The first
  * that cuBLASLt then accepts computes every product of this kind. Timing chooses only if the
@@ -7309,7 +7324,7 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
             p->algorithms[p->count++] = list[i].algo;
 }
 
-inline mixp_result choice_refused(State *s) {
+inline mixp_result refuse_choice(State *s) {
     return say(s, MIXP_ERR_DEVICE, "gemm_choices",
                "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and "
                "save the text again");
@@ -7318,13 +7333,13 @@ inline mixp_result choice_refused(State *s) {
 /* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
 inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     cublasLtMatmulHeuristicResult_t about;
-    cudaError_t before = cudaPeekAtLastError();
+    const cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e =
         cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c, &c.algorithm, &about);
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return report_failure(s, e);
     if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
-    forget_refusal(before);
-    return choice_refused(s);
+    clear_refusal(before);
+    return refuse_choice(s);
 }
 
 /* Takes the algorithm that the program's choices name for this product. If they name none, p->given
@@ -7342,20 +7357,23 @@ inline mixp_result plan_take(State *s, Plan *p) {
 }
 
 inline mixp_result plan_ask(State *s, Plan *p) {
+    /* Ask cuBLASLt's heuristic for algorithms. */
+    const cudaError_t before = cudaPeekAtLastError();
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t list[most_algorithms];
-    cudaError_t before = cudaPeekAtLastError();
-    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
     int found = 0;
+    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
                                            most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return report_failure(s, e);
+
+    /* Keep those that fit. A plan without any is no error. */
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
-    if (!plan_usable(p)) forget_refusal(before);
+    if (!is_usable(p)) clear_refusal(before);
     return MIXP_OK;
 }
 
@@ -7366,20 +7384,19 @@ inline mixp_result plan_choose(State *s, Plan *p) {
 
 /* A new plan, in the list that its key belongs to. */
 inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
-    unsigned list = plan_list(key);
-    Plan *p;
-    mixp_result r;
     /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
     if (s->capture) return refuse_in_capture(s, "a product of a shape that no step had before");
-    if (key.flags & alpha_on_device) {
+    mixp_result r = MIXP_OK;
+    if (key.flags & alpha_on_device)
         r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
-        if (r != MIXP_OK) return r;
-    }
+    if (r != MIXP_OK) return r;
     if (s->plans->count >= most_plans) plans_clear(s);
-    p = (Plan *)host_new(s->host, sizeof *p);
+    Plan *p = (Plan *)host_new(s->host, sizeof *p);
     if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+
+    /* Describe the product. A bias is aligned to only 16 bytes; the workspace's own address would
+     * promise more. */
     p->key = key;
-    /* A bias is aligned to only 16 bytes; the workspace's own address would promise more. */
     r = plan_describe(p, (char *)s->workspace + 16)
             ? plan_choose(s, p)
             : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
@@ -7387,6 +7404,9 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
         plan_free(s, p);
         return r;
     }
+
+    /* Keep the plan in the list of its key. */
+    const unsigned list = plan_list(key);
     p->next = s->plans->first[list];
     s->plans->first[list] = *made = p;
     s->plans->count++;
@@ -7394,12 +7414,12 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
 }
 
 inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
-    PlanKey key = plan_key(product);
     if (!s->plans) {
         s->plans = (Plans *)host_new(s->host, sizeof *s->plans);
         s->free_plans = plans_free;
         if (!s->plans) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     }
+    const PlanKey key = plan_key(product);
     for (Plan *p = s->plans->first[plan_list(key)]; p; p = p->next)
         if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) {
             *found = p;
@@ -7419,8 +7439,9 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
-                                            256, 0, k->stream, out, dst, from, rows_aligned(from)));
+    return k->launched("gemm",
+                       MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
+                                    k->stream, out, dst, from, has_aligned_rows(from)));
 }
 
 inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
@@ -7462,12 +7483,14 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     State *s = k->state;
     cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
-    for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
+    for (; e == CUBLAS_STATUS_SUCCESS && is_usable(plan); plan->at++) {
         e = product_call(k, p, plan, plan->at);
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
-        if (!is_refusal(e)) return library_failed(s, e);
-        forget_refusal(before);
-        if (plan->given) return choice_refused(s);
+        if (!is_refusal(e)) return report_failure(s, e);
+
+        /* Go on to the next algorithm, unless the program has chosen this one. */
+        clear_refusal(before);
+        if (plan->given) return refuse_choice(s);
         e = CUBLAS_STATUS_SUCCESS;
     }
     plan->at = plan->count;
@@ -7485,42 +7508,43 @@ const int   measured_rounds = 3, measured_runs = 2;
 const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
 
 inline bool is_measured(const State *s, const Plan *plan) {
-    return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan);
+    return !s->measure || s->capture || plan->measured || plan->given || !is_usable(plan);
 }
 
 /* Lowers *ms to the time of measured_runs runs, after a warm-up run. Waits for the GPU. */
 template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
     cudaEvent_t from = NULL, to = NULL;
-    float taken = INFINITY;
     cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
     if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
+
+    /* Warm up, then run between the two events. */
     run();
+    float taken = INFINITY;
     if (e == cudaSuccess) e = cudaEventRecord(from, k->stream);
     for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
     if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
     if (e == cudaSuccess) e = cudaEventSynchronize(to);
     if (e == cudaSuccess) e = cudaEventElapsedTime(&taken, from, to);
+    if (e == cudaSuccess && taken < *ms) *ms = taken;
+
     if (from) clear_error(cudaEventDestroy(from));
     if (to) clear_error(cudaEventDestroy(to));
-    if (e == cudaSuccess && taken < *ms) *ms = taken;
     return k->launched("gemm", e);
 }
 
 /* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
 inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    cudaError_t before = cudaPeekAtLastError();
+    const auto run = [&] {
+        if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
+    };
+    const cudaError_t before = cudaPeekAtLastError();
     float taken = INFINITY;
-    mixp_result r = time_of(
-        k,
-        [&] {
-            if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
-        },
-        &taken);
+    mixp_result r = time_of(k, run, &taken);
     if (status == CUBLAS_STATUS_SUCCESS && taken < *ms) *ms = taken;
     if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
-    if (!is_refusal(status)) return library_failed(k->state, status);
-    forget_refusal(before);
+    if (!is_refusal(status)) return report_failure(k->state, status);
+    clear_refusal(before);
     return MIXP_OK;
 }
 
@@ -7582,21 +7606,23 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Prod
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
     return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
-                                            c, sums, g.bias, rows_aligned(c)));
+                                            c, sums, g.bias, has_aligned_rows(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
 inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p,
                                bool *done) {
     Plan *plan = NULL;
-    char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
-    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    if (r != MIXP_OK || !is_usable(plan)) return r;
+    char *scratch = NULL;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
+
+    /* Pack, measure if wanted, multiply, and finish what cuBLASLt cannot. */
     r = product_pack(k, g, &p, scratch);
     if (r == MIXP_OK) r = product_measure(k, p, plan);
     if (r == MIXP_OK) r = product_run(k, p, plan);
-    *done = r == MIXP_OK && plan_usable(plan);
+    *done = r == MIXP_OK && is_usable(plan);
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
@@ -7616,11 +7642,13 @@ inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
         count->direct++;
         return MIXP_OK;
     }
+
     if (r == MIXP_OK) r = product_try(x, k, g, product_of(g, true), &done);
     if (r == MIXP_OK && done) {
         count->packed++;
         return MIXP_OK;
     }
+
     if (r != MIXP_OK) return r;
     count->plain++;
     return product_by_tiles(k, g);
@@ -7640,15 +7668,16 @@ inline mixp_gemm_args batch_slice(const mixp_gemm_args &g, int64_t first, int64_
 
 static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) {
     Kernel k(x);
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
     if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
         (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
         return MIXP_ERR_DTYPE;
+
     /* With alpha 0 cuBLASLt does not read the operands, and their NaNs would be lost. */
     if (g->k <= 0 || (g->alpha == 0.0f && !g->alpha_at)) return product_by_tiles(&k, *g);
-    r = open_products(k.state);
+
+    mixp_result r = open_products(k.state);
     for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
     return r;
@@ -7680,7 +7709,7 @@ inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
 
 /* May cuBLASLt support the epilogue? Requirements: operands need no packing; sums are overwritten
  * and have c's dtype; rows before GELU are multiples of 16 bytes. */
-inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
+inline bool is_fusible(const mixp_gemm_epilogue_args &k, const Product &p) {
     if (p.pack_a || p.pack_b || p.finish) return false;
     if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
         return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype && !k.sums.accumulate &&
@@ -7726,9 +7755,8 @@ inline mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args &
 /* The product, and then its epilogue in a separate kernel. */
 inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
     mixp_gemm_args g = k.gemm;
-    mixp_result r;
     if (k.kind == MIXP_EPILOGUE_GELU) g.c.data = k.before.data;
-    r = mixpi_cuda_gemm(x, &g);
+    mixp_result r = mixpi_cuda_gemm(x, &g);
     if (r != MIXP_OK) return r;
     return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
            : k.kind == MIXP_EPILOGUE_GELU   ? gelu_of(x, k)
@@ -7740,39 +7768,43 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
 inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
                                   const mixp_gemm_epilogue_args &trial, const Product &p,
                                   Plan *plan) {
-    mixp_gemm_count count = on->state->products;
-    float ms[most_algorithms], apart = INFINITY;
-    mixp_result r = MIXP_OK, done = MIXP_OK;
-    for (float &time : ms) time = INFINITY;
     if (!product_point(p, plan)) return MIXP_OK;
+    mixp_result done = MIXP_OK;
+    const auto run_apart = [&] {
+        if (done == MIXP_OK) done = epilogue_apart(x, trial);
+    };
+
+    /* Take turns. Trials do not count as products. */
+    const mixp_gemm_count count = on->state->products;
+    float ms[most_algorithms], apart = INFINITY;
+    for (float &time : ms) time = INFINITY;
+    mixp_result r = MIXP_OK;
     for (int i = 0; i < measured_rounds && r == MIXP_OK; i++) {
         r = algorithms_time(on, p, plan, ms);
-        if (r != MIXP_OK) break;
-        r = time_of(
-            on,
-            [&] {
-                if (done == MIXP_OK) done = epilogue_apart(x, trial);
-            },
-            &apart);
+        if (r == MIXP_OK) r = time_of(on, run_apart, &apart);
     }
     on->state->products = count;
     if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
+
     if (apart < algorithms_order(plan, ms) * worth_it) plan->at = plan->count;
     return MIXP_OK;
 }
 
 inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
                                     const mixp_gemm_epilogue_args &k, Product p) {
-    mixp_gemm_epilogue_args trial = k;
     Plan *plan = NULL;
-    void *c = NULL;
     mixp_result r = plan_of(on->state, p, &plan);
     if (r != MIXP_OK || is_measured(on->state, plan)) return r;
     r = check_stream(on->state, "gemm");
     if (r != MIXP_OK) return r;
     plan->measured = true;
+
     /* The separate product makes plans too, and a full list is cleared: this plan with it. */
     if (on->state->plans->count + 4 > most_plans) return MIXP_OK;
+
+    /* Measure with the trials' own c. */
+    mixp_gemm_epilogue_args trial = k;
+    void *c = NULL;
     if (k.before.data == k.gemm.c.data || !trial_memory(on->state, k.gemm, &c)) return MIXP_OK;
     if (c) p.g.c.data = trial.gemm.c.data = c;
     r = epilogue_order(x, on, trial, p, plan);
@@ -7784,7 +7816,8 @@ inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_
                                 bool *done) {
     Product p = product_of(k.gemm, false);
     mixp_result r = open_products(on->state);
-    if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
+    if (r != MIXP_OK || !is_fusible(k, p)) return r;
+
     p.epilogue = epilogue_of(k);
     p.sums = k.kind == MIXP_EPILOGUE_ROW_SUMS ? k.sums.data : NULL;
     p.before = k.before.data;
@@ -7798,16 +7831,18 @@ inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_
 
 static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
     Kernel on(x);
-    const mixp_gemm_args &g = k->gemm;
-    const char *wrong = epilogue_wrong(*k);
-    bool done = false;
-    mixp_result r = MIXP_OK;
     if (!on.state) return MIXP_ERR_ORDER;
+    const char *wrong = epilogue_wrong(*k);
     if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
+    const mixp_gemm_args &g = k->gemm;
     if (g.m <= 0 || g.n <= 0) return MIXP_OK;
     if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) || !is_real(g.a.dtype) ||
         !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
+
+    /* Try cuBLASLt's epilogue, then the product and a kernel behind it. */
+    bool done = false;
+    mixp_result r = MIXP_OK;
     if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
     if (r != MIXP_OK || done) return r;
     on.state->products.apart++;
@@ -7828,11 +7863,11 @@ struct Writer {
 };
 
 inline void write_text(Writer *w, const char *format, ...) {
+    const bool room = w->used < w->size;
     va_list list;
-    bool room = w->used < w->size;
-    int n;
     va_start(list, format);
-    n = vsnprintf(room ? w->text + w->used : NULL, room ? w->size - w->used : 0, format, list);
+    const int n =
+        vsnprintf(room ? w->text + w->used : NULL, room ? w->size - w->used : 0, format, list);
     va_end(list);
     w->used += n > 0 ? (size_t)n : 0;
 }
@@ -7841,8 +7876,8 @@ inline void write_text(Writer *w, const char *format, ...) {
 const int key_words = sizeof(PlanKey) / 8, algorithm_words = sizeof(cublasLtMatmulAlgo_t) / 8;
 
 inline void write_words(Writer *w, const void *from, int count) {
-    uint64_t word;
     for (int i = 0; i < count; i++) {
+        uint64_t word;
         memcpy(&word, (const char *)from + 8 * i, 8);
         write_text(w, " %llx", (unsigned long long)word);
     }
@@ -7857,9 +7892,9 @@ inline void write_head(Writer *w, const State *s) {
 }
 
 inline void write_plan(Writer *w, const Plan *p) {
-    write_text(w, plan_usable(p) ? "use" : "none");
+    write_text(w, is_usable(p) ? "use" : "none");
     write_words(w, &p->key, key_words);
-    if (plan_usable(p)) write_words(w, &p->algorithms[p->at], algorithm_words);
+    if (is_usable(p)) write_words(w, &p->algorithms[p->at], algorithm_words);
     write_text(w, "\n");
 }
 
@@ -7895,10 +7930,10 @@ inline bool read_digits(const char **at, uint64_t *word) {
 
 /* Reads `count` words of hexadecimal digits at *at. Returns false on anything else. */
 inline bool read_words(const char **at, void *to, int count) {
-    uint64_t word;
     for (int i = 0; i < count; i++) {
         if (**at != ' ') return false;
         (*at)++;
+        uint64_t word;
         if (!read_digits(at, &word)) return false;
         memcpy((char *)to + 8 * i, &word, 8);
     }
@@ -7927,11 +7962,10 @@ inline int lines_of(const char *text) {
 }
 
 inline bool read_all(State *s, const char *at, int lines) {
-    char end[32];
-    int i;
-    for (i = 0; i < lines; i++)
+    for (int i = 0; i < lines; i++)
         if (!read_choice(&at, &s->choices[i])) return false;
     s->choice_count = lines;
+    char end[32];
     snprintf(end, sizeof end, "end %d\n", lines);
     return strcmp(at, end) == 0;
 }
@@ -8187,14 +8221,14 @@ inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narr
     Plan *plan = NULL;
     mixp_result r = open_products(k->state);
     if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
-    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    if (r != MIXP_OK || !is_usable(plan)) return r;
 
     /* Encode both operands, and multiply. */
     char *room =
         (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
     if (!room) return MIXP_ERR_MEMORY;
     r = run_codes(k, p, plan, &a, &b, room);
-    *done = r == MIXP_OK && plan_usable(plan);
+    *done = r == MIXP_OK && is_usable(plan);
     return r;
 }
 

@@ -235,14 +235,14 @@ inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narr
     Plan *plan = NULL;
     mixp_result r = open_products(k->state);
     if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
-    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    if (r != MIXP_OK || !is_usable(plan)) return r;
 
     /* Encode both operands, and multiply. */
     char *room =
         (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
     if (!room) return MIXP_ERR_MEMORY;
     r = run_codes(k, p, plan, &a, &b, room);
-    *done = r == MIXP_OK && plan_usable(plan);
+    *done = r == MIXP_OK && is_usable(plan);
     return r;
 }
 

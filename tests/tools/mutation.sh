@@ -319,7 +319,7 @@ plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refu
     cuda_gemm test_failures 's/!is_refusal(e)/0/'
 plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
     cuda_gemm test_refused 's/e = CUBLAS_STATUS_SUCCESS;/return MIXP_ERR_DEVICE;/'
-plant forget_refusal       'gemm: an error of the program goes with a refusal' \
+plant clear_refusal       'gemm: an error of the program goes with a refusal' \
     cuda_gemm test_refused 's/if (before == cudaSuccess) //'
 plant sums_add             'gemm: sums that add are overwritten' \
     cuda_products test_sums 's/!k.sums.accumulate/true/'
