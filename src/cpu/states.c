@@ -319,7 +319,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         place += 16;
     }
 
-    /* What waits for the whole block: masters of 16 bits, and scales from the largest magnitudes. */
+    /* Masters of 16 bits and the scales wait for the whole block. */
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
                                 _mm512_reduce_max_epu32(v_top));
