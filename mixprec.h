@@ -1365,8 +1365,9 @@ MIXPREC_HD double mixpi_cospi_near(double x) {
 /* A standard normal number from two uniform ones (Box and Muller, 1958), each the centre of one of
  * 2^32 cells. */
 MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
-    const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
-    const double half = turn <= 1.0 ? turn : 2.0 - turn;
+    const double cell = 1.0 / 4294967296.0;
+    const double angle = ((double)v + 0.5) * 2.0 * cell;      /* in units of pi */
+    const double half = angle <= 1.0 ? angle : 2.0 - angle;
     const double radius = MIXPI_LIBM(sqrt)(-2.0 * mixpi_log(((double)u + 0.5) * cell));
     const double cosine = mixpi_cospi_near(half <= 0.5 ? half : 1.0 - half);
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
@@ -7542,7 +7543,7 @@ static float mixpi_library_slope(mixp_unary op, float dy, float x) {
 }
 
 /* Is op one of these functions? */
-static int mixpi_in_library(int op)
+static int mixpi_is_in_library(int op)
 {
     if (op >= MIXP_UNARY_LOG2 && op <= MIXP_UNARY_ERFINV) return 1;
     return op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS;
@@ -7551,8 +7552,8 @@ enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_ERFINV + 1 - (int)MIXP_UNARY_
 
 /* Is fn computed by mixpi_singly? */
 static int mixpi_is_single(int fn) {
-    if (fn < MIXPI_FN_UNARY_D) return mixpi_in_library(fn - MIXPI_FN_UNARY);
-    if (fn < MIXPI_FN_BINARY) return mixpi_in_library(fn - MIXPI_FN_UNARY_D);
+    if (fn < MIXPI_FN_UNARY_D) return mixpi_is_in_library(fn - MIXPI_FN_UNARY);
+    if (fn < MIXPI_FN_BINARY) return mixpi_is_in_library(fn - MIXPI_FN_UNARY_D);
     return (fn >= MIXPI_FN_BINARY + (int)MIXP_BINARY_POWER && fn < MIXPI_FN_DIVISOR_D) ||
            (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
 }
@@ -8036,12 +8037,12 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     for (i = 0; i < half; i++) {
         double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
         double angle = (double)(job->k->first + from) * step;
-        double c = cos(angle), s = sin(angle), turn_c = cos(step), turn_s = sin(step);
+        double c = cos(angle), s = sin(angle), step_c = cos(step), step_s = sin(step);
         for (p = from; p < end; p++) {
-            double next = c * turn_c - s * turn_s;
+            double next = c * step_c - s * step_s;
             job->cosine[p * half + i] = (float)c;
             job->sine[p * half + i] = (float)s;
-            s = s * turn_c + c * turn_s;
+            s = s * step_c + c * step_s;
             c = next;
         }
     }
@@ -8953,8 +8954,8 @@ typedef struct mixpi_tile {
     uintptr_t    ask;           /* the first line to prefetch for the next tiles           */
     uintptr_t    ask_next;      /* bytes from a step's first line to its second            */
     uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
-    uintptr_t    ask_jump;      /* further bytes, added after every ask_turn steps         */
-    int64_t      ask_turn;      /* steps between two jumps; 0 = never jump                 */
+    uintptr_t    ask_jump;      /* further bytes, added after ask_every steps              */
+    int64_t      ask_every;     /* steps between two jumps; 0 = never jump                 */
     float        alpha;
     int          add, cols;
     int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
@@ -9183,7 +9184,7 @@ typedef struct mixpi_gemm_block {
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
-    float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
+    float  *across;             /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
@@ -9201,19 +9202,19 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t packed = job->panels * job->tall, across = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
 
     if (job->pairs >= MIXPI_AMX_BF16) {
-        turned = 16 * (packed + 15);
+        across = 16 * (packed + 15);
         packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
 
     /* One piece after another. */
     s->a_pack = mixpi_carve(&c, packed * ld);
-    s->turn = mixpi_carve(&c, turned);
+    s->across = mixpi_carve(&c, across);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
     s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
@@ -10788,10 +10789,10 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
-    const mixpi_vbits kept = u + random;
+    const mixpi_vbits sum = u + random;
     mixpi_vmaster_parts r;
-    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, kept + 0x8000u);
-    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), kept >> 8);
+    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, sum + 0x8000u);
+    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), sum >> 8);
     return r;
 }
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return (mixpi_vreg)bits; }
@@ -12091,7 +12092,7 @@ MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
 #define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
 
 /* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
-MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
+MIXPI_K void MIXPI_P(rope_rotate)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
@@ -12111,7 +12112,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
     int64_t j;
 
-    /* rope_turn wants the two elements of pairs apart. */
+    /* rope_rotate wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
     for (j = 0; j < n; j++) {
@@ -12119,7 +12120,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
         q[j] = a[2 * j + 1];
     }
 
-    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+    MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     for (j = 0; j < n; j++) {
         buf[2 * j] = p[j];
@@ -12138,7 +12139,7 @@ MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t
     memset(q, 0, sizeof q);
     memcpy(p, MIXPI_P(read)(k->a, at + i, n, buf), (size_t)n * sizeof *p);
     memcpy(q, MIXPI_P(read)(k->a, at + half + i, n, buf), (size_t)n * sizeof *q);
-    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+    MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     MIXPI_P(write)(k->y, at + i, n, p);
     MIXPI_P(write)(k->y, at + half + i, n, q);
@@ -12669,8 +12670,8 @@ MIXPI_SMALL_END
         MIXPI_PREFETCH_FAR((const char *)ask);                                            \
         MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                            \
         ask += t->ask_step;                                                               \
-        if (--turn == 0) {                                                                \
-            turn = t->ask_turn;                                                           \
+        if (--until == 0) {                                                               \
+            until = t->ask_every;                                                         \
             ask += t->ask_jump;                                                           \
         }                                                                                 \
     }
@@ -12697,7 +12698,7 @@ MIXPI_SMALL_END
     float        *c = t->c;                                                               \
     float        *keep = t->keep;                                                         \
     uintptr_t     ask = t->ask;                                                           \
-    int64_t       p, turn = t->ask_turn;                                                  \
+    int64_t       p, until = t->ask_every;                                                \
     const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                     \
     mixpi_v       b0, b1 = none;                                                          \
     MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                       \
@@ -13228,7 +13229,7 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
 }
 
 /* Packs `rows` rows of pairs, `ld` apart, from a'. Element `at` of a begins the first of them. */
-MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
+MIXPI_K void MIXPI_P(transpose_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
                                 int64_t ld) {
     const mixp_gemm_args *g = s->job->g;
     int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
@@ -13236,11 +13237,11 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
         mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
         from.first += 2 * p * g->lda;
-        memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
-        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        memset(s->across, 0, (size_t)(16 * wide) * sizeof(float));
+        MIXPI_P(load_across)(s->across, wide, from, left, (int)rows, s->job->pairs);
         for (i = 0; i < rows; i += 16) {
             float *to = s->a_pack + i * ld + p;
-            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+            MIXPI_P(transpose16)(to, ld, s->across + i, wide);
         }
     }
 }
@@ -13255,7 +13256,7 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
     if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
-        MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
+        MIXPI_P(transpose_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
         return s->a_pack;
     }
     if (g->trans_a) {
@@ -13314,7 +13315,7 @@ MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int6
         t->ask = MIXPI_P(line_of)(g->b, at);
         t->ask_next = (uintptr_t)(16 * row);
         t->ask_step = 64;
-        t->ask_turn = lines;
+        t->ask_every = lines;
         t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
@@ -13358,7 +13359,7 @@ MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int6
                              int more) {
     t->ask = (uintptr_t)t->a;
     t->ask_next = t->ask_step = 0;
-    t->ask_turn = 0;
+    t->ask_every = 0;
     t->ask_jump = 0;
     t->keep = NULL;
     t->b = s->b_pack + j * s->steps;
@@ -14554,13 +14555,13 @@ MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
     const __m512i inf = _mm512_set1_epi32(0x7F800000);
     const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
     const __mmask16 nan = (__mmask16)~real;
-    const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
+    const mixpi_vbits sum = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
     const __m512i quiet = _mm512_set1_epi32(0x400000);
-    const __m512i carried = (__m512i)(kept + 0x8000u);
+    const __m512i carried = (__m512i)(sum + 0x8000u);
     const __m512i high = _mm512_mask_or_epi32(carried, nan, (__m512i)p, quiet);
     mixpi_vwrite_high(b->weight + 2 * k, (mixpi_vbits)high);
     mixpi_vwrite_8(b->rest + k,
-                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)kept, 8));
+                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)sum, 8));
 }
 
 /* Does a block have only codes of finite moments, and a usual scale? */
@@ -16470,7 +16471,7 @@ static void mixpi_inside_end(mixp_context *ctx, int before) {
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
-static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame) {
+static int mixpi_inside_was_left(const mixp_context *ctx, uintptr_t frame) {
     return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused);
 }
 /* --- memory ---------------------------------------------------------------------------- */
@@ -16505,10 +16506,10 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 }
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
- * `told`: on_error must hear of a failure once, even if it cleared the error. */
-static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
+ * `reported`: on_error must hear of a failure once, even if it cleared the error. */
+static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
                                             mixp_result r) {
-    return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);
+    return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);
 }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
@@ -16826,7 +16827,7 @@ static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_t
 #  if MIXPI_POOL
 /* Has the user bound OpenMP's threads to cores (OMP_PROC_BIND)? A new thread inherits the core of
  * its creator, so all threads of the pool would share one core. */
-static int mixpi_openmp_bound(void) {
+static int mixpi_openmp_is_bound(void) {
 #    if _OPENMP >= 201307
     return omp_get_proc_bind() != omp_proc_bind_false;
 #    else
@@ -17021,7 +17022,7 @@ static void mixpi_pool_run(mixpi_pool *p, int64_t tasks, mixp_task task, void *a
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     mixp_context *ctx = (mixp_context *)user;
     mixpi_pool *p = NULL;
-    if (!omp_in_parallel() && !mixpi_openmp_bound()) p = mixpi_context_pool(ctx);
+    if (!omp_in_parallel() && !mixpi_openmp_is_bound()) p = mixpi_context_pool(ctx);
     if (p) mixpi_pool_run(p, tasks, task, arg);
     else mixpi_openmp_parallel(ctx, tasks, task, arg);
 }
@@ -18481,7 +18482,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 /* --- buffers ------------------------------------------------------------------------------- */
 
 /* Can a buffer, and its entry in a file, have this dtype? */
-static int mixpi_buffer_dtype(mixp_dtype dtype) {
+static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
     return mixpi_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
            dtype == MIXP_U8;
 }
@@ -18489,7 +18490,7 @@ static int mixpi_buffer_dtype(mixp_dtype dtype) {
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape) {
     if (!ctx) return NULL;
-    if (!mixpi_buffer_dtype(dtype)) {
+    if (!mixpi_is_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                           "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, "
                           "not %s",
@@ -18630,7 +18631,7 @@ struct mixpi_casting {
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
-    const char     *kept;       /* name of the newest of those operators that kept f32     */
+    const char     *unlowered;  /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
@@ -18665,7 +18666,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
                    "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
                    "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
                    "%s), or leave out the region",
-                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->kept,
+                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
                    c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
     if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
@@ -19269,7 +19270,7 @@ static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mi
     c->lowerable++;
     c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
-    else c->kept = op->name;
+    else c->unlowered = op->name;
 }
 
 /* mixpi_apply has made the table. */
@@ -19386,7 +19387,7 @@ struct mixpi_tape_entry {
     const char       *tangent_of;   /* the operator of whose tangent it is a part; or NULL   */
     mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
     int               again;    /* 1: forward runs again, and must not decide again         */
-    int               told;     /* bit i: the next operator has made input i's gradient */
+    int               made;     /* bit i: the next operator has made input i's gradient */
     mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
     uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
                                                backward reads, as a set of mixp_call_reads; the last
@@ -19710,18 +19711,18 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->errors.reported != told) return NULL; /* no memory for the site */
+    if (ctx->errors.reported != reported) return NULL; /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
     r = mixpi_watcher_stored(e, in);
-    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
 
     /* Record it, if a gradient will flow back. */
     const int grad = mixpi_note_inputs(e, in);
@@ -20227,7 +20228,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const uint64_t told = ctx->errors.reported, generation = ctx->generation;
+    const uint64_t reported = ctx->errors.reported, generation = ctx->generation;
 
     /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
@@ -20244,7 +20245,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_check_given(c);
     if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK && ctx->errors.reported == told)
+    if (r != MIXP_OK && ctx->errors.reported == reported)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
 
@@ -20262,7 +20263,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     for (e = ctx->tape.newest; e; e = e->older) {
-        e->call.out->own.pending = e->told = 0;
+        e->call.out->own.pending = e->made = 0;
         e->lacks = MIXP_OK;
         for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
         mixpi_forget_loan(e->call.out->own.grad);
@@ -20604,7 +20605,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
 /* A step begins, at the caller's stack address `frame`. */
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
+    if (mixpi_inside_was_left(ctx, frame)) mixpi_put_in_order(ctx);
     ctx->tape.refused = ctx->tape.inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -22173,7 +22174,7 @@ static mixpi_operand mixpi_stored(mixp_in at, int64_t stride) {
     mixpi_operand o = { at, stride, 0 };
     return o;
 }
-static mixpi_operand mixpi_turned(mixp_in at, int64_t stride) {
+static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
     mixpi_operand o = { at, stride, 1 };
     return o;
 }
@@ -22289,25 +22290,29 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
 
 /* The gradient of a in a's stored shape: m x k, or k x m if trans_a. */
 static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_transposed = mixpi_transposed(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b),
+                  b_transposed = mixpi_transposed(g->b, g->stride_b);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);         /* c = a b   */
-    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                /* c = a b'  */
-    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);         /* c = a' b  */
-    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned); /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_transposed);             /* c = a b   */
+    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                        /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_transposed);             /* c = a' b  */
+    default: return mixpi_gemm_of(g->k, g->m, g->n, b_transposed, dc_transposed); /* c = a' b' */
     }
 }
 
 /* The gradient of b in b's stored shape: k x n, or n x k if trans_b. */
 static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_transposed = mixpi_transposed(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a),
+                  a_transposed = mixpi_transposed(g->a, g->stride_a);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);         /* c = a b   */
-    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);         /* c = a b'  */
-    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                /* c = a' b  */
-    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned); /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_transposed, dc);             /* c = a b   */
+    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_transposed, a);             /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                        /* c = a' b  */
+    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_transposed, a_transposed); /* c = a' b' */
     }
 }
 
@@ -22561,7 +22566,7 @@ enum {
 /* c = a w': a layer without its bias. */
 static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
     return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
-                         mixpi_turned(mixpi_tensor_in(w), 0));
+                         mixpi_transposed(mixpi_tensor_in(w), 0));
 }
 
 static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
@@ -23137,9 +23142,9 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
-    int first = mixpi_entry(c)->told ? 0 : 1;
+    int first = mixpi_entry(c)->made ? 0 : 1;
     mixp_result r = MIXP_OK;
-    mixpi_entry(c)->told = 0;
+    mixpi_entry(c)->made = 0;
     for (k->which = first; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
         if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
@@ -23634,7 +23639,7 @@ static mixp_out mixpi_norm_db(const mixp_call *c) {
     mixp_call *sum = mixpi_norm_sum(c);
     mixp_out db = mixpi_tensor_out(NULL, 0);
     if (sum) db = mixpi_call_dx(sum, 1);
-    if (db.data) mixpi_entry(sum)->told = 1 << 1;
+    if (db.data) mixpi_entry(sum)->made = 1 << 1;
     return db;
 }
 
@@ -24373,7 +24378,7 @@ static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, in
                                         mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
-                                     mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+                                     mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
     g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
@@ -24477,7 +24482,7 @@ static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, i
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g =
         mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
-                      mixpi_turned(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+                      mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
     if (!s->dw.data) return MIXP_OK;
     g.c = s->dw;
     return MIXPI_RUN(c, gemm, &g);
@@ -24511,7 +24516,7 @@ static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
 }
 
 /* Can the chunks' parts be added to `to` itself? A low `to` would be rounded with each chunk. */
-static int mixpi_chunked_at_once(const mixpi_chunked *h, mixp_out to) {
+static int mixpi_chunks_can_add(const mixpi_chunked *h, mixp_out to) {
     return !to.data || to.dtype == MIXP_F32 || h->chunk == h->loss.k.rows;
 }
 
@@ -24555,8 +24560,8 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     /* If x is w, dx must be complete before dw is added. */
     const int twice = dx.data && dx.data == dw.data;
     mixp_result r =
-        mixpi_chunked_sum(c, twice || !mixpi_chunked_at_once(h, dw), count, &s.dw, &w_sum);
-    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunked_at_once(h, db), cols, &s.db, &b_sum);
+        mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum);
+    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum);
     if (r != MIXP_OK) return r;
     s.logits = mixpi_chunked_room(c, h, MIXP_F32);
     s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);
@@ -26899,8 +26904,8 @@ static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int
 }
 
 /* t, whose dimensions have the letters `from`, with those of `to`. */
-static mixp_tensor *mixpi_einsum_turn(mixp_context *ctx, mixp_tensor *t, const char *from,
-                                      const char *to) {
+static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, const char *from,
+                                         const char *to) {
     int dims[MIXP_MAX_RANK], n = 0;
     if (!t || !strcmp(from, to)) return t;
     for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
@@ -26937,8 +26942,8 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     n[0] = mixpi_einsum_letters(e, of_a, batch, as_b);
     n[1] = mixpi_einsum_letters(e, of_a, both, as_b);
     n[2] = mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_b);
-    a = mixp_reshape(ctx, mixpi_einsum_turn(ctx, a, of_a, as_a), 3, m);
-    b = mixp_reshape(ctx, mixpi_einsum_turn(ctx, b, of_b, as_b), 3, n);
+    a = mixp_reshape(ctx, mixpi_einsum_permute(ctx, a, of_a, as_a), 3, m);
+    b = mixp_reshape(ctx, mixpi_einsum_permute(ctx, b, of_b, as_b), 3, n);
 
     /* The product is [batch, rows, columns]; the result has an order of its own. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
@@ -26946,7 +26951,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
     for (int i = 0; i < e->rank[2]; i++) y[i] = e->size[(int)as_y[i]];
     a = mixp_reshape(ctx, mixp_matmul(ctx, a, b, 0, 0), e->rank[2], y);
-    return mixpi_einsum_turn(ctx, a, as_y, e->text[2]);
+    return mixpi_einsum_permute(ctx, a, as_y, e->text[2]);
 }
 
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
@@ -27398,7 +27403,7 @@ static const char *mixpi_called(const mixp_call *c) {
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
-    const uint64_t told = c->ctx->errors.reported;
+    const uint64_t reported = c->ctx->errors.reported;
     int i, follows = 0;
 
     /* The inputs that have a tangent must have been recorded. */
@@ -27422,7 +27427,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
     c->ctx->tape.tangent_of = NULL;
     y->own.tangent = d;
-    return c->ctx->errors.reported == told ? MIXP_OK : mixpi_failed(c->ctx);
+    return c->ctx->errors.reported == reported ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
@@ -28097,7 +28102,7 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
     uint64_t     version;       /* version of param for which the master weight is current */
-    int          kept;          /* where its states are: MIXPI_HERE ...                    */
+    int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
     /* Used by the ranks. */
@@ -28366,7 +28371,7 @@ static int mixpi_has_m(const mixp_step_plan *plan) {
 static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad || plan->centered; }
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
-static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
+static int mixpi_group_is_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
     return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
@@ -28377,7 +28382,7 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
                                                         : "beta2 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
-    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (mixpi_group_is_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
     if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
@@ -28715,7 +28720,7 @@ static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
-    if (mixpi_group_zeroed(opt->plan.kind, group))
+    if (mixpi_group_is_zeroed(opt->plan.kind, group))
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "no group has this index";
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
@@ -28772,7 +28777,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].kept == MIXPI_HERE;
+    return opt->slots[i].where == MIXPI_HERE;
 }
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
@@ -28824,7 +28829,7 @@ static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p
 }
 
 /* Do two tensors share an element? */
-static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+static int mixpi_overlaps(const mixp_tensor *a, const mixp_tensor *b) {
     const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
     return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);
 }
@@ -28854,7 +28859,7 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
     int64_t i = mixpi_sorted_before(s, p->data);
     if (i > 0 && s->at[i - 1] == p) return "was added before";
-    if ((i > 0 && mixpi_overlap(s->at[i - 1], p)) || (i < s->count && mixpi_overlap(p, s->at[i])))
+    if ((i > 0 && mixpi_overlaps(s->at[i - 1], p)) || (i < s->count && mixpi_overlaps(p, s->at[i])))
         return "shares memory with a parameter that was added before; create views once, "
                "before the loop";
     i = g ? mixpi_sorted_before(grads, g->data) : 0;
@@ -28996,7 +29001,7 @@ static mixp_in mixpi_average_of(const mixp_param_row *row) {
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
     const mixpi_slot *slot = &opt->slots[i];
     const mixp_param_row *all = &opt->rows[i];
-    const mixp_param_row of = slot->kept == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
+    const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
     mixp_param_row row;
     memset(&row, 0, sizeof row);
@@ -29005,7 +29010,7 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     row.grad_dtype = mixpi_average_of(&of).dtype;
     row.grad = mixpi_average_of(&of).data == of.master ? of.master : of.weight;
     row.count = of.count;
-    row.active = slot->kept != MIXPI_AWAY && of.count > 0;
+    row.active = slot->where != MIXPI_AWAY && of.count > 0;
     row.rate = (float)(1.0 - decay);
     return row;
 }
@@ -29030,7 +29035,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
-    if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
+    if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));
@@ -33996,7 +34001,7 @@ typedef struct mixpi_site {
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
     int          reader;        /* of autocast's cast of a tensor that no site made, such as the
                                    batch: the number of the site that reads the cast; otherwise 0 */
-    int          turn;          /* position in its step when last sampled (1 = first) */
+    int          place;         /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
     float        written;       /* magnitude of a constant that the operator wrote to its result, or
@@ -34047,7 +34052,7 @@ struct mixpi_watch {
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
-    int         turns;          /* sites to which this sample has stored */
+    int         stored;         /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */
     int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
@@ -34065,7 +34070,7 @@ struct mixpi_watch {
     int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
     int32_t     since;          /* updates since the newest sampled update, inclusive */
     int32_t     idle;           /* steps begun since the newest update or sampled step */
-    int         in_turn;        /* 1: the next update is due to be sampled */
+    int         update_due;     /* 1: the next update is due to be sampled */
     int32_t     taken;          /* 1: a step since the update was sampled */
     int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
     int32_t     window;         /* steps begun since the update */
@@ -34133,7 +34138,7 @@ static int mixpi_watch_distance(const mixpi_watch *w) {
 }
 
 /* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w) {
+static int mixpi_update_is_due(const mixpi_watch *w) {
     return w->force || w->since >= mixpi_watch_distance(w);
 }
 
@@ -34141,12 +34146,12 @@ static int mixpi_update_due(const mixpi_watch *w) {
  * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
  * many steps that walk nothing back only one is sampled, unless the walk after them was missed
  * before. Ranks count updates only, because one rank may evaluate on its own. */
-static int mixpi_watch_due(const mixp_context *ctx) {
+static int mixpi_watch_is_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     const int blank = w->taken && !w->walked && !w->missed && !w->force;
-    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
+    if (mixpi_world(ctx) > 1) return mixpi_update_is_due(w);
     if (w->idle >= w->every - 1) return 1;
-    return mixpi_update_due(w) && !blank && w->window < 64;
+    return mixpi_update_is_due(w) && !blank && w->window < 64;
 }
 
 /* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
@@ -34170,7 +34175,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx) {
+static int mixpi_context_is_sampled(const mixp_context *ctx) {
     return ctx->watch && ctx->watch->sampled;
 }
 
@@ -34832,7 +34837,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
-    if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
     if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK; /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
@@ -34867,7 +34872,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     site->around = mixp_autocast_current(ctx).dtype;
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
-    site->turn = ++w->turns;
+    site->place = ++w->stored;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
@@ -34919,7 +34924,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 /* Before an operator is walked back: looks at the gradient of its result. */
 static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
     mixpi_site_show(ctx, number, g, 1);
-    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx)) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
 
@@ -34958,7 +34963,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
 static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     mixp_context *ctx = c->ctx;
     mixp_result r = MIXP_OK;
-    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx)) return MIXP_OK;
     for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
@@ -35128,12 +35133,12 @@ static void mixpi_hash_to_words(uint64_t hash, double *halves) {
 
 /* --- the heads --- */
 
-typedef struct mixpi_told {
+typedef struct mixpi_all_heads {
     int         alike;          /* 1: all ranks have the same sites */
     int64_t     most;           /* sites of the rank that has most */
     mixp_origin origin;         /* an origin in a forward pass wins, then the lowest rank's */
     uint64_t    at;             /* hash of the origin's site, or 0 */
-} mixpi_told;
+} mixpi_all_heads;
 
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
@@ -35149,8 +35154,8 @@ static int mixpi_began_forward(mixp_origin origin) {
            origin != MIXP_ORIGIN_UNSCALE;
 }
 
-static mixpi_told mixpi_heads_read(const double *table, int size) {
-    mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
+static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
+    mixpi_all_heads h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
     for (int r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
         const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
@@ -35165,7 +35170,8 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at, mixpi_told *h) {
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
+                                     mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -35185,11 +35191,11 @@ static int mixpi_hash_order(const void *a, const void *b) {
 
 /* Sorts the list and removes duplicates and zeros. Returns the number of hashes left. */
 static int64_t mixpi_hashes_sort(uint64_t *list, int64_t n) {
-    int64_t i, kept = 0;
+    int64_t i, left = 0;
     qsort(list, (size_t)n, sizeof *list, mixpi_hash_order);
     for (i = 0; i < n; i++)
-        if (list[i] && (!kept || list[i] != list[kept - 1])) list[kept++] = list[i];
-    return kept;
+        if (list[i] && (!left || list[i] != list[left - 1])) list[left++] = list[i];
+    return left;
 }
 
 /* Collects the hashes of all ranks in list, which has room for `most` hashes of each rank. */
@@ -35224,7 +35230,7 @@ static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, in
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
-static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uint64_t **list,
+static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list,
                                      int64_t *n) {
     const mixpi_watch *w = ctx->watch;
     const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
@@ -35333,7 +35339,7 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
  * at: on entry this rank's finding of where a skip began; on return that of all ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
     uint64_t *list = NULL;
-    mixpi_told h;
+    mixpi_all_heads h;
     int64_t n = 0;
     mixp_result r;
     if (mixpi_world(ctx) == 1) return MIXP_OK;
@@ -35707,7 +35713,7 @@ static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
 }
 
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
-static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
+static int mixpi_site_has_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
@@ -35730,7 +35736,7 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
         const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
                                             mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
-        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
+        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
         if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
     }
@@ -35758,7 +35764,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Is a weight or a buffer that the site reads not finite? Looks at it at once: only after a
  * failure. */
-static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
@@ -35810,7 +35816,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
             scalar = -1;
         }
         if (bad && site->scalar && scalar >= 0 &&
-            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn))
+            (!scalar || site->place > mixpi_site_at(ctx, scalar)->place))
             scalar = n;
     }
     return scalar > 0 ? scalar : 0;
@@ -35831,7 +35837,7 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 
 /* Is the Inf that site `number` stored one that the program wrote? No if a number that the site
  * read was beyond the range of its low dtype, too. */
-static int mixpi_site_asked(const mixp_context *ctx, int number) {
+static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
         mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
@@ -35878,9 +35884,9 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    if (mixpi_site_asked(ctx, number)) return 0;
+    if (mixpi_inf_was_written(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
-    return !mixpi_site_bad_weight(ctx, site);
+    return !mixpi_site_has_bad_weight(ctx, site);
 }
 
 /* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
@@ -35889,7 +35895,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
         if (!mixpi_seen(w, n, which)->nonfinite) continue;
-        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn) best = n;
+        if (!best || mixpi_site_at(ctx, n)->place > mixpi_site_at(ctx, best)->place) best = n;
     }
     return best;
 }
@@ -35905,7 +35911,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
-    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    if (mixpi_site_has_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
 }
@@ -35916,13 +35922,13 @@ static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, in
     const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
     const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
     *site = began;
-    if (began && mixpi_site_asked(ctx, began)) {
+    if (began && mixpi_inf_was_written(ctx, began)) {
         *site = mixpi_trace_nan(ctx, loss);
         return MIXP_ORIGIN_MASK;
     }
     if (began) return mixpi_forward_origin(ctx, began);
     *site = grad;
-    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
+    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->place > mixpi_site_at(ctx, grad)->place))
         *site = leaf;
     return *site ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
 }
@@ -35985,7 +35991,7 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
 
 /* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
  * of a product's inputs or result, rounding its weights loses as much. */
-static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+static void mixpi_site_raise(mixp_context *ctx, mixpi_site *site) {
     const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
     const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
     site->fallen = reads ? 2 : 1;
@@ -36013,7 +36019,7 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
             site->why |= first->why & MIXPI_FELL_GRAD;
         site->why |= first->why & MIXPI_FELL_IMPRECISE;
-        mixpi_site_sink(ctx, site);
+        mixpi_site_raise(ctx, site);
         fell++;
     }
     return fell;
@@ -36024,7 +36030,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
-    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    mixpi_site_raise(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
     ctx->capture.sites_moved++;
@@ -36224,7 +36230,7 @@ static void mixpi_settle_events(mixp_context *ctx) {
 
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
  * of steps, and a pattern may fit a site of either kind. */
-static int mixpi_all_updated(const mixp_context *ctx) {
+static int mixpi_all_have_updated(const mixp_context *ctx) {
     const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
         if (!(ctx->watch->met >> opt->bit & 1)) return 0;
@@ -36234,7 +36240,7 @@ static int mixpi_all_updated(const mixp_context *ctx) {
 /* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
 static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
+    if (!w->settled || !mixpi_all_have_updated(ctx)) return MIXP_OK;
     for (int i = 0; i < w->n_pins; i++) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
@@ -36407,9 +36413,9 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
 }
 
 /* An update closes the window of steps that belong to it. */
-static void mixpi_guard_turn(mixpi_watch *w) {
-    const int seen = w->in_turn && !w->unseen;
-    w->missed |= w->in_turn && w->unseen;
+static void mixpi_window_close(mixpi_watch *w) {
+    const int seen = w->update_due && !w->unseen;
+    w->missed |= w->update_due && w->unseen;
     if (!seen && w->since < INT32_MAX) w->since++;
     if (seen) {
         w->since = 1;
@@ -36417,7 +36423,7 @@ static void mixpi_guard_turn(mixpi_watch *w) {
     }
 
     /* A new window begins. */
-    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
+    w->update_due = w->idle = w->window = w->walked = w->taken = 0;
     if (seen) w->inspect_all = 0;
     w->whole = !w->unseen;
     w->unseen = 0;
@@ -36436,7 +36442,7 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
-    mixpi_guard_turn(w);
+    mixpi_window_close(w);
     if (late && !waits) return MIXP_OK;
     mixp_result r = mixpi_guard_settle(ctx);
     return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
@@ -36692,7 +36698,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && mixpi_watch_due(ctx);
+    return w && w->on && mixpi_watch_is_due(ctx);
 }
 
 /* Does a newer pattern replace this pin? The same pattern does, and so does "*". first: a pin that
@@ -37061,7 +37067,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
-    w->n_sites = w->full = w->full_reported = w->turns = 0;
+    w->n_sites = w->full = w->full_reported = w->stored = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
     w->looked = w->whole = w->settled = w->probed = 0;
@@ -37114,8 +37120,8 @@ static void mixpi_watch_captured(mixp_context *ctx) {
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int due = mixpi_watch_due(ctx);
-    w->in_turn |= mixpi_update_due(w);
+    const int due = mixpi_watch_is_due(ctx);
+    w->update_due |= mixpi_update_is_due(w);
     w->taken |= due;
     if (w->window < INT32_MAX) w->window++;
     if (w->idle < INT32_MAX) w->idle++;
@@ -37126,13 +37132,13 @@ static int mixpi_watch_samples(mixp_context *ctx) {
 /* Does the step belong to the update of an earlier walk, as a micro-batch does? No sample is
  * settled between micro-batches: one rank then decides like many ranks that each walk one
  * micro-batch. */
-static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+static int mixpi_window_is_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
 
 /* Before a replay: settles the samples of earlier steps, as the beginning of a step does. */
 static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     if (w->since < INT32_MAX) w->since++;
-    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_open(w)) return MIXP_OK;
+    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_is_open(w)) return MIXP_OK;
     return mixpi_guard_settle(ctx);
 }
 
@@ -37148,7 +37154,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
     /* What earlier samples show is decided first. */
-    if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
+    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
 
     /* Is the new step sampled, and are its sites asked for more? */
@@ -37161,7 +37167,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->fresh) return MIXP_OK;
 
     /* A new sample: its rows begin empty. */
-    w->turns = 0;
+    w->stored = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
@@ -37222,7 +37228,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
     if (on) mixpi_update_forgives(ctx, k);
     if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
     /* With several ranks, a rank's own look would change only its own scale. */
-    if (mixpi_world(ctx) == 1 && mixpi_context_sampled(ctx))
+    if (mixpi_world(ctx) == 1 && mixpi_context_is_sampled(ctx))
         k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
     return r;
 }
@@ -37596,7 +37602,7 @@ static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
 }
 
 /* Bytes of a leaf in the arena: of its piece, if it is divided. */
-static size_t mixpi_leaf_kept(const mixp_context *ctx, const mixpi_leaf *l) {
+static size_t mixpi_leaf_arena_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
     if (!l->each) return mixpi_leaf_bytes(ctx, l);
     return mixpi_round_up((size_t)l->each * mixp_dtype_size(mixpi_grad_dtype(l->tensor)));
 }
@@ -37638,7 +37644,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         t->own.grad->data = l->each ? NULL : arena;
         l->piece = l->each ? arena : NULL;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_kept(ctx, l);
+        arena += mixpi_leaf_arena_bytes(ctx, l);
         bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(mixpi_grad_dtype(t)));
@@ -37735,7 +37741,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.ranks.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_kept(ctx, l);
+        bytes += mixpi_leaf_arena_bytes(ctx, l);
     }
 
     /* All memory comes before the first change. */
@@ -38129,7 +38135,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
         b->each ? mixpi_out_to(d->leaves[b->first].piece, b->grads.dtype, 0) : b->grads;
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
     mixp_result r = MIXP_OK;
     if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
@@ -38138,7 +38144,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
     b->flying = 0;
     b->landed = 1;
-    return mixpi_note_failure_since(ctx, told, "a mean over ranks", r);
+    return mixpi_note_failure_since(ctx, reported, "a mean over ranks", r);
 }
 
 /* May another gradient use w? */
@@ -38398,13 +38404,13 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
 
 /* Sends a bucket whose gradients are final. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
-    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, told, "a sum over ranks", r);
+    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, reported, "a sum over ranks", r);
     return mixpi_bucket_sum(ctx, b);
 }
 
@@ -38524,7 +38530,7 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 
 /* Does each rank update a piece of parameter i? */
 static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].kept == MIXPI_IN_PIECES;
+    return opt->slots[i].where == MIXPI_IN_PIECES;
 }
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
@@ -38611,11 +38617,11 @@ MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->kept = slot->owner < 0                       ? MIXPI_IN_PIECES
-                 : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
-                                                       : MIXPI_AWAY;
-    if (slot->kept == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
-    return slot->kept == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
+    slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
+                  : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
+                                                        : MIXPI_AWAY;
+    if (slot->where == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
+    return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
 
 /* After an add with result r: p is the newest parameter, or was not added. */

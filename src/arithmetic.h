@@ -545,8 +545,9 @@ MIXPREC_HD double mixpi_cospi_near(double x) {
 /* A standard normal number from two uniform ones (Box and Muller, 1958), each the centre of one of
  * 2^32 cells. */
 MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
-    const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
-    const double half = turn <= 1.0 ? turn : 2.0 - turn;
+    const double cell = 1.0 / 4294967296.0;
+    const double angle = ((double)v + 0.5) * 2.0 * cell;      /* in units of pi */
+    const double half = angle <= 1.0 ? angle : 2.0 - angle;
     const double radius = MIXPI_LIBM(sqrt)(-2.0 * mixpi_log(((double)u + 0.5) * cell));
     const double cosine = mixpi_cospi_near(half <= 0.5 ? half : 1.0 - half);
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);

@@ -53,7 +53,7 @@ struct mixpi_casting {
     int             lowerable;  /* operators of this step that ran in regions of f16 or bf16 */
     int             lowered;    /* how many of those store f16, bf16, or what the guard raised */
     mixp_dtype      low;        /* dtype of the newest of those regions                    */
-    const char     *kept;       /* name of the newest of those operators that kept f32     */
+    const char     *unlowered;  /* name of the newest of those operators that kept f32     */
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
     int             uncoded;    /* linears of this step that should do so, but cannot      */
@@ -88,7 +88,7 @@ static void mixpi_casting_turn(mixp_context *ctx) {
                    "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
                    "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
                    "%s), or leave out the region",
-                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->kept,
+                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
                    c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
     if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
@@ -692,7 +692,7 @@ static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mi
     c->lowerable++;
     c->low = region.dtype;
     if (mixpi_is_low(mixpi_plain_dtype(out))) c->lowered++;
-    else c->kept = op->name;
+    else c->unlowered = op->name;
 }
 
 /* mixpi_apply has made the table. */

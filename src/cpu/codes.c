@@ -99,10 +99,10 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
-    const mixpi_vbits kept = u + random;
+    const mixpi_vbits sum = u + random;
     mixpi_vmaster_parts r;
-    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, kept + 0x8000u);
-    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), kept >> 8);
+    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, sum + 0x8000u);
+    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), sum >> 8);
     return r;
 }
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return (mixpi_vreg)bits; }

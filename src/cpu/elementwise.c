@@ -884,7 +884,7 @@ MIXPI_KERNEL(gather_backward, mixpi_cpu_gather_backward, mixp_gather_args,
 #define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
 
 /* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
-MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
+MIXPI_K void MIXPI_P(rope_rotate)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
     int64_t j;
     for (j = 0; j < n; j += 16) {
@@ -904,7 +904,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
     int64_t j;
 
-    /* rope_turn wants the two elements of pairs apart. */
+    /* rope_rotate wants the two elements of pairs apart. */
     memset(p, 0, sizeof p);
     memset(q, 0, sizeof q);
     for (j = 0; j < n; j++) {
@@ -912,7 +912,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
         q[j] = a[2 * j + 1];
     }
 
-    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+    MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     for (j = 0; j < n; j++) {
         buf[2 * j] = p[j];
@@ -931,7 +931,7 @@ MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t
     memset(q, 0, sizeof q);
     memcpy(p, MIXPI_P(read)(k->a, at + i, n, buf), (size_t)n * sizeof *p);
     memcpy(q, MIXPI_P(read)(k->a, at + half + i, n, buf), (size_t)n * sizeof *q);
-    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+    MIXPI_P(rope_rotate)(p, q, job->cosine + row + i, job->sine + row + i,
                        k->back ? -1.0f : 1.0f, n);
     MIXPI_P(write)(k->y, at + i, n, p);
     MIXPI_P(write)(k->y, at + half + i, n, q);

@@ -60,8 +60,8 @@
         MIXPI_PREFETCH_FAR((const char *)ask);                                            \
         MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                            \
         ask += t->ask_step;                                                               \
-        if (--turn == 0) {                                                                \
-            turn = t->ask_turn;                                                           \
+        if (--until == 0) {                                                               \
+            until = t->ask_every;                                                         \
             ask += t->ask_jump;                                                           \
         }                                                                                 \
     }
@@ -88,7 +88,7 @@
     float        *c = t->c;                                                               \
     float        *keep = t->keep;                                                         \
     uintptr_t     ask = t->ask;                                                           \
-    int64_t       p, turn = t->ask_turn;                                                  \
+    int64_t       p, until = t->ask_every;                                                \
     const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                     \
     mixpi_v       b0, b1 = none;                                                          \
     MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                       \
@@ -619,7 +619,7 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
 }
 
 /* Packs `rows` rows of pairs, `ld` apart, from a'. Element `at` of a begins the first of them. */
-MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
+MIXPI_K void MIXPI_P(transpose_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
                                 int64_t ld) {
     const mixp_gemm_args *g = s->job->g;
     int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
@@ -627,11 +627,11 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
         mixpi_source from = mixpi_source_of(g->a, at, g->lda);
         int64_t left = mixpi_min(s->depth - 2 * p, 32);
         from.first += 2 * p * g->lda;
-        memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
-        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        memset(s->across, 0, (size_t)(16 * wide) * sizeof(float));
+        MIXPI_P(load_across)(s->across, wide, from, left, (int)rows, s->job->pairs);
         for (i = 0; i < rows; i += 16) {
             float *to = s->a_pack + i * ld + p;
-            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+            MIXPI_P(transpose16)(to, ld, s->across + i, wide);
         }
     }
 }
@@ -646,7 +646,7 @@ MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
     if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
-        MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
+        MIXPI_P(transpose_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
         return s->a_pack;
     }
     if (g->trans_a) {
@@ -705,7 +705,7 @@ MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int6
         t->ask = MIXPI_P(line_of)(g->b, at);
         t->ask_next = (uintptr_t)(16 * row);
         t->ask_step = 64;
-        t->ask_turn = lines;
+        t->ask_every = lines;
         t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
@@ -749,7 +749,7 @@ MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int6
                              int more) {
     t->ask = (uintptr_t)t->a;
     t->ask_next = t->ask_step = 0;
-    t->ask_turn = 0;
+    t->ask_every = 0;
     t->ask_jump = 0;
     t->keep = NULL;
     t->b = s->b_pack + j * s->steps;

@@ -89,8 +89,8 @@ typedef struct mixpi_tile {
     uintptr_t    ask;           /* the first line to prefetch for the next tiles           */
     uintptr_t    ask_next;      /* bytes from a step's first line to its second            */
     uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
-    uintptr_t    ask_jump;      /* further bytes, added after every ask_turn steps         */
-    int64_t      ask_turn;      /* steps between two jumps; 0 = never jump                 */
+    uintptr_t    ask_jump;      /* further bytes, added after ask_every steps              */
+    int64_t      ask_every;     /* steps between two jumps; 0 = never jump                 */
     float        alpha;
     int          add, cols;
     int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
@@ -319,7 +319,7 @@ typedef struct mixpi_gemm_block {
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
-    float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
+    float  *across;             /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
@@ -337,19 +337,19 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t packed = job->panels * job->tall, across = 0;
     int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
 
     if (job->pairs >= MIXPI_AMX_BF16) {
-        turned = 16 * (packed + 15);
+        across = 16 * (packed + 15);
         packed += job->tall; /* tiles read rows beyond the last */
     }
     if (steps < job->depth) steps = job->depth;
 
     /* One piece after another. */
     s->a_pack = mixpi_carve(&c, packed * ld);
-    s->turn = mixpi_carve(&c, turned);
+    s->across = mixpi_carve(&c, across);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
     s->b_pack = mixpi_carve(&c, job->cols * steps + spill);

@@ -451,7 +451,7 @@ static float mixpi_library_slope(mixp_unary op, float dy, float x) {
 }
 
 /* Is op one of these functions? */
-static int mixpi_in_library(int op)
+static int mixpi_is_in_library(int op)
 {
     if (op >= MIXP_UNARY_LOG2 && op <= MIXP_UNARY_ERFINV) return 1;
     return op == MIXP_UNARY_SIN || op == MIXP_UNARY_COS;
@@ -460,8 +460,8 @@ enum { MIXPI_LIBRARY_UNARIES = 2 + (int)MIXP_UNARY_ERFINV + 1 - (int)MIXP_UNARY_
 
 /* Is fn computed by mixpi_singly? */
 static int mixpi_is_single(int fn) {
-    if (fn < MIXPI_FN_UNARY_D) return mixpi_in_library(fn - MIXPI_FN_UNARY);
-    if (fn < MIXPI_FN_BINARY) return mixpi_in_library(fn - MIXPI_FN_UNARY_D);
+    if (fn < MIXPI_FN_UNARY_D) return mixpi_is_in_library(fn - MIXPI_FN_UNARY);
+    if (fn < MIXPI_FN_BINARY) return mixpi_is_in_library(fn - MIXPI_FN_UNARY_D);
     return (fn >= MIXPI_FN_BINARY + (int)MIXP_BINARY_POWER && fn < MIXPI_FN_DIVISOR_D) ||
            (fn >= MIXPI_FN_POWER_D && fn <= MIXPI_FN_PRELU_B_D);
 }
@@ -945,12 +945,12 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     for (i = 0; i < half; i++) {
         double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
         double angle = (double)(job->k->first + from) * step;
-        double c = cos(angle), s = sin(angle), turn_c = cos(step), turn_s = sin(step);
+        double c = cos(angle), s = sin(angle), step_c = cos(step), step_s = sin(step);
         for (p = from; p < end; p++) {
-            double next = c * turn_c - s * turn_s;
+            double next = c * step_c - s * step_s;
             job->cosine[p * half + i] = (float)c;
             job->sine[p * half + i] = (float)s;
-            s = s * turn_c + c * turn_s;
+            s = s * step_c + c * step_s;
             c = next;
         }
     }

@@ -247,13 +247,13 @@ MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
     const __m512i inf = _mm512_set1_epi32(0x7F800000);
     const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
     const __mmask16 nan = (__mmask16)~real;
-    const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
+    const mixpi_vbits sum = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
     const __m512i quiet = _mm512_set1_epi32(0x400000);
-    const __m512i carried = (__m512i)(kept + 0x8000u);
+    const __m512i carried = (__m512i)(sum + 0x8000u);
     const __m512i high = _mm512_mask_or_epi32(carried, nan, (__m512i)p, quiet);
     mixpi_vwrite_high(b->weight + 2 * k, (mixpi_vbits)high);
     mixpi_vwrite_8(b->rest + k,
-                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)kept, 8));
+                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)sum, 8));
 }
 
 /* Does a block have only codes of finite moments, and a usual scale? */

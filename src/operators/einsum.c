@@ -97,8 +97,8 @@ static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int
 }
 
 /* t, whose dimensions have the letters `from`, with those of `to`. */
-static mixp_tensor *mixpi_einsum_turn(mixp_context *ctx, mixp_tensor *t, const char *from,
-                                      const char *to) {
+static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, const char *from,
+                                         const char *to) {
     int dims[MIXP_MAX_RANK], n = 0;
     if (!t || !strcmp(from, to)) return t;
     for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
@@ -135,8 +135,8 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     n[0] = mixpi_einsum_letters(e, of_a, batch, as_b);
     n[1] = mixpi_einsum_letters(e, of_a, both, as_b);
     n[2] = mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_b);
-    a = mixp_reshape(ctx, mixpi_einsum_turn(ctx, a, of_a, as_a), 3, m);
-    b = mixp_reshape(ctx, mixpi_einsum_turn(ctx, b, of_b, as_b), 3, n);
+    a = mixp_reshape(ctx, mixpi_einsum_permute(ctx, a, of_a, as_a), 3, m);
+    b = mixp_reshape(ctx, mixpi_einsum_permute(ctx, b, of_b, as_b), 3, n);
 
     /* The product is [batch, rows, columns]; the result has an order of its own. */
     mixpi_einsum_letters(e, of_a, batch, as_y);
@@ -144,7 +144,7 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     mixpi_einsum_letters(e, of_b, MIXPI_OF_B | MIXPI_OF_RESULT, as_y);
     for (int i = 0; i < e->rank[2]; i++) y[i] = e->size[(int)as_y[i]];
     a = mixp_reshape(ctx, mixp_matmul(ctx, a, b, 0, 0), e->rank[2], y);
-    return mixpi_einsum_turn(ctx, a, as_y, e->text[2]);
+    return mixpi_einsum_permute(ctx, a, as_y, e->text[2]);
 }
 
 MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,

@@ -86,9 +86,9 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
-    int first = mixpi_entry(c)->told ? 0 : 1;
+    int first = mixpi_entry(c)->made ? 0 : 1;
     mixp_result r = MIXP_OK;
-    mixpi_entry(c)->told = 0;
+    mixpi_entry(c)->made = 0;
     for (k->which = first; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
         if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;

@@ -232,7 +232,7 @@ static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, in
                                         mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
-                                     mixpi_stored(x, 0), mixpi_turned(h->w, 0));
+                                     mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
     g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
@@ -336,7 +336,7 @@ static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, i
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g =
         mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
-                      mixpi_turned(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+                      mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
     if (!s->dw.data) return MIXP_OK;
     g.c = s->dw;
     return MIXPI_RUN(c, gemm, &g);
@@ -370,7 +370,7 @@ static mixp_result mixpi_chunked_walk_rows(mixp_call *c, mixpi_chunked_walk s) {
 }
 
 /* Can the chunks' parts be added to `to` itself? A low `to` would be rounded with each chunk. */
-static int mixpi_chunked_at_once(const mixpi_chunked *h, mixp_out to) {
+static int mixpi_chunks_can_add(const mixpi_chunked *h, mixp_out to) {
     return !to.data || to.dtype == MIXP_F32 || h->chunk == h->loss.k.rows;
 }
 
@@ -414,8 +414,8 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     /* If x is w, dx must be complete before dw is added. */
     const int twice = dx.data && dx.data == dw.data;
     mixp_result r =
-        mixpi_chunked_sum(c, twice || !mixpi_chunked_at_once(h, dw), count, &s.dw, &w_sum);
-    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunked_at_once(h, db), cols, &s.db, &b_sum);
+        mixpi_chunked_sum(c, twice || !mixpi_chunks_can_add(h, dw), count, &s.dw, &w_sum);
+    if (r == MIXP_OK) r = mixpi_chunked_sum(c, !mixpi_chunks_can_add(h, db), cols, &s.db, &b_sum);
     if (r != MIXP_OK) return r;
     s.logits = mixpi_chunked_room(c, h, MIXP_F32);
     s.dlogits = h->dtype == MIXP_F32 ? s.logits : mixpi_chunked_room(c, h, h->dtype);

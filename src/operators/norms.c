@@ -121,7 +121,7 @@ static mixp_out mixpi_norm_db(const mixp_call *c) {
     mixp_call *sum = mixpi_norm_sum(c);
     mixp_out db = mixpi_tensor_out(NULL, 0);
     if (sum) db = mixpi_call_dx(sum, 1);
-    if (db.data) mixpi_entry(sum)->told = 1 << 1;
+    if (db.data) mixpi_entry(sum)->made = 1 << 1;
     return db;
 }
 

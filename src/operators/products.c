@@ -123,7 +123,7 @@ static mixpi_operand mixpi_stored(mixp_in at, int64_t stride) {
     mixpi_operand o = { at, stride, 0 };
     return o;
 }
-static mixpi_operand mixpi_turned(mixp_in at, int64_t stride) {
+static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
     mixpi_operand o = { at, stride, 1 };
     return o;
 }
@@ -239,25 +239,29 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
 
 /* The gradient of a in a's stored shape: m x k, or k x m if trans_a. */
 static mixp_gemm_args mixpi_product_da(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand b = mixpi_stored(g->b, g->stride_b), b_turned = mixpi_turned(g->b, g->stride_b);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_transposed = mixpi_transposed(dy, g->stride_c);
+    mixpi_operand b = mixpi_stored(g->b, g->stride_b),
+                  b_transposed = mixpi_transposed(g->b, g->stride_b);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_turned);         /* c = a b   */
-    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                /* c = a b'  */
-    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_turned);         /* c = a' b  */
-    default: return mixpi_gemm_of(g->k, g->m, g->n, b_turned, dc_turned); /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->m, g->k, g->n, dc, b_transposed);             /* c = a b   */
+    case 1: return mixpi_gemm_of(g->m, g->k, g->n, dc, b);                        /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->m, g->n, b, dc_transposed);             /* c = a' b  */
+    default: return mixpi_gemm_of(g->k, g->m, g->n, b_transposed, dc_transposed); /* c = a' b' */
     }
 }
 
 /* The gradient of b in b's stored shape: k x n, or n x k if trans_b. */
 static mixp_gemm_args mixpi_product_db(const mixp_gemm_args *g, mixp_in dy) {
-    mixpi_operand dc = mixpi_stored(dy, g->stride_c), dc_turned = mixpi_turned(dy, g->stride_c);
-    mixpi_operand a = mixpi_stored(g->a, g->stride_a), a_turned = mixpi_turned(g->a, g->stride_a);
+    mixpi_operand dc = mixpi_stored(dy, g->stride_c),
+                  dc_transposed = mixpi_transposed(dy, g->stride_c);
+    mixpi_operand a = mixpi_stored(g->a, g->stride_a),
+                  a_transposed = mixpi_transposed(g->a, g->stride_a);
     switch ((g->trans_a ? 2 : 0) + (g->trans_b ? 1 : 0)) {
-    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_turned, dc);         /* c = a b   */
-    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a);         /* c = a b'  */
-    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                /* c = a' b  */
-    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_turned, a_turned); /* c = a' b' */
+    case 0: return mixpi_gemm_of(g->k, g->n, g->m, a_transposed, dc);             /* c = a b   */
+    case 1: return mixpi_gemm_of(g->n, g->k, g->m, dc_transposed, a);             /* c = a b'  */
+    case 2: return mixpi_gemm_of(g->k, g->n, g->m, a, dc);                        /* c = a' b  */
+    default: return mixpi_gemm_of(g->n, g->k, g->m, dc_transposed, a_transposed); /* c = a' b' */
     }
 }
 
@@ -511,7 +515,7 @@ enum {
 /* c = a w': a layer without its bias. */
 static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
     return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
-                         mixpi_turned(mixpi_tensor_in(w), 0));
+                         mixpi_transposed(mixpi_tensor_in(w), 0));
 }
 
 static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }

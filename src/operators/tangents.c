@@ -302,7 +302,7 @@ static const char *mixpi_called(const mixp_call *c) {
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
-    const uint64_t told = c->ctx->errors.reported;
+    const uint64_t reported = c->ctx->errors.reported;
     int i, follows = 0;
 
     /* The inputs that have a tangent must have been recorded. */
@@ -326,7 +326,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
     c->ctx->tape.tangent_of = NULL;
     y->own.tangent = d;
-    return c->ctx->errors.reported == told ? MIXP_OK : mixpi_failed(c->ctx);
+    return c->ctx->errors.reported == reported ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which

@@ -8,7 +8,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].kept == MIXPI_HERE;
+    return opt->slots[i].where == MIXPI_HERE;
 }
 
 static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
@@ -60,7 +60,7 @@ static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p
 }
 
 /* Do two tensors share an element? */
-static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+static int mixpi_overlaps(const mixp_tensor *a, const mixp_tensor *b) {
     const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
     return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);
 }
@@ -90,7 +90,7 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
     int64_t i = mixpi_sorted_before(s, p->data);
     if (i > 0 && s->at[i - 1] == p) return "was added before";
-    if ((i > 0 && mixpi_overlap(s->at[i - 1], p)) || (i < s->count && mixpi_overlap(p, s->at[i])))
+    if ((i > 0 && mixpi_overlaps(s->at[i - 1], p)) || (i < s->count && mixpi_overlaps(p, s->at[i])))
         return "shares memory with a parameter that was added before; create views once, "
                "before the loop";
     i = g ? mixpi_sorted_before(grads, g->data) : 0;
@@ -232,7 +232,7 @@ static mixp_in mixpi_average_of(const mixp_param_row *row) {
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
     const mixpi_slot *slot = &opt->slots[i];
     const mixp_param_row *all = &opt->rows[i];
-    const mixp_param_row of = slot->kept == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
+    const mixp_param_row of = slot->where == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
     const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
     mixp_param_row row;
     memset(&row, 0, sizeof row);
@@ -241,7 +241,7 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
     row.grad_dtype = mixpi_average_of(&of).dtype;
     row.grad = mixpi_average_of(&of).data == of.master ? of.master : of.weight;
     row.count = of.count;
-    row.active = slot->kept != MIXPI_AWAY && of.count > 0;
+    row.active = slot->where != MIXPI_AWAY && of.count > 0;
     row.rate = (float)(1.0 - decay);
     return row;
 }
@@ -266,7 +266,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
-    if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
+    if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));

@@ -120,7 +120,7 @@ static int mixpi_has_m(const mixp_step_plan *plan) {
 static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad || plan->centered; }
 
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
-static int mixpi_group_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
+static int mixpi_group_is_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
     return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
@@ -131,7 +131,7 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
                                                         : "beta2 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
-    if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (mixpi_group_is_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
     if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
@@ -469,7 +469,7 @@ static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
-    if (mixpi_group_zeroed(opt->plan.kind, group))
+    if (mixpi_group_is_zeroed(opt->plan.kind, group))
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "no group has this index";
     if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";

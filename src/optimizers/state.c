@@ -10,7 +10,7 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
     uint64_t     version;       /* version of param for which the master weight is current */
-    int          kept;          /* where its states are: MIXPI_HERE ...                    */
+    int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
     /* Used by the ranks. */

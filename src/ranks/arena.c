@@ -96,7 +96,7 @@ static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
 }
 
 /* Bytes of a leaf in the arena: of its piece, if it is divided. */
-static size_t mixpi_leaf_kept(const mixp_context *ctx, const mixpi_leaf *l) {
+static size_t mixpi_leaf_arena_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
     if (!l->each) return mixpi_leaf_bytes(ctx, l);
     return mixpi_round_up((size_t)l->each * mixp_dtype_size(mixpi_grad_dtype(l->tensor)));
 }
@@ -138,7 +138,7 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         t->own.grad->data = l->each ? NULL : arena;
         l->piece = l->each ? arena : NULL;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_kept(ctx, l);
+        arena += mixpi_leaf_arena_bytes(ctx, l);
         bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(mixpi_grad_dtype(t)));
@@ -235,7 +235,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.ranks.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_kept(ctx, l);
+        bytes += mixpi_leaf_arena_bytes(ctx, l);
     }
 
     /* All memory comes before the first change. */

@@ -10,7 +10,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
     const mixp_out to =
         b->each ? mixpi_out_to(d->leaves[b->first].piece, b->grads.dtype, 0) : b->grads;
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
     mixp_result r = MIXP_OK;
     if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
@@ -19,7 +19,7 @@ static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d,
     if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
     b->flying = 0;
     b->landed = 1;
-    return mixpi_note_failure_since(ctx, told, "a mean over ranks", r);
+    return mixpi_note_failure_since(ctx, reported, "a mean over ranks", r);
 }
 
 /* May another gradient use w? */

@@ -168,13 +168,13 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
 
 /* Sends a bucket whose gradients are final. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     mixp_out sum = b->wire;
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
-    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, told, "a sum over ranks", r);
+    if (r != MIXP_OK) return mixpi_note_failure_since(ctx, reported, "a sum over ranks", r);
     return mixpi_bucket_sum(ctx, b);
 }
 

@@ -29,7 +29,7 @@ static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
 
 /* Does each rank update a piece of parameter i? */
 static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i) {
-    return opt->slots[i].kept == MIXPI_IN_PIECES;
+    return opt->slots[i].where == MIXPI_IN_PIECES;
 }
 
 /* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
@@ -116,11 +116,11 @@ MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
     slot->owner = mixpi_owner_next(opt, row);
-    slot->kept = slot->owner < 0                       ? MIXPI_IN_PIECES
-                 : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
-                                                       : MIXPI_AWAY;
-    if (slot->kept == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
-    return slot->kept == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
+    slot->where = slot->owner < 0                       ? MIXPI_IN_PIECES
+                  : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE
+                                                        : MIXPI_AWAY;
+    if (slot->where == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
+    return slot->where == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
 }
 
 /* After an add with result r: p is the newest parameter, or was not added. */

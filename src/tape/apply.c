@@ -23,7 +23,7 @@ struct mixpi_tape_entry {
     const char       *tangent_of;   /* the operator of whose tangent it is a part; or NULL   */
     mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
     int               again;    /* 1: forward runs again, and must not decide again         */
-    int               told;     /* bit i: the next operator has made input i's gradient */
+    int               made;     /* bit i: the next operator has made input i's gradient */
     mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
     uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
                                                backward reads, as a set of mixp_call_reads; the last

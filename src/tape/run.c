@@ -212,18 +212,18 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
-    const uint64_t told = ctx->errors.reported;
+    const uint64_t reported = ctx->errors.reported;
     mixpi_tape_entry *e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->tape.calls++;
     e->site = mixpi_watcher_enter(ctx, op, n_in, e->call.in);
-    if (ctx->errors.reported != told) return NULL; /* no memory for the site */
+    if (ctx->errors.reported != reported) return NULL; /* no memory for the site */
 
     /* Run it, and show the guard what it stored. */
     mixp_result r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
     r = mixpi_watcher_stored(e, in);
-    if (mixpi_note_failure_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
 
     /* Record it, if a gradient will flow back. */
     const int grad = mixpi_note_inputs(e, in);

@@ -3,7 +3,7 @@
 /* --- buffers ------------------------------------------------------------------------------- */
 
 /* Can a buffer, and its entry in a file, have this dtype? */
-static int mixpi_buffer_dtype(mixp_dtype dtype) {
+static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
     return mixpi_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
            dtype == MIXP_U8;
 }
@@ -11,7 +11,7 @@ static int mixpi_buffer_dtype(mixp_dtype dtype) {
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape) {
     if (!ctx) return NULL;
-    if (!mixpi_buffer_dtype(dtype)) {
+    if (!mixpi_is_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                           "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, "
                           "not %s",

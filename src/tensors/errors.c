@@ -212,6 +212,6 @@ static void mixpi_inside_end(mixp_context *ctx, int before) {
 }
 
 /* Has an exception left the operators and hooks, as far as a call from this frame can know? */
-static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame) {
+static int mixpi_inside_was_left(const mixp_context *ctx, uintptr_t frame) {
     return ctx->tape.inside && (frame >= ctx->tape.frame || ctx->tape.refused);
 }

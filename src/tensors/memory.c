@@ -32,10 +32,10 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 }
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
- * `told`: on_error must hear of a failure once, even if it cleared the error. */
-static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t told, const char *who,
+ * `reported`: on_error must hear of a failure once, even if it cleared the error. */
+static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
                                             mixp_result r) {
-    return ctx->errors.reported != told ? r : mixpi_note_failure(ctx, who, r);
+    return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);
 }
 
 /* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */

@@ -35,7 +35,7 @@ static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_t
 #  if MIXPI_POOL
 /* Has the user bound OpenMP's threads to cores (OMP_PROC_BIND)? A new thread inherits the core of
  * its creator, so all threads of the pool would share one core. */
-static int mixpi_openmp_bound(void) {
+static int mixpi_openmp_is_bound(void) {
 #    if _OPENMP >= 201307
     return omp_get_proc_bind() != omp_proc_bind_false;
 #    else
@@ -230,7 +230,7 @@ static void mixpi_pool_run(mixpi_pool *p, int64_t tasks, mixp_task task, void *a
 static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     mixp_context *ctx = (mixp_context *)user;
     mixpi_pool *p = NULL;
-    if (!omp_in_parallel() && !mixpi_openmp_bound()) p = mixpi_context_pool(ctx);
+    if (!omp_in_parallel() && !mixpi_openmp_is_bound()) p = mixpi_context_pool(ctx);
     if (p) mixpi_pool_run(p, tasks, task, arg);
     else mixpi_openmp_parallel(ctx, tasks, task, arg);
 }

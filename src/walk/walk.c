@@ -18,7 +18,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
-    const uint64_t told = ctx->errors.reported, generation = ctx->generation;
+    const uint64_t reported = ctx->errors.reported, generation = ctx->generation;
 
     /* The incoming gradient is complete: it is checked, looked at and counted before it is read. */
     mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
@@ -35,7 +35,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_check_given(c);
     if (r == MIXP_OK) r = mixpi_watcher_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK && ctx->errors.reported == told)
+    if (r != MIXP_OK && ctx->errors.reported == reported)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
     if (r != MIXP_OK) return r;
 
@@ -53,7 +53,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
 static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     for (e = ctx->tape.newest; e; e = e->older) {
-        e->call.out->own.pending = e->told = 0;
+        e->call.out->own.pending = e->made = 0;
         e->lacks = MIXP_OK;
         for (int i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
         mixpi_forget_loan(e->call.out->own.grad);

@@ -196,7 +196,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && mixpi_watch_due(ctx);
+    return w && w->on && mixpi_watch_is_due(ctx);
 }
 
 /* Does a newer pattern replace this pin? The same pattern does, and so does "*". first: a pin that

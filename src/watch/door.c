@@ -20,8 +20,8 @@ static void mixpi_watch_captured(mixp_context *ctx) {
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int due = mixpi_watch_due(ctx);
-    w->in_turn |= mixpi_update_due(w);
+    const int due = mixpi_watch_is_due(ctx);
+    w->update_due |= mixpi_update_is_due(w);
     w->taken |= due;
     if (w->window < INT32_MAX) w->window++;
     if (w->idle < INT32_MAX) w->idle++;
@@ -32,13 +32,13 @@ static int mixpi_watch_samples(mixp_context *ctx) {
 /* Does the step belong to the update of an earlier walk, as a micro-batch does? No sample is
  * settled between micro-batches: one rank then decides like many ranks that each walk one
  * micro-batch. */
-static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+static int mixpi_window_is_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
 
 /* Before a replay: settles the samples of earlier steps, as the beginning of a step does. */
 static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     if (w->since < INT32_MAX) w->since++;
-    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_open(w)) return MIXP_OK;
+    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_is_open(w)) return MIXP_OK;
     return mixpi_guard_settle(ctx);
 }
 
@@ -54,7 +54,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
     /* What earlier samples show is decided first. */
-    if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
+    if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
 
     /* Is the new step sampled, and are its sites asked for more? */
@@ -67,7 +67,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->fresh) return MIXP_OK;
 
     /* A new sample: its rows begin empty. */
-    w->turns = 0;
+    w->stored = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
@@ -128,7 +128,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
     if (on) mixpi_update_forgives(ctx, k);
     if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
     /* With several ranks, a rank's own look would change only its own scale. */
-    if (mixpi_world(ctx) == 1 && mixpi_context_sampled(ctx))
+    if (mixpi_world(ctx) == 1 && mixpi_context_is_sampled(ctx))
         k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
     return r;
 }

@@ -64,7 +64,7 @@ static mixp_tensor mixpi_as_read(const mixp_tensor *t) {
 }
 
 /* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
-static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
+static int mixpi_site_has_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
@@ -87,7 +87,7 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
         const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
                                             mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
-        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
+        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
         if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
     }
@@ -115,7 +115,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 
 /* Is a weight or a buffer that the site reads not finite? Looks at it at once: only after a
  * failure. */
-static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
@@ -167,7 +167,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
             scalar = -1;
         }
         if (bad && site->scalar && scalar >= 0 &&
-            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn))
+            (!scalar || site->place > mixpi_site_at(ctx, scalar)->place))
             scalar = n;
     }
     return scalar > 0 ? scalar : 0;
@@ -188,7 +188,7 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 
 /* Is the Inf that site `number` stored one that the program wrote? No if a number that the site
  * read was beyond the range of its low dtype, too. */
-static int mixpi_site_asked(const mixp_context *ctx, int number) {
+static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
         mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
@@ -235,9 +235,9 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    if (mixpi_site_asked(ctx, number)) return 0;
+    if (mixpi_inf_was_written(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
-    return !mixpi_site_bad_weight(ctx, site);
+    return !mixpi_site_has_bad_weight(ctx, site);
 }
 
 /* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
@@ -246,7 +246,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
         if (!mixpi_seen(w, n, which)->nonfinite) continue;
-        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn) best = n;
+        if (!best || mixpi_site_at(ctx, n)->place > mixpi_site_at(ctx, best)->place) best = n;
     }
     return best;
 }
@@ -262,7 +262,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
-    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    if (mixpi_site_has_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
 }
@@ -273,13 +273,13 @@ static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, in
     const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
     const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
     *site = began;
-    if (began && mixpi_site_asked(ctx, began)) {
+    if (began && mixpi_inf_was_written(ctx, began)) {
         *site = mixpi_trace_nan(ctx, loss);
         return MIXP_ORIGIN_MASK;
     }
     if (began) return mixpi_forward_origin(ctx, began);
     *site = grad;
-    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
+    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->place > mixpi_site_at(ctx, grad)->place))
         *site = leaf;
     return *site ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
 }

@@ -39,7 +39,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
-    if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
     if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK; /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
@@ -74,7 +74,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     site->around = mixp_autocast_current(ctx).dtype;
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
-    site->turn = ++w->turns;
+    site->place = ++w->stored;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
@@ -126,7 +126,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 /* Before an operator is walked back: looks at the gradient of its result. */
 static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
     mixpi_site_show(ctx, number, g, 1);
-    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx)) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
 
@@ -165,7 +165,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
 static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     mixp_context *ctx = c->ctx;
     mixp_result r = MIXP_OK;
-    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
+    if (!mixpi_context_is_sampled(ctx)) return MIXP_OK;
     for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;

@@ -4,7 +4,7 @@
 
 /* Lets a site store f32, or, where that is not enough, read f32 too. Where rounding loses too much
  * of a product's inputs or result, rounding its weights loses as much. */
-static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+static void mixpi_site_raise(mixp_context *ctx, mixpi_site *site) {
     const int imprecise = site->casts && site->why & MIXPI_FELL_IMPRECISE;
     const int reads = site->fallen || site->low == MIXP_F32 || imprecise;
     site->fallen = reads ? 2 : 1;
@@ -32,7 +32,7 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
             site->why |= first->why & MIXPI_FELL_GRAD;
         site->why |= first->why & MIXPI_FELL_IMPRECISE;
-        mixpi_site_sink(ctx, site);
+        mixpi_site_raise(ctx, site);
         fell++;
     }
     return fell;
@@ -43,7 +43,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
-    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    mixpi_site_raise(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
     ctx->capture.sites_moved++;
@@ -243,7 +243,7 @@ static void mixpi_settle_events(mixp_context *ctx) {
 
 /* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
  * of steps, and a pattern may fit a site of either kind. */
-static int mixpi_all_updated(const mixp_context *ctx) {
+static int mixpi_all_have_updated(const mixp_context *ctx) {
     const mixp_optimizer *opt = (const mixp_optimizer *)ctx->training.optimizers;
     for (; opt; opt = opt->next)
         if (!(ctx->watch->met >> opt->bit & 1)) return 0;
@@ -253,7 +253,7 @@ static int mixpi_all_updated(const mixp_context *ctx) {
 /* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
 static mixp_result mixpi_settle_pins(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
+    if (!w->settled || !mixpi_all_have_updated(ctx)) return MIXP_OK;
     for (int i = 0; i < w->n_pins; i++) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
@@ -426,9 +426,9 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
 }
 
 /* An update closes the window of steps that belong to it. */
-static void mixpi_guard_turn(mixpi_watch *w) {
-    const int seen = w->in_turn && !w->unseen;
-    w->missed |= w->in_turn && w->unseen;
+static void mixpi_window_close(mixpi_watch *w) {
+    const int seen = w->update_due && !w->unseen;
+    w->missed |= w->update_due && w->unseen;
     if (!seen && w->since < INT32_MAX) w->since++;
     if (seen) {
         w->since = 1;
@@ -436,7 +436,7 @@ static void mixpi_guard_turn(mixpi_watch *w) {
     }
 
     /* A new window begins. */
-    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
+    w->update_due = w->idle = w->window = w->walked = w->taken = 0;
     if (seen) w->inspect_all = 0;
     w->whole = !w->unseen;
     w->unseen = 0;
@@ -455,7 +455,7 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
-    mixpi_guard_turn(w);
+    mixpi_window_close(w);
     if (late && !waits) return MIXP_OK;
     mixp_result r = mixpi_guard_settle(ctx);
     return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;

@@ -129,12 +129,12 @@ static void mixpi_hash_to_words(uint64_t hash, double *halves) {
 
 /* --- the heads --- */
 
-typedef struct mixpi_told {
+typedef struct mixpi_all_heads {
     int         alike;          /* 1: all ranks have the same sites */
     int64_t     most;           /* sites of the rank that has most */
     mixp_origin origin;         /* an origin in a forward pass wins, then the lowest rank's */
     uint64_t    at;             /* hash of the origin's site, or 0 */
-} mixpi_told;
+} mixpi_all_heads;
 
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
@@ -150,8 +150,8 @@ static int mixpi_began_forward(mixp_origin origin) {
            origin != MIXP_ORIGIN_UNSCALE;
 }
 
-static mixpi_told mixpi_heads_read(const double *table, int size) {
-    mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
+static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
+    mixpi_all_heads h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
     for (int r = 0; r < size; r++) {
         const double *head = table + r * MIXPI_HEAD_WORDS;
         const mixp_origin origin = (mixp_origin)(int)mixpi_whole_of(head[MIXPI_HEAD_ORIGIN]);
@@ -166,7 +166,8 @@ static mixpi_told mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at, mixpi_told *h) {
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
+                                     mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -186,11 +187,11 @@ static int mixpi_hash_order(const void *a, const void *b) {
 
 /* Sorts the list and removes duplicates and zeros. Returns the number of hashes left. */
 static int64_t mixpi_hashes_sort(uint64_t *list, int64_t n) {
-    int64_t i, kept = 0;
+    int64_t i, left = 0;
     qsort(list, (size_t)n, sizeof *list, mixpi_hash_order);
     for (i = 0; i < n; i++)
-        if (list[i] && (!kept || list[i] != list[kept - 1])) list[kept++] = list[i];
-    return kept;
+        if (list[i] && (!left || list[i] != list[left - 1])) list[left++] = list[i];
+    return left;
 }
 
 /* Collects the hashes of all ranks in list, which has room for `most` hashes of each rank. */
@@ -225,7 +226,7 @@ static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, in
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
-static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uint64_t **list,
+static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list,
                                      int64_t *n) {
     const mixpi_watch *w = ctx->watch;
     const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
@@ -334,7 +335,7 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
  * at: on entry this rank's finding of where a skip began; on return that of all ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
     uint64_t *list = NULL;
-    mixpi_told h;
+    mixpi_all_heads h;
     int64_t n = 0;
     mixp_result r;
     if (mixpi_world(ctx) == 1) return MIXP_OK;

@@ -57,7 +57,7 @@ typedef struct mixpi_site {
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
     int          reader;        /* of autocast's cast of a tensor that no site made, such as the
                                    batch: the number of the site that reads the cast; otherwise 0 */
-    int          turn;          /* position in its step when last sampled (1 = first) */
+    int          place;         /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
     float        written;       /* magnitude of a constant that the operator wrote to its result, or
@@ -108,7 +108,7 @@ struct mixpi_watch {
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
     mixp_observer observer;     /* zeros: none */
     uint64_t    trial_step;     /* the context's step when the trial began */
-    int         turns;          /* sites to which this sample has stored */
+    int         stored;         /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */
     int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
@@ -126,7 +126,7 @@ struct mixpi_watch {
     int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
     int32_t     since;          /* updates since the newest sampled update, inclusive */
     int32_t     idle;           /* steps begun since the newest update or sampled step */
-    int         in_turn;        /* 1: the next update is due to be sampled */
+    int         update_due;     /* 1: the next update is due to be sampled */
     int32_t     taken;          /* 1: a step since the update was sampled */
     int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
     int32_t     window;         /* steps begun since the update */
@@ -194,7 +194,7 @@ static int mixpi_watch_distance(const mixpi_watch *w) {
 }
 
 /* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w) {
+static int mixpi_update_is_due(const mixpi_watch *w) {
     return w->force || w->since >= mixpi_watch_distance(w);
 }
 
@@ -202,12 +202,12 @@ static int mixpi_update_due(const mixpi_watch *w) {
  * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
  * many steps that walk nothing back only one is sampled, unless the walk after them was missed
  * before. Ranks count updates only, because one rank may evaluate on its own. */
-static int mixpi_watch_due(const mixp_context *ctx) {
+static int mixpi_watch_is_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     const int blank = w->taken && !w->walked && !w->missed && !w->force;
-    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
+    if (mixpi_world(ctx) > 1) return mixpi_update_is_due(w);
     if (w->idle >= w->every - 1) return 1;
-    return mixpi_update_due(w) && !blank && w->window < 64;
+    return mixpi_update_is_due(w) && !blank && w->window < 64;
 }
 
 /* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
@@ -231,7 +231,7 @@ static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
 }
 
 /* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx) {
+static int mixpi_context_is_sampled(const mixp_context *ctx) {
     return ctx->watch && ctx->watch->sampled;
 }
 
