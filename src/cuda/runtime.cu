@@ -184,8 +184,8 @@ inline const char *advice(cudaError_t e) {
                "another stream";
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
-        return "; between mixp_capture_begin and mixp_capture_end call nothing that waits or "
-               "allocates: copy by cudaMemcpyAsync from pinned memory";
+        return "; between mixp_capture_begin and mixp_capture_end call nothing that allocates or "
+               "waits, such as cudaMalloc and cudaEventSynchronize";
 
     /* The process has lost its GPU. */
     case cudaErrorIllegalAddress:
