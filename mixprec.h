@@ -5154,6 +5154,20 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
                                               mixp_tensor *k, mixp_tensor *v,
                                               const mixp_attention_desc *desc);
 
+/* Writes to most[h], for each head h of an attention's result y, the largest log-sum-exp of the
+ * scores (scaled, capped and masked) of a query over the batch: s + ln(sum of exp(s_j - s)), where
+ * s is the query's largest score. So most[h] is at least the largest score of the head, and at most
+ * ln(keys) above. Scores beyond about 100 say that bf16's rounding of q and k changes the weights
+ * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key does not count, nor
+ * one with a NaN; -Inf: no query counts. Reads what the tape keeps for backward: computes nothing,
+ * waits for the device.
+ *
+ * y: the result of mixp_attention or mixp_attention_apply in this step, before or after
+ * mixp_backward. heads: the heads of q. MIXP_ERR_ORDER: y is something else, was made in an earlier
+ * step, under MIXP_NO_GRAD or in mixp_recompute, or needs no gradient. MIXP_ERR_ARGUMENT: y or most
+ * is NULL, or heads differs. MIXP_ERR_MEMORY. On an error most is unchanged. */
+MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most);
+
 /* PROMOTE. Elementwise, with NumPy's broadcasting. */
 MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
@@ -6423,9 +6437,11 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
  * gradient, only samples with its gradient count.
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
- * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
- * than `imprecise` of the variation of its values over the batch, with the means subtracted.
- * Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
+ * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
+ * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
+ * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
+ * rounding takes more than `imprecise` of the variation of its values over the batch, with the
+ * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
  * weights too, and the mean of its error counts; if it falls back for its precision, it reads f32
  * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
  *
@@ -6605,6 +6621,8 @@ typedef struct mixp_site_info {
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */
+    float       scores;         /* of attention, newest sample: the largest magnitude of a query's
+                                   log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
@@ -23056,6 +23074,62 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1, &a);
 }
+
+/* --- scores --- */
+
+/* The call that made y, or that made what y transposes; NULL: no recorded attention made it, or
+ * what it keeps is not in memory. */
+static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
+    const mixpi_tape_entry *e = y->ctx->tape.newest;
+    for (; e; e = e->older) {
+        if (e->call.out != y) continue;
+        if (e->call.op != mixp_op_builtin(MIXP_OP_TRANSPOSE)) break;
+        y = e->call.in[0];
+    }
+    if (!e || e->call.op != mixp_op_builtin(MIXP_OP_ATTENTION) || e->block) return NULL;
+    return e->call.saved[0] && e->call.saved[0]->data ? &e->call : NULL;
+}
+
+/* The largest finite value of n; -Inf without one. */
+static float mixpi_largest_finite(const float *x, int64_t n) {
+    float most = mixp_f32_of_bits(0xFF800000u);
+    for (int64_t i = 0; i < n; i++)
+        if ((mixp_bits_of_f32(x[i]) & 0x7F800000u) != 0x7F800000u && x[i] > most) most = x[i];
+    return most;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most) {
+    const mixp_call *c = mixpi_is_live(y) ? mixpi_attention_of(y) : NULL;
+    const mixp_attention_args *k;
+    if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
+    if (!c)
+        return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
+                                 "mixp_attention_scores: y is no recorded result of attention; "
+                                 "pass what mixp_attention returned in this step, outside of "
+                                 "MIXP_NO_GRAD and mixp_recompute");
+    k = (const mixp_attention_args *)c->attrs;
+    if (!most || heads != k->heads)
+        return mixp_context_fail(y->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_attention_scores: %s; the attention has %.0f heads",
+                                 most ? "heads is wrong" : "most is NULL", (double)k->heads);
+
+    /* The log-sum-exp of each query, [b, heads, t]. */
+    const int64_t count = c->saved[0]->count;
+    const size_t bytes = (size_t)count * sizeof(float);
+    float *lse = (float *)mixpi_host_take(y->ctx, bytes);
+    if (!lse) return mixpi_out_of_memory(y->ctx, bytes);
+    mixp_result r = mixp_read(c->saved[0], lse, MIXP_F32, count);
+    for (int64_t h = 0; h < heads && r == MIXP_OK; h++) {
+        most[h] = mixp_f32_of_bits(0xFF800000u);
+        for (int64_t b = 0; b < k->b; b++) {
+            const float one = mixpi_largest_finite(lse + (b * heads + h) * k->t, k->t);
+            if (one > most[h]) most[h] = one;
+        }
+    }
+    mixpi_host_free(y->ctx, lse);
+    return r;
+}
 /* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
 
 /* Size in t of axis i of a result of this rank. *stride: elements from one index to the next; 0 if
@@ -33882,7 +33956,8 @@ enum {
     MIXPI_CUTS = 16,            /* turns numbers, or their gradients, into zeros in f32 as well */
     MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
                                    not finite in f32 either */
-    MIXPI_MAY_MEAN = 64         /* normally makes Inf from finite numbers: f32 would not help */
+    MIXPI_MAY_MEAN = 64,        /* normally makes Inf from finite numbers: f32 would not help */
+    MIXPI_SCORES = 128          /* keeps the log-sum-exp of each query's scores in saved[0] */
 };
 
 /* No default: the compiler warns of an operator without a line. */
@@ -33916,7 +33991,9 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
     case MIXP_OP_LOG2: case MIXP_OP_LOG10:
         return MIXPI_SHRINKS;
-    case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
+    case MIXP_OP_ATTENTION:
+        return MIXPI_SCORES;
+    case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
     case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
     case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
     case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:
@@ -33964,7 +34041,8 @@ enum {                          /* the rows of one site */
     MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
     MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
                                    the variation over the batch; see watch/precision.c. Then, from a
-                                   device, the mixp_losses of a linear's operands */
+                                   device, the mixp_losses of a linear's operands. Of attention,
+                                   which has neither: a look at the log-sum-exp of scores */
     MIXPI_LOOKS
 };
 
@@ -34025,6 +34103,7 @@ typedef struct mixpi_site {
     mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
+    float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
     const char  *op;
     int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
@@ -34900,6 +34979,15 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
     site->written = written;
 }
 
+/* In a sampled step looks at the log-sum-exp of attention's scores. */
+static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
+    mixp_context *ctx = e->call.ctx;
+    const mixp_tensor *lse = e->call.saved[0];
+    if (!mixpi_context_is_sampled(ctx) || !lse || !lse->data) return MIXP_OK;
+    if (!(mixpi_site_at(ctx, e->site)->traits & MIXPI_SCORES)) return MIXP_OK;
+    return mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, lse);
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -34917,6 +35005,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     r = mixpi_site_stored(ctx, e->site, out,
                           mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
+    if (r == MIXP_OK) r = mixpi_look_scores(e);
     for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
@@ -35647,6 +35736,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
+    out->scores = site->scores;
     return 1;
 }
 /* --- what a sample shows ------------------------------------------------------------------- */
@@ -35942,7 +36032,8 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->nan, sizeof varied); /* this row holds two floats */
+    if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
+    memcpy(&varied, &row->nan, sizeof varied);     /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
@@ -35955,6 +36046,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;
+    if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
     memcpy(&found, &row->count, sizeof found);
     memset(&row->count, 0, sizeof found);
     for (int i = 0; i < MIXPI_ROLES; i++)
@@ -36110,6 +36202,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     /* What the sample saw. */
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    if (mixpi_site_is(site, MIXPI_SCORES))
+        site->scores = mixpi_seen(w, number, MIXPI_LOOK_LOSS)->largest;
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);

@@ -43,9 +43,11 @@
  * gradient, only samples with its gradient count.
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
- * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
- * than `imprecise` of the variation of its values over the batch, with the means subtracted.
- * Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
+ * cast are recomputed in f32, in turn; attention is not: its scores and sums are f32 at every
+ * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
+ * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
+ * rounding takes more than `imprecise` of the variation of its values over the batch, with the
+ * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
  * weights too, and the mean of its error counts; if it falls back for its precision, it reads f32
  * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
  *
@@ -225,6 +227,8 @@ typedef struct mixp_site_info {
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */
+    float       scores;         /* of attention, newest sample: the largest magnitude of a query's
+                                   log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */

@@ -307,11 +307,17 @@ static void freeze_planted(trainer *t) {
     if (!plant_freeze(b->up.w, b->up.b, b->down.w)) check(t, "planting");
 }
 
-/* Prints the sites that store f32 now, and the values that they would have had to store. */
+/* Prints the sites that store f32 now, and the values that they would have had to store; then the
+ * attention with the largest scores. */
 static void print_fallen(const trainer *t) {
-    mixp_site_info s;
-    for (int i = 0; t->ctx && mixp_site(t->ctx, i, &s); i++)
+    mixp_site_info s, most = {.scores = 0};
+    for (int i = 0; t->ctx && mixp_site(t->ctx, i, &s); i++) {
         if (s.fallen) say_line("in f32", "%s, largest %g", s.name, (double)s.value.largest);
+        if (s.scores > most.scores) most = s;
+    }
+    if (most.scores > 0)
+        say_line("scores", "of attention up to %.3g, at %s%s", (double)most.scores, most.name,
+                 most.scores > 100 ? "; add --qk-norm on, or clip weights: examples/qk_clip.h" : "");
 }
 
 /* --- --compare --- */

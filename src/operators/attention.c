@@ -339,3 +339,59 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     in[MIXPI_ATTENTION_LENGTHS] = desc->lengths;
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_ATTENTION), MIXPI_ATTENTION_INPUTS, in, 1, &a);
 }
+
+/* --- scores --- */
+
+/* The call that made y, or that made what y transposes; NULL: no recorded attention made it, or
+ * what it keeps is not in memory. */
+static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
+    const mixpi_tape_entry *e = y->ctx->tape.newest;
+    for (; e; e = e->older) {
+        if (e->call.out != y) continue;
+        if (e->call.op != mixp_op_builtin(MIXP_OP_TRANSPOSE)) break;
+        y = e->call.in[0];
+    }
+    if (!e || e->call.op != mixp_op_builtin(MIXP_OP_ATTENTION) || e->block) return NULL;
+    return e->call.saved[0] && e->call.saved[0]->data ? &e->call : NULL;
+}
+
+/* The largest finite value of n; -Inf without one. */
+static float mixpi_largest_finite(const float *x, int64_t n) {
+    float most = mixp_f32_of_bits(0xFF800000u);
+    for (int64_t i = 0; i < n; i++)
+        if ((mixp_bits_of_f32(x[i]) & 0x7F800000u) != 0x7F800000u && x[i] > most) most = x[i];
+    return most;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most) {
+    const mixp_call *c = mixpi_is_live(y) ? mixpi_attention_of(y) : NULL;
+    const mixp_attention_args *k;
+    if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
+    if (!c)
+        return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
+                                 "mixp_attention_scores: y is no recorded result of attention; "
+                                 "pass what mixp_attention returned in this step, outside of "
+                                 "MIXP_NO_GRAD and mixp_recompute");
+    k = (const mixp_attention_args *)c->attrs;
+    if (!most || heads != k->heads)
+        return mixp_context_fail(y->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_attention_scores: %s; the attention has %.0f heads",
+                                 most ? "heads is wrong" : "most is NULL", (double)k->heads);
+
+    /* The log-sum-exp of each query, [b, heads, t]. */
+    const int64_t count = c->saved[0]->count;
+    const size_t bytes = (size_t)count * sizeof(float);
+    float *lse = (float *)mixpi_host_take(y->ctx, bytes);
+    if (!lse) return mixpi_out_of_memory(y->ctx, bytes);
+    mixp_result r = mixp_read(c->saved[0], lse, MIXP_F32, count);
+    for (int64_t h = 0; h < heads && r == MIXP_OK; h++) {
+        most[h] = mixp_f32_of_bits(0xFF800000u);
+        for (int64_t b = 0; b < k->b; b++) {
+            const float one = mixpi_largest_finite(lse + (b * heads + h) * k->t, k->t);
+            if (one > most[h]) most[h] = one;
+        }
+    }
+    mixpi_host_free(y->ctx, lse);
+    return r;
+}

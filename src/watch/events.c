@@ -298,5 +298,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
+    out->scores = site->scores;
     return 1;
 }

@@ -293,7 +293,8 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->nan, sizeof varied); /* this row holds two floats */
+    if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
+    memcpy(&varied, &row->nan, sizeof varied);     /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
@@ -306,6 +307,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
 static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
     mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
     mixp_losses found;
+    if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
     memcpy(&found, &row->count, sizeof found);
     memset(&row->count, 0, sizeof found);
     for (int i = 0; i < MIXPI_ROLES; i++)

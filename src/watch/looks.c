@@ -102,6 +102,15 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
     site->written = written;
 }
 
+/* In a sampled step looks at the log-sum-exp of attention's scores. */
+static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
+    mixp_context *ctx = e->call.ctx;
+    const mixp_tensor *lse = e->call.saved[0];
+    if (!mixpi_context_is_sampled(ctx) || !lse || !lse->data) return MIXP_OK;
+    if (!(mixpi_site_at(ctx, e->site)->traits & MIXPI_SCORES)) return MIXP_OK;
+    return mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, lse);
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -119,6 +128,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     r = mixpi_site_stored(ctx, e->site, out,
                           mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
+    if (r == MIXP_OK) r = mixpi_look_scores(e);
     for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }

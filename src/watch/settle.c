@@ -123,6 +123,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     /* What the sample saw. */
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    if (mixpi_site_is(site, MIXPI_SCORES))
+        site->scores = mixpi_seen(w, number, MIXPI_LOOK_LOSS)->largest;
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);

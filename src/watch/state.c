@@ -20,7 +20,8 @@ enum {                          /* the rows of one site */
     MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
     MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
                                    the variation over the batch; see watch/precision.c. Then, from a
-                                   device, the mixp_losses of a linear's operands */
+                                   device, the mixp_losses of a linear's operands. Of attention,
+                                   which has neither: a look at the log-sum-exp of scores */
     MIXPI_LOOKS
 };
 
@@ -81,6 +82,7 @@ typedef struct mixpi_site {
     mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
+    float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
     const char  *op;
     int          traits;        /* traits of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];

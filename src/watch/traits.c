@@ -15,7 +15,8 @@ enum {
     MIXPI_CUTS = 16,            /* turns numbers, or their gradients, into zeros in f32 as well */
     MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
                                    not finite in f32 either */
-    MIXPI_MAY_MEAN = 64         /* normally makes Inf from finite numbers: f32 would not help */
+    MIXPI_MAY_MEAN = 64,        /* normally makes Inf from finite numbers: f32 would not help */
+    MIXPI_SCORES = 128          /* keeps the log-sum-exp of each query's scores in saved[0] */
 };
 
 /* No default: the compiler warns of an operator without a line. */
@@ -49,7 +50,9 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT: case MIXP_OP_LINEAR_CROSS_ENTROPY:
     case MIXP_OP_LOG2: case MIXP_OP_LOG10:
         return MIXPI_SHRINKS;
-    case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
+    case MIXP_OP_ATTENTION:
+        return MIXPI_SCORES;
+    case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
     case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
     case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
     case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_NLL:

@@ -15,6 +15,7 @@
 #include "attention_model.h"
 #include "reference/attention.h"
 #include "reference/generate.h"
+#include "../../../examples/qk_clip.h"
 
 /* --- kernels against the model ------------------------------------------------------------ */
 
@@ -955,6 +956,223 @@ static void values_are_pytorchs(void) {
     CHECK(want == attention_values + sizeof attention_values / sizeof *attention_values);
 }
 
+/* --- scores ------------------------------------------------------------------------------- */
+
+enum { S_B = 2, S_T = 7, S_KEYS = 9, S_HEADS = 4, S_KV = 2, S_D = 6, S_IN = 10 };
+
+/* q = x wq' + bq and k = x2 wk' + bk, in double. */
+static void project(const float *x, const float *w, const float *bias, int64_t rows, int64_t outs, double *y) {
+    int64_t i, j, c;
+    for (i = 0; i < rows; i++)
+        for (j = 0; j < outs; j++) {
+            y[i * outs + j] = (double)bias[j];
+            for (c = 0; c < S_IN; c++) y[i * outs + j] += (double)x[i * S_IN + c] * (double)w[j * S_IN + c];
+        }
+}
+
+/* For each head, the largest log-sum-exp and the largest score, by loops over queries and keys. hidden: query 0 of
+ * each sequence sees no key. */
+static void scores_by_loops(const double *q, const double *k, const int32_t *lengths, double *lse, double *top) {
+    int64_t b, h, i, j, c;
+    for (h = 0; h < S_HEADS; h++) lse[h] = top[h] = -HUGE_VAL;
+    for (b = 0; b < S_B; b++)
+        for (h = 0; h < S_HEADS; h++)
+            for (i = 0; i < S_T; i++) {
+                double sum = 0, most = -HUGE_VAL, s[S_KEYS];
+                const int64_t seen = lengths[b] < i + 1 + S_KEYS - S_T ? lengths[b] : i + 1 + S_KEYS - S_T;
+                for (j = 0; j < seen; j++) {
+                    s[j] = 0;
+                    for (c = 0; c < S_D; c++)
+                        s[j] += q[((b * S_T + i) * S_HEADS + h) * S_D + c] *
+                                k[((b * S_KEYS + j) * S_KV + h / (S_HEADS / S_KV)) * S_D + c];
+                    s[j] /= sqrt((double)S_D);
+                    most = fmax(most, s[j]);
+                }
+                for (j = 0; j < seen; j++) sum += exp(s[j] - most);
+                if (seen) lse[h] = fmax(lse[h], most + log(sum));
+                top[h] = fmax(top[h], most);
+            }
+}
+
+typedef struct scored {
+    mixp_context *ctx;
+    mixp_tensor *w[2], *bias[2];            /* of q and of k */
+    float x[2][S_B * S_KEYS * S_IN];
+    int32_t lengths[S_B];
+} scored;
+
+static void scored_new(scored *s, double size) {
+    const int64_t of_q[2] = { S_HEADS * S_D, S_IN }, of_k[2] = { S_KV * S_D, S_IN };
+    mixp_context_desc desc;
+    static float from[S_HEADS * S_D * S_IN];
+    int i, j;
+    memset(&desc, 0, sizeof desc);
+    s->ctx = mixp_context_new(&desc);
+    s->lengths[0] = 0;                      /* no query of sequence 0 sees a key */
+    s->lengths[1] = 8;
+    for (i = 0; i < 2; i++) {
+        const int64_t *shape = i ? of_k : of_q;
+        s->w[i] = mixp_param(s->ctx, i ? "k" : "q", MIXP_F32, 2, shape);
+        s->bias[i] = mixp_param(s->ctx, i ? "kb" : "qb", MIXP_F32, 1, shape);
+        for (j = 0; j < shape[0] * S_IN; j++) from[j] = (float)(size * random_value());
+        mixp_write(s->w[i], from, MIXP_F32, shape[0] * S_IN);
+        mixp_write(s->bias[i], from, MIXP_F32, shape[0]);
+        for (j = 0; j < S_B * S_KEYS * S_IN; j++) s->x[i][j] = (float)random_value();
+    }
+}
+
+/* Attention of two projections; turned: in PyTorch's layout. */
+static mixp_tensor *scored_apply(scored *s, int turned) {
+    const int64_t of_x[3] = { S_B, S_T, S_IN }, of_k[3] = { S_B, S_KEYS, S_IN }, n = S_B;
+    const int64_t heads_q[4] = { S_B, S_T, S_HEADS, S_D }, heads_k[4] = { S_B, S_KEYS, S_KV, S_D };
+    mixp_tensor *q = mixp_linear(s->ctx, mixp_input(s->ctx, MIXP_F32, 3, of_x, s->x[0]), s->w[0], s->bias[0]);
+    mixp_tensor *k = mixp_linear(s->ctx, mixp_input(s->ctx, MIXP_F32, 3, of_k, s->x[1]), s->w[1], s->bias[1]);
+    mixp_attention_desc a;
+    memset(&a, 0, sizeof a);
+    a.heads = S_HEADS;
+    a.kv_heads = S_KV;
+    a.causal = 1;
+    a.past = S_KEYS - S_T;
+    a.lengths = mixp_input(s->ctx, MIXP_I32, 1, &n, s->lengths);
+    if (turned) {
+        q = mixp_transpose(s->ctx, mixp_reshape(s->ctx, q, 4, heads_q), 1, 2);
+        k = mixp_transpose(s->ctx, mixp_reshape(s->ctx, k, 4, heads_k), 1, 2);
+        a.heads = a.kv_heads = 0;
+        a.layout = MIXP_LAYOUT_BHTD;
+    }
+    return mixp_attention_apply(s->ctx, q, k, k, &a);
+}
+
+/* The scores of the weights that s has now, by loops. */
+static void scored_loops(scored *s, double *lse, double *top) {
+    static float w[2][S_HEADS * S_D * S_IN], bias[2][S_HEADS * S_D];
+    static double q[S_B * S_T * S_HEADS * S_D], k[S_B * S_KEYS * S_KV * S_D];
+    int i;
+    for (i = 0; i < 2; i++) {
+        mixp_read(s->w[i], w[i], MIXP_F32, s->w[i]->count);
+        mixp_read(s->bias[i], bias[i], MIXP_F32, s->bias[i]->count);
+    }
+    project(s->x[0], w[0], bias[0], S_B * S_T, S_HEADS * S_D, q);
+    project(s->x[1], w[1], bias[1], S_B * S_KEYS, S_KV * S_D, k);
+    scores_by_loops(q, k, s->lengths, lse, top);
+}
+
+static void scores_are_told(void) {
+    static scored s;
+    double lse[S_HEADS], top[S_HEADS], all = 0;
+    float most[S_HEADS], twice[S_HEADS];
+    mixp_site_info info;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    int turned, h, i, seen = 0;
+    scored_new(&s, 1.0);
+    sgd.lr = 0;
+    opt = mixp_optimizer_new(s.ctx, &sgd);
+    CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
+    CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
+    scored_loops(&s, lse, top);
+    for (turned = 0; turned < 2; turned++) {
+        mixp_tensor *y;
+        const int64_t count = S_B * S_T * S_HEADS * S_D;
+        mixp_step_begin(s.ctx);
+        y = scored_apply(&s, turned);
+        CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
+        for (h = 0; h < S_HEADS; h++) {
+            CHECK_NEAR((double)most[h], lse[h], 1e-5 * fabs(lse[h]) + 1e-5);
+            CHECK((double)most[h] > top[h] - 1e-4 && (double)most[h] < top[h] + log((double)S_KEYS) + 1e-4);
+        }
+        mixp_backward(s.ctx, mixp_sum(s.ctx, mixp_reshape(s.ctx, y, 1, &count), 0, 0));
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_INT(mixp_attention_scores(y, S_HEADS, twice), MIXP_OK);
+        CHECK(memcmp(most, twice, sizeof most) == 0);
+    }
+
+    /* The guard's number: of all heads, by magnitude, and of no other site. The sample settles at the next step. */
+    for (h = 0; h < S_HEADS; h++) all = fmax(all, (double)most[h]);
+    mixp_step_begin(s.ctx);
+    for (i = 0; mixp_site(s.ctx, i, &info); i++) {
+        if (strcmp(info.op, "attention") != 0) CHECK(info.scores == 0);
+        else if (info.samples) {
+            CHECK((double)info.scores >= all);
+            CHECK(!info.fallen && info.operands == 0);
+            seen++;
+        }
+    }
+    CHECK(seen > 0);
+    mixp_context_free(s.ctx);
+}
+
+static void scores_are_refused(void) {
+    static scored s;
+    float most[S_HEADS] = { 7, 7, 7, 7 };
+    const char *why;
+    mixp_tensor *y;
+    scored_new(&s, 1.0);
+    CHECK_INT(mixp_attention_scores(NULL, S_HEADS, most), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_attention_scores(s.w[0], S_HEADS, most), MIXP_ERR_ORDER);
+    mixp_context_error(s.ctx, &why);
+    CHECK_TEXT(why, "y is no recorded result of attention");
+    mixp_context_clear_error(s.ctx);
+    mixp_step_begin(s.ctx);
+    y = scored_apply(&s, 0);
+    CHECK_INT(mixp_attention_scores(y, S_KV, most), MIXP_ERR_ARGUMENT);
+    mixp_context_error(s.ctx, &why);
+    CHECK_TEXT(why, "heads is wrong; the attention has 4 heads");
+    mixp_context_clear_error(s.ctx);
+    CHECK_INT(mixp_attention_scores(y, S_HEADS, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(s.ctx);
+    CHECK_INT(mixp_attention_scores(mixp_neg(s.ctx, y), S_HEADS, most), MIXP_ERR_ORDER);
+    mixp_context_clear_error(s.ctx);
+    MIXP_NO_GRAD(s.ctx) y = scored_apply(&s, 0);
+    CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_ERR_ORDER);
+    mixp_context_clear_error(s.ctx);
+    CHECK(most[0] == 7 && most[3] == 7);
+    s.lengths[1] = 0;
+    CHECK_INT(mixp_attention_scores(scored_apply(&s, 0), S_HEADS, most), MIXP_OK);
+    CHECK(most[0] < 0 && mixp_bits_of_f32(most[0]) == 0xFF800000u);
+    mixp_context_free(s.ctx);
+}
+
+/* QK-clip: each head's scores are multiplied by its own factor; none stays above tau. */
+static void clipped_scores(void) {
+    static scored s;
+    double lse[S_HEADS], top[S_HEADS], after_lse[S_HEADS], after[S_HEADS], tau;
+    float most[S_HEADS];
+    qk_clip_rows rows;
+    int h, clipped = 0, left = 0;
+    scored_new(&s, 4.0);
+    memset(&rows, 0, sizeof rows);
+    rows.q = s.w[0];
+    rows.q_bias = s.bias[0];
+    rows.k = s.w[1];
+    rows.k_bias = s.bias[1];
+    rows.heads = S_HEADS;
+    rows.kv_heads = S_KV;
+    rows.d = S_D;
+    scored_loops(&s, lse, top);
+    mixp_step_begin(s.ctx);
+    CHECK_INT(mixp_attention_scores(scored_apply(&s, 0), S_HEADS, most), MIXP_OK);
+    tau = (double)most[0];
+    for (h = 1; h < S_HEADS; h++) tau = fmin(tau, (double)most[h]);
+    tau *= 1.01;                            /* one head is below */
+    CHECK_INT(qk_clip(&rows, most, tau), MIXP_OK);
+    scored_loops(&s, after_lse, after);
+    for (h = 0; h < S_HEADS; h++) {
+        const double factor = (double)most[h] > tau ? tau / (double)most[h] : 1.0;
+        CHECK_NEAR(after[h], top[h] * factor, 1e-5 * fabs(top[h]));
+        CHECK(after[h] <= tau * (1 + 1e-6));
+        clipped += factor < 1;
+        left += factor == 1;
+    }
+    CHECK(clipped > 0 && left == 1);
+    rows.q_row = 1;
+    for (h = 0; h < S_HEADS; h++) most[h] = (float)tau * 2;
+    CHECK_INT(qk_clip(&rows, most, tau), MIXP_ERR_SHAPE);
+    most[1] = mixp_f32_of_bits(0x7F800000u);
+    CHECK(qk_clip_factor(most[1], tau) == 1.0 && qk_clip_factor(mixp_f32_of_bits(0x7FC00000u), tau) == 1.0);
+    mixp_context_free(s.ctx);
+}
+
 int main(void) {
     (void)gen_fill;
     (void)gen_ints;
@@ -974,5 +1192,8 @@ int main(void) {
     RUN(dropout_keeps_the_mean);
     RUN(autocast_casts_all_three);
     RUN(messages_name_tensors);
+    RUN(scores_are_told);
+    RUN(scores_are_refused);
+    RUN(clipped_scores);
     return test_report();
 }
