@@ -21176,6 +21176,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
         return NULL;
     }
 
+    /* A new state, which the context lists. */
     s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
     if (*result != MIXP_OK) return NULL;
     s->weight = weight;
@@ -21278,6 +21279,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
+        /* A weight without a state has a place all the same. */
         if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
@@ -22017,6 +22019,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
 
+    /* The codes, and from them the values that forward reads. */
     k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
@@ -22024,6 +22027,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     k.y = (mixp_bf16 *)q->y->data;
     r = mixpi_coded_run(c, &k);
 
+    /* Backward reads the codes; x itself is no longer needed. */
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
     rc->coded = r == MIXP_OK;
@@ -22047,6 +22051,7 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
 
+    /* The kernel decodes with the factor of those codes. */
     q->decode = rc->decode;
     k.y = (mixp_bf16 *)q->y->data;
     k.decodes = 1;
@@ -23655,12 +23660,6 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     return mixpi_same_infer(c);
 }
 
-/* The elements of a row: those of gamma or beta, otherwise of the last dimension. */
-static int64_t mixpi_norm_cols(const mixp_call *c) {
-    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
-    return like ? like->count : mixpi_last_dim(c->in[0]);
-}
-
 /* A norm that computes a sum and runs again (mixp_recompute) finds the arrays in new memory. */
 static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
     const mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
@@ -23672,7 +23671,10 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
-    k->cols = mixpi_norm_cols(c);
+
+    /* A row is what gamma or beta covers, otherwise the last dimension. */
+    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
+    k->cols = like ? like->count : mixpi_last_dim(c->in[0]);
     k->rows = c->out->count / k->cols;
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))
@@ -23963,6 +23965,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     if (axis < 0 || ids->rank != x->rank)
         return mixpi_bad_shapes(c,
                                 "both need the same rank, and dim must be one of their dimensions");
+
+    /* Outside of dim, ids and x are equal. */
     p->k.outer = p->k.inner = 1;
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
@@ -23972,6 +23976,7 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
+
     p->k.n = x->shape[axis];
     p->k.m = ids->shape[axis];
     mixpi_call_reads_all(c, 1u << 1);
@@ -24057,6 +24062,8 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
     mixpi_call_reads_all(c, 0); /* forward keeps a copy of the mask */
+
+    /* The shape to which mask, a and b are repeated, and their strides in it. */
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
     for (int axis = k->rank - 1; axis >= 0; axis--) {
@@ -29333,13 +29340,6 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_
 }
 /* --- adding parameters, clearing gradients -------------------------------------------------- */
 
-/* Makes the states of the newest row, wherever they belong. */
-static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
-    const int64_t joined_at = mixp_optimizer_applied(opt);
-    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
-    return mixpi_row_memory(opt, row, joined_at);
-}
-
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
@@ -29367,7 +29367,9 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     /* Its states, wherever they belong, and its master weight. */
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
-    r = mixpi_row_place(opt, row);
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    r = opt->shards ? opt->ctx->crew->place(opt, row, joined_at)
+                    : mixpi_row_memory(opt, row, joined_at);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
 
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
@@ -38178,20 +38180,15 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
     return r;
 }
 
-/* Appends all parameters of optimizers that this rank has not met to the list. */
-static void mixpi_absent_add(mixp_context *ctx, mixpi_exchange *d) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
-        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
-}
-
 /* Agrees on the new leaves, from number `from` on. If the ranks met different leaves, or in
  * different orders, the leaves are sorted by the order in which they were made. */
 static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    mixp_result r;
-    mixpi_absent_add(ctx, d);
+    /* The list also gets all parameters of optimizers that this rank has not met. */
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
     qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
-    r = mixpi_exchange_start(ctx, d);
+    mixp_result r = mixpi_exchange_start(ctx, d);
+
     if (r == MIXP_OK && d->unlike)
         qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
               mixpi_leaf_order_made);

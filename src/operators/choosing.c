@@ -114,6 +114,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     if (axis < 0 || ids->rank != x->rank)
         return mixpi_bad_shapes(c,
                                 "both need the same rank, and dim must be one of their dimensions");
+
+    /* Outside of dim, ids and x are equal. */
     p->k.outer = p->k.inner = 1;
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
@@ -123,6 +125,7 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
+
     p->k.n = x->shape[axis];
     p->k.m = ids->shape[axis];
     mixpi_call_reads_all(c, 1u << 1);
@@ -208,6 +211,8 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
     strides[1] = k->a_strides;
     strides[2] = k->b_strides;
     mixpi_call_reads_all(c, 0); /* forward keeps a copy of the mask */
+
+    /* The shape to which mask, a and b are repeated, and their strides in it. */
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > k->rank) k->rank = c->in[i]->rank;
     for (int axis = k->rank - 1; axis >= 0; axis--) {

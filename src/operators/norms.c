@@ -63,12 +63,6 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     return mixpi_same_infer(c);
 }
 
-/* The elements of a row: those of gamma or beta, otherwise of the last dimension. */
-static int64_t mixpi_norm_cols(const mixp_call *c) {
-    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
-    return like ? like->count : mixpi_last_dim(c->in[0]);
-}
-
 /* A norm that computes a sum and runs again (mixp_recompute) finds the arrays in new memory. */
 static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
     const mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
@@ -80,7 +74,10 @@ static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
 
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     mixp_norm_args *k = (mixp_norm_args *)c->attrs; /* rms and eps are set already */
-    k->cols = mixpi_norm_cols(c);
+
+    /* A row is what gamma or beta covers, otherwise the last dimension. */
+    const mixp_tensor *like = c->in[1] ? c->in[1] : c->in[2];
+    k->cols = like ? like->count : mixpi_last_dim(c->in[0]);
     k->rows = c->out->count / k->cols;
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows))

@@ -3,13 +3,6 @@
 #include "read.c"
 /* --- adding parameters, clearing gradients -------------------------------------------------- */
 
-/* Makes the states of the newest row, wherever they belong. */
-static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
-    const int64_t joined_at = mixp_optimizer_applied(opt);
-    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
-    return mixpi_row_memory(opt, row, joined_at);
-}
-
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
@@ -37,7 +30,9 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     /* Its states, wherever they belong, and its master weight. */
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
-    r = mixpi_row_place(opt, row);
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    r = opt->shards ? opt->ctx->crew->place(opt, row, joined_at)
+                    : mixpi_row_memory(opt, row, joined_at);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
 
     if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);

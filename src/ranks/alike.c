@@ -327,20 +327,15 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
     return r;
 }
 
-/* Appends all parameters of optimizers that this rank has not met to the list. */
-static void mixpi_absent_add(mixp_context *ctx, mixpi_exchange *d) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
-        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
-}
-
 /* Agrees on the new leaves, from number `from` on. If the ranks met different leaves, or in
  * different orders, the leaves are sorted by the order in which they were made. */
 static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    mixp_result r;
-    mixpi_absent_add(ctx, d);
+    /* The list also gets all parameters of optimizers that this rank has not met. */
+    for (mixp_tensor *t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
     qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
-    r = mixpi_exchange_start(ctx, d);
+    mixp_result r = mixpi_exchange_start(ctx, d);
+
     if (r == MIXP_OK && d->unlike)
         qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
               mixpi_leaf_order_made);

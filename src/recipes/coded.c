@@ -106,6 +106,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
 
+    /* The codes, and from them the values that forward reads. */
     k = mixpi_coded_args(c, rc, x);
     if (c->saved[MIXPI_CODE_SCALES]) x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
     if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
@@ -113,6 +114,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     k.y = (mixp_bf16 *)q->y->data;
     r = mixpi_coded_run(c, &k);
 
+    /* Backward reads the codes; x itself is no longer needed. */
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
     rc->coded = r == MIXP_OK;
@@ -136,6 +138,7 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
 
+    /* The kernel decodes with the factor of those codes. */
     q->decode = rc->decode;
     k.y = (mixp_bf16 *)q->y->data;
     k.decodes = 1;

@@ -61,6 +61,7 @@ static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, con
         return NULL;
     }
 
+    /* A new state, which the context lists. */
     s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
     if (*result != MIXP_OK) return NULL;
     s->weight = weight;
@@ -163,6 +164,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
+        /* A weight without a state has a place all the same. */
         if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
