@@ -22,7 +22,7 @@ CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
 NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
 GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia[0-9]* /dev/dxg)))
 CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
-             -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
+             -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90)
 
 .DEFAULT_GOAL := examples
 .DELETE_ON_ERROR:

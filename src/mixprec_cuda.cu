@@ -18,4 +18,7 @@
 #include "cuda/gemm.cu"
 #include "cuda/narrow.cu"
 #include "cuda/attention.cu"
+#include "cuda/attention_groups.cu"
+#include "cuda/attention_f32.cu"
+#include "cuda/attention_calls.cu"
 #include "cuda/table.cu"

@@ -89,6 +89,7 @@ struct State {
     int              ordinal, processors;
     int              capability;        /* 75, 80, 90, ...                                  */
     int              most_shared;       /* largest shared memory of a block, in bytes        */
+    int              by_groups; /* is the code for sm_90a? 1: yes, -1: no, 0: not asked yet */
     mixp_allocator   host, device;  /* the context's                                         */
     cudaStream_t     stream;
     cudaStream_t     recorder;  /* the stream that captures record; the given stream, if any

@@ -198,6 +198,113 @@ template <int N> __device__ inline void cp_async_wait() {
 }
 #endif
 
+/* Products of a warpgroup, for sm_90a only: d += a b of 64 rows, N columns, 16 summed over. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#  define MIXPI_WGMMA 1
+#else
+#  define MIXPI_WGMMA 0
+#endif
+#define MIXPI_SWIZZLED_SHARED(T, name)                                                    \
+    extern __shared__ __align__(1024) unsigned char mixpi_swizzled_shared[];              \
+    T *name = (T *)(void *)mixpi_swizzled_shared
+
+#if MIXPI_WGMMA
+/* Describes a matrix in shared memory: rows of 128 bytes, permuted, 8 rows together. The next half
+ * of the columns is `half` bytes further. */
+__device__ inline uint64_t wgmma_matrix(const void *p, int half) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 / 16) << 32 | (uint64_t)(half / 16) << 16 |
+           (uint64_t)(shared_address(p) / 16 & 0x3FFFu);
+}
+/* Makes this thread's writes to shared memory visible to wgmma, after a barrier. */
+__device__ inline void wgmma_sees_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+/* Before products, and whenever other instructions have written their registers. */
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* Waits until at most the newest N groups of products are pending. */
+template <int N> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/* After wgmma_wait: sums must not be read any earlier. */
+template <int N> __device__ inline void wgmma_done(float (*d)[4]) {
+    MIXPI_UNROLL
+    for (int n = 0; n < N; n++) {
+        MIXPI_UNROLL
+        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[n][e])::"memory");
+    }
+}
+/* The same value in each lane of a warp, known as such to the compiler. */
+__device__ inline int warp_uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
+#define MIXPI_SUMS_64 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
+    "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define MIXPI_OUTS_64 \
+        "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), \
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), \
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), \
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), \
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+#define MIXPI_SUMS_128 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
+    "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35," \
+    "%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
+    "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}"
+#define MIXPI_OUTS_128 \
+        "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), \
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), \
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), \
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), \
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), \
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), \
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), \
+        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), \
+        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), \
+        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), \
+        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), \
+        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), \
+        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), \
+        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), \
+        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+/* Operands behind the sums: b, is d added to, does b change sides; then a. */
+#define MIXPI_WGMMA_ASM(N, TYPE, A, TRANS, B, ADD, ACROSS, ...)                           \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADD ", 0; "                             \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE " " MIXPI_SUMS_##N \
+                 ", " A ", " B ", p, 1, 1, " TRANS ACROSS ";}"                            \
+                 : MIXPI_OUTS_##N                                                         \
+                 : "l"(b), "r"(add), "n"(across ? 1 : 0), __VA_ARGS__                     \
+                 : "memory")
+#define MIXPI_FROM_SHARED(N, TYPE, B, ADD, ACROSS, A)                                     \
+    MIXPI_WGMMA_ASM(N, TYPE, A, "0, ", B, ADD, ACROSS, "l"(a))
+#define MIXPI_FROM_REGISTERS(N, TYPE, B, ADD, ACROSS, A)                                  \
+    MIXPI_WGMMA_ASM(N, TYPE, A, "", B, ADD, ACROSS, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]))
+
+/* across: b is 16 rows of N, otherwise N rows of 16. add 0: d is written, not added to. */
+template <int N, bool bf16, bool across>
+__device__ inline void wgmma(float (*d)[4], uint64_t a, uint64_t b, int add) {
+    if constexpr (N == 64 && bf16) MIXPI_FROM_SHARED(64, "bf16.bf16", "%32", "%33", "%34", "%35");
+    if constexpr (N == 64 && !bf16) MIXPI_FROM_SHARED(64, "f16.f16", "%32", "%33", "%34", "%35");
+    if constexpr (N == 128 && bf16) MIXPI_FROM_SHARED(128, "bf16.bf16", "%64", "%65", "%66", "%67");
+    if constexpr (N == 128 && !bf16) MIXPI_FROM_SHARED(128, "f16.f16", "%64", "%65", "%66", "%67");
+}
+template <int N, bool bf16, bool across>
+__device__ inline void wgmma(float (*d)[4], const uint32_t *a, uint64_t b, int add) {
+    if constexpr (N == 64 && bf16)
+        MIXPI_FROM_REGISTERS(64, "bf16.bf16", "%32", "%33", "%34", "{%35,%36,%37,%38}");
+    if constexpr (N == 64 && !bf16)
+        MIXPI_FROM_REGISTERS(64, "f16.f16", "%32", "%33", "%34", "{%35,%36,%37,%38}");
+    if constexpr (N == 128 && bf16)
+        MIXPI_FROM_REGISTERS(128, "bf16.bf16", "%64", "%65", "%66", "{%67,%68,%69,%70}");
+    if constexpr (N == 128 && !bf16)
+        MIXPI_FROM_REGISTERS(128, "f16.f16", "%64", "%65", "%66", "{%67,%68,%69,%70}");
+}
+#endif
+
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

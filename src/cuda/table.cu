@@ -6,7 +6,7 @@
 #include "largest.cu"
 #include "optimizers.cu"
 #include "narrow.cu"
-#include "attention.cu"
+#include "attention_calls.cu"
 /* ==== 8. TABLE ============================================================= >>table ==== */
 
 namespace {

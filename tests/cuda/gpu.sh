@@ -25,7 +25,7 @@
 # fails, hangs or is cut costs no more than its limit. Where KIT does not start, and nvcc and make are there,
 # the programs are compiled there.
 #
-# Variables: KIT (BUILD/kit), KIT_ARCH (sm_90), OUT (BUILD/gpu), BUDGET (400 s), JOBS (tests at a time, 8), BATCH (64),
+# Variables: KIT (BUILD/kit), KIT_ARCH (sm_90a), OUT (BUILD/gpu), BUDGET (400 s), JOBS (tests at a time, 8), BATCH (64),
 # TESTS (names; all), CUDA (the toolkit), PYTHON, DATA (a text for the trainer; pack copies the text into KIT),
 # CUDA_VISIBLE_DEVICES (which GPU).
 #
@@ -156,7 +156,7 @@ write_kit_facts() { # ARCH
 }
 pack() {
     [ -x "$CUDA/bin/nvcc" ] || fail 2 "nvcc is missing: put nvcc on PATH, or set CUDA to the toolkit's folder"
-    arch=${KIT_ARCH:-sm_90}
+    arch=${KIT_ARCH:-sm_90a}
     jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
     make_programs -j "$jobs" kit-programs KIT="$KIT" KIT_ARCH="$arch" || fail 1 'the kit does not build: see above'
     mkdir -p "$KIT/spare"
@@ -201,7 +201,7 @@ rehearse() {
     make_programs rehearsal-programs REHEARSED="$names" || fail 1 'the rehearsal does not build: see above'
     head -c 100000 mixprec.h >"$KIT/text"
     echo '--layers 1 --heads 1 --width 32 --block 8 --batch 2 --steps 12 --eval-every 6' >"$KIT/model"
-    write_kit_facts sm_90
+    write_kit_facts sm_90a
     find_libraries >/dev/null
     expect || exit 1
     stand_in nvidia-smi 'echo "the interpreter of PTX, 0.0, 81559 MiB, 0 MiB, 0 MHz, 0 MHz, 0 W, 0"'

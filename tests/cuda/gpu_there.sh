@@ -71,7 +71,7 @@ kit_serves() {
     esac
     [ -z "$reason" ]
 }
-# A kit of sm_90 serves 9.0 and later minor versions of 9.
+# A kit of sm_90 serves 9.0 and later minor versions of 9, one of sm_90a only 9.0.
 arch_serves() {
     capability=$(sed -n 's/.*, capability \([0-9]*\.[0-9]*\),.*/\1/p' "$work/probe" | tr -d .)
     arch=$(of_kit arch | tr -dc 0-9)

@@ -2,10 +2,10 @@
 # mixprec and the companion, the CUDA tests, the bench, the trainer, the probe. The Makefile includes it;
 # tests/cuda/gpu.sh explains how the programs are used.
 #
-#   KIT_ARCH=sm_90   the GPU of that machine
+#   KIT_ARCH=sm_90a  the GPU of that machine
 
 KIT      ?= $(BUILD)/kit
-KIT_ARCH ?= sm_90
+KIT_ARCH ?= sm_90a
 KIT_NVCC  = $(NVCC) -std=c++17 -arch=$(KIT_ARCH) $(SPLIT) -x cu $(INCLUDES)
 KIT_TESTS = $(notdir $(GPU_TESTS))
 

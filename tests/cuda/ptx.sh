@@ -106,8 +106,10 @@ readable() { if command -v c++filt >/dev/null 2>&1; then c++filt; else cat; fi; 
 # 8.9 on, and has tiles of scales from 10.0 on.
 never='^sm_75 .*(attention_(forward|backward)ILi[0-9]+ELb1|attention_backwardILi(128|64ELb0ELb[01]ELb0))'
 never="$never|^sm_(75|80) .*narrow_(codes|tiles|floats)|^sm_90a? .*narrow_tiles"
-# Where products of a warpgroup take attention of 64 and 128, the kernels for other GPUs rest, unless scores bend.
+# Where products of a warpgroup (wide_) take attention of 64 and 128, the kernels for other GPUs rest, unless scores
+# bend. Code for other GPUs has no such products.
 never="$never|^sm_90a .*attention_(forwardILi(64|128)ELb[01]|backwardILi(64|128)ELb[01]ELb[01])ELb0E"
+never="$never|^sm_(75|80|90|100) .*wide_(forward|backward)"
 not_run() {
     awk -v arch="sm_$1" -v never="$never" '$1 == arch && !$4 && (arch " " $2) !~ never { print $2 }' "$coverage"
 }
