@@ -16441,7 +16441,7 @@ static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
  * that its values changed. */
-static void mixpi_written(mixp_tensor *t, const char *who) {
+static void mixpi_note_write(mixp_tensor *t, const char *who) {
     mixp_tensor *origin = t->own.origin;
     t->version++;
     t->own.writer = who;
@@ -17501,7 +17501,7 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
     if (r != MIXP_OK) return r;
     if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
-    mixpi_written(t, who);
+    mixpi_note_write(t, who);
     return MIXP_OK;
 }
 
@@ -17540,7 +17540,7 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
         part->to = b->buffer->data;
         part->from = b->data;
         part->bytes = mixpi_bytes(b->buffer);
-        mixpi_written(b->buffer, "a skipped step");
+        mixpi_note_write(b->buffer, "a skipped step");
         if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
@@ -17648,7 +17648,7 @@ struct mixp_graph {
 static void mixpi_lows_doubt(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.low[0] || t->own.low[1]) mixpi_written(t, "mixp_replay");
+        if (t->own.low[0] || t->own.low[1]) mixpi_note_write(t, "mixp_replay");
 }
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
@@ -18109,7 +18109,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
                    "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
                    "cannot restore it: call mixp_buffer_save before the write",
                    b->buffer->name);
-    mixpi_written(t, "mixp_tensor_touch");
+    mixpi_note_write(t, "mixp_tensor_touch");
 }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
@@ -18740,7 +18740,7 @@ static int mixpi_region_is_pushed(mixpi_region_kind kind) {
 }
 
 /* Counts a region of f16 or bf16 that differs from the region around it. */
-static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
+static void mixpi_region_count(mixp_context *ctx, mixp_autocast cast) {
     const mixp_autocast now = mixp_autocast_current(ctx);
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
     ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
@@ -18912,7 +18912,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
-    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
+    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_count(ctx, cast);
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -18956,7 +18956,7 @@ static const char *mixpi_region_opener(mixpi_region_kind kind) {
 }
 
 /* Reports a pop that met another kind of region: a pop or a push is missing somewhere. */
-static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *who) {
     const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
     const mixp_autocast now = mixp_autocast_current(ctx);
     int length;
@@ -18979,7 +18979,7 @@ static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, c
     if (!mixpi_region_now(ctx))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
                                  push);
-    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_crossed(ctx, who);
+    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
@@ -20098,7 +20098,7 @@ static uint32_t mixpi_call_read_set(const mixp_call *c) {
 }
 
 /* who: the public function that would read it. */
-static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who) {
+static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
@@ -20120,7 +20120,7 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
-        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i, who);
+        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_report_written(c, i, who);
     }
     return MIXP_OK;
 }
@@ -20373,7 +20373,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     for (int i = 0; i <= c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         if (t && mixpi_origin(t)->version != e->versions[i])
-            r = mixpi_was_written(c, i, "mixp_backward");
+            r = mixpi_report_written(c, i, "mixp_backward");
     }
     if (r == MIXP_OK) r = mixpi_rerun_memory(e);
     if (r != MIXP_OK) return r;
@@ -21737,8 +21737,8 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
-static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
-                                          mixp_quantise_args *k, mixpi_quantised *q) {
+static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
+                                         mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
@@ -21833,7 +21833,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
-    if (copy) r = mixpi_weight_quantised(c, copy, k, q);
+    if (copy) r = mixpi_weight_quantise(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
 
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
@@ -22259,7 +22259,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
 }
 
 /* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
+static mixp_result mixpi_linear_run_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
     const int coded = mixpi_wants_codes(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
@@ -22294,7 +22294,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
         r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
     if (r != MIXP_OK) return r;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
 
     /* The batches that one call of the kernel cannot do alone. */
     const int64_t calls = mixpi_product_calls(&p->batches);
@@ -29589,19 +29589,19 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 
 /* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
  * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_weight_written(mixp_tensor *p) {
+static void mixpi_note_weight_write(mixp_tensor *p) {
     for (int k = 0; k < 2; k++)
         if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-    mixpi_written(p, MIXPI_BY_OPTIMIZER);
+    mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
 }
 
 /* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
-static void mixpi_opt_written(mixp_optimizer *opt) {
+static void mixpi_note_update(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
-        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
+        if (mixpi_is_own(opt, i)) mixpi_note_weight_write(slot->param);
+        else mixpi_note_write(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
@@ -30280,7 +30280,7 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
         r = mixpi_convert_to(
             opt->ctx, mixpi_tensor_out(p, 0),
             opt->swapped ? mixpi_in(slot->shelf, dtype) : mixpi_in(slot->ema, MIXP_F32), p->count);
-    mixpi_written(p, "mixp_optimizer_swap_ema");
+    mixpi_note_write(p, "mixp_optimizer_swap_ema");
     slot->version = p->version;
     return r == MIXP_OK ? mixpi_swap_lows(opt, p) : r;
 }
@@ -30317,7 +30317,7 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
 }
 
 /* The update of an optimizer without a scaler. */
-static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
+static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
@@ -30336,7 +30336,7 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 }
 
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
-static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
+static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
@@ -30525,7 +30525,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
-    if (r == MIXP_OK) mixpi_opt_written(opt);
+    if (r == MIXP_OK) mixpi_note_update(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
@@ -30579,7 +30579,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
 
     /* Without a scaler the step is the update. */
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
     if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
     if (r != MIXP_OK) return r;
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
@@ -30804,7 +30804,7 @@ static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
 }
 
 /* After an update: reports too many consecutive skips at the lowest scale; no scale cures these. */
-static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
@@ -30852,9 +30852,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
-    r = mixpi_crew_stop(ctx, mixpi_buffers_updated(scaler));
+    r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
     if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
-    if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
+    if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
@@ -33486,7 +33486,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
-static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
+static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
@@ -33594,7 +33594,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     /* The scaler, the recipes and the guard go on from what was loaded. */
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
-    if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
+    if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -36918,7 +36918,7 @@ static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_written(b->buffer, "mixp_retry_loss");
+        mixpi_note_write(b->buffer, "mixp_retry_loss");
         r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
     }
     return r;
@@ -38516,7 +38516,7 @@ static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int 
 }
 
 /* Called after a tape entry was walked or passed over. */
-static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+static mixp_result mixpi_exchange_pass(mixp_context *ctx, const mixp_call *c) {
     mixpi_exchange *d = ctx->exchange;
     if (!d) return MIXP_OK;
     for (int i = 0; i < c->n_in; i++) {
@@ -39297,7 +39297,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
 }
 
 /* Enters in the plan what the ranks compare in this step. */
-static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
+static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
     mixp_step_plan *plan = &o->plan;
     mixp_result r = MIXP_OK;
     plan->weights = 0;
@@ -39452,7 +39452,7 @@ static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_stat
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     const mixp_result r = mixpi_gather_room(o);
-    return r == MIXP_OK ? mixpi_plan_compared(o) : r;
+    return r == MIXP_OK ? mixpi_plan_compare(o) : r;
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */
@@ -39596,7 +39596,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
-        mixpi_written(t, "mixp_ranks_from");
+        mixpi_note_write(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
     }
     return mixpi_crew_stop(ctx, r);
@@ -39653,7 +39653,7 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
         mixp_tensor *t = b->buffer;
         if (!mixpi_is_sent(b)) continue;
         ctx->buffers.sent = mixpi_hash(ctx->buffers.sent, &i, sizeof i);
-        mixpi_written(t, "the exchange of buffers");
+        mixpi_note_write(t, "the exchange of buffers");
         if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
         else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
     }
@@ -39878,7 +39878,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
 MIXPI_SELDOM
-static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
@@ -39905,7 +39905,7 @@ static const mixpi_crew mixpi_ranks_door = {
     /* context */
     mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
     /* walk */
-    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_walked, mixpi_exchange_end,
+    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_pass, mixpi_exchange_end,
     mixpi_exchange_forget, mixpi_exchange_lose,
     /* optimizers */
     mixpi_shards_enter, mixpi_shards_add_wrong, mixpi_shards_left, mixpi_shards_grow,
@@ -39917,7 +39917,7 @@ static const mixpi_crew mixpi_ranks_door = {
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
-    mixpi_lent_load, mixpi_states_saved, mixpi_buffers_collect
+    mixpi_lent_load, mixpi_states_share_result, mixpi_buffers_collect
 #else
     NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif

@@ -144,7 +144,7 @@ static int mixpi_region_is_pushed(mixpi_region_kind kind) {
 }
 
 /* Counts a region of f16 or bf16 that differs from the region around it. */
-static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
+static void mixpi_region_count(mixp_context *ctx, mixp_autocast cast) {
     const mixp_autocast now = mixp_autocast_current(ctx);
     const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
     ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
@@ -316,7 +316,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
-    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
+    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_count(ctx, cast);
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -360,7 +360,7 @@ static const char *mixpi_region_opener(mixpi_region_kind kind) {
 }
 
 /* Reports a pop that met another kind of region: a pop or a push is missing somewhere. */
-static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *who) {
     const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
     const mixp_autocast now = mixp_autocast_current(ctx);
     int length;
@@ -383,7 +383,7 @@ static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, c
     if (!mixpi_region_now(ctx))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
                                  push);
-    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_crossed(ctx, who);
+    if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }

@@ -520,7 +520,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
-static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
+static mixp_result mixpi_scaled_reset_missing(mixp_context *ctx) {
     const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
     mixp_result r = MIXP_OK;
     for (; s && r == MIXP_OK; s = s->next) {
@@ -628,7 +628,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     /* The scaler, the recipes and the guard go on from what was loaded. */
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
-    if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
+    if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,

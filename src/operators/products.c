@@ -185,7 +185,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
 }
 
 /* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
+static mixp_result mixpi_linear_run_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
     const int coded = mixpi_wants_codes(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
@@ -220,7 +220,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
         r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
     if (r != MIXP_OK) return r;
-    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
 
     /* The batches that one call of the kernel cannot do alone. */
     const int64_t calls = mixpi_product_calls(&p->batches);

@@ -79,7 +79,7 @@ static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
 }
 
 /* Enters in the plan what the ranks compare in this step. */
-static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
+static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
     mixp_step_plan *plan = &o->plan;
     mixp_result r = MIXP_OK;
     plan->weights = 0;
@@ -234,7 +234,7 @@ static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_stat
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     const mixp_result r = mixpi_gather_room(o);
-    return r == MIXP_OK ? mixpi_plan_compared(o) : r;
+    return r == MIXP_OK ? mixpi_plan_compare(o) : r;
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */

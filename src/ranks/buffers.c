@@ -52,7 +52,7 @@ static mixp_result mixpi_buffers_exchange(mixp_context *ctx) {
         mixp_tensor *t = b->buffer;
         if (!mixpi_is_sent(b)) continue;
         ctx->buffers.sent = mixpi_hash(ctx->buffers.sent, &i, sizeof i);
-        mixpi_written(t, "the exchange of buffers");
+        mixpi_note_write(t, "the exchange of buffers");
         if (b->ranks == MIXP_BUFFER_MEAN) r = mixpi_buffer_mean(t);
         else r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), 0);
     }

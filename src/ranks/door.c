@@ -13,7 +13,7 @@ static const mixpi_crew mixpi_ranks_door = {
     /* context */
     mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
     /* walk */
-    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_walked, mixpi_exchange_end,
+    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_pass, mixpi_exchange_end,
     mixpi_exchange_forget, mixpi_exchange_lose,
     /* optimizers */
     mixpi_shards_enter, mixpi_shards_add_wrong, mixpi_shards_left, mixpi_shards_grow,
@@ -25,7 +25,7 @@ static const mixpi_crew mixpi_ranks_door = {
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
-    mixpi_lent_load, mixpi_states_saved, mixpi_buffers_collect
+    mixpi_lent_load, mixpi_states_share_result, mixpi_buffers_collect
 #else
     NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #endif

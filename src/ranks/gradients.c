@@ -189,7 +189,7 @@ static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int 
 }
 
 /* Called after a tape entry was walked or passed over. */
-static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+static mixp_result mixpi_exchange_pass(mixp_context *ctx, const mixp_call *c) {
     mixpi_exchange *d = ctx->exchange;
     if (!d) return MIXP_OK;
     for (int i = 0; i < c->n_in; i++) {

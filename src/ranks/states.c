@@ -182,7 +182,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
 MIXPI_SELDOM
-static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)

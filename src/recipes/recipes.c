@@ -266,8 +266,8 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
-static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
-                                          mixp_quantise_args *k, mixpi_quantised *q) {
+static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
+                                         mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
@@ -362,7 +362,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
-    if (copy) r = mixpi_weight_quantised(c, copy, k, q);
+    if (copy) r = mixpi_weight_quantise(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
 
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))

@@ -157,7 +157,7 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
         r = mixpi_convert_to(
             opt->ctx, mixpi_tensor_out(p, 0),
             opt->swapped ? mixpi_in(slot->shelf, dtype) : mixpi_in(slot->ema, MIXP_F32), p->count);
-    mixpi_written(p, "mixp_optimizer_swap_ema");
+    mixpi_note_write(p, "mixp_optimizer_swap_ema");
     slot->version = p->version;
     return r == MIXP_OK ? mixpi_swap_lows(opt, p) : r;
 }

@@ -15,7 +15,7 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
 }
 
 /* The update of an optimizer without a scaler. */
-static mixp_result mixpi_buffers_stepped(mixp_optimizer *opt) {
+static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;
@@ -34,7 +34,7 @@ static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt
 }
 
 /* The update of a scaler, for all optimizers that were stepped since its last one. */
-static mixp_result mixpi_buffers_updated(mixp_scaler *scaler) {
+static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
     mixp_context *ctx = scaler->ctx;
     mixp_restore_args k;
     if (!ctx->buffers.all.count) return MIXP_OK;

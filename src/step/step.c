@@ -174,7 +174,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
-    if (r == MIXP_OK) mixpi_opt_written(opt);
+    if (r == MIXP_OK) mixpi_note_update(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
@@ -228,7 +228,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
 
     /* Without a scaler the step is the update. */
-    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_stepped(opt));
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
     if (r == MIXP_OK) r = mixpi_delayed_advance(opt->ctx);
     if (r != MIXP_OK) return r;
     return mixpi_crew_stop_alone(opt->ctx, mixpi_watcher_updated(opt->ctx, NULL));
@@ -453,7 +453,7 @@ static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
 }
 
 /* After an update: reports too many consecutive skips at the lowest scale; no scale cures these. */
-static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
@@ -501,9 +501,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->capture.scale_moved = 1;
 
-    r = mixpi_crew_stop(ctx, mixpi_buffers_updated(scaler));
+    r = mixpi_crew_stop(ctx, mixpi_buffers_update(scaler));
     if (r == MIXP_OK) r = mixpi_delayed_advance(ctx);
-    if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
+    if (r == MIXP_OK) r = mixpi_scaler_report_divergence(scaler);
     if (watched == MIXP_OK) watched = mixpi_watcher_updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }

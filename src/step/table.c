@@ -157,19 +157,19 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
 
 /* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
  * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_weight_written(mixp_tensor *p) {
+static void mixpi_note_weight_write(mixp_tensor *p) {
     for (int k = 0; k < 2; k++)
         if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-    mixpi_written(p, MIXPI_BY_OPTIMIZER);
+    mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
 }
 
 /* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
-static void mixpi_opt_written(mixp_optimizer *opt) {
+static void mixpi_note_update(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
         if (!opt->rows[i].active) continue;
-        if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
-        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
+        if (mixpi_is_own(opt, i)) mixpi_note_weight_write(slot->param);
+        else mixpi_note_write(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
         slot->version = slot->param->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;

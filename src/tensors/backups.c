@@ -100,7 +100,7 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     const mixp_result r = b ? mixpi_backup_keep(b) : MIXP_OK;
     if (r != MIXP_OK) return r;
     if (!b) mixpi_warn_unbuffered(t->own.origin ? t->own.origin : t, who);
-    mixpi_written(t, who);
+    mixpi_note_write(t, who);
     return MIXP_OK;
 }
 
@@ -139,7 +139,7 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
         part->to = b->buffer->data;
         part->from = b->data;
         part->bytes = mixpi_bytes(b->buffer);
-        mixpi_written(b->buffer, "a skipped step");
+        mixpi_note_write(b->buffer, "a skipped step");
         if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;

@@ -106,7 +106,7 @@ struct mixp_graph {
 static void mixpi_lows_doubt(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.low[0] || t->own.low[1]) mixpi_written(t, "mixp_replay");
+        if (t->own.low[0] || t->own.low[1]) mixpi_note_write(t, "mixp_replay");
 }
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {

@@ -164,7 +164,7 @@ static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
  * that its values changed. */
-static void mixpi_written(mixp_tensor *t, const char *who) {
+static void mixpi_note_write(mixp_tensor *t, const char *who) {
     mixp_tensor *origin = t->own.origin;
     t->version++;
     t->own.writer = who;

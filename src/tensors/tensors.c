@@ -268,7 +268,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
                    "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
                    "cannot restore it: call mixp_buffer_save before the write",
                    b->buffer->name);
-    mixpi_written(t, "mixp_tensor_touch");
+    mixpi_note_write(t, "mixp_tensor_touch");
 }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,

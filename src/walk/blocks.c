@@ -80,7 +80,7 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     for (int i = 0; i <= c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         if (t && mixpi_origin(t)->version != e->versions[i])
-            r = mixpi_was_written(c, i, "mixp_backward");
+            r = mixpi_report_written(c, i, "mixp_backward");
     }
     if (r == MIXP_OK) r = mixpi_rerun_memory(e);
     if (r != MIXP_OK) return r;

@@ -15,7 +15,7 @@ static uint32_t mixpi_call_read_set(const mixp_call *c) {
 }
 
 /* who: the public function that would read it. */
-static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who) {
+static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
@@ -37,7 +37,7 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
-        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i, who);
+        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_report_written(c, i, who);
     }
     return MIXP_OK;
 }

@@ -320,7 +320,7 @@ static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
     for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
         const mixpi_backup *b = mixpi_backup_at(ctx, i);
         if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_written(b->buffer, "mixp_retry_loss");
+        mixpi_note_write(b->buffer, "mixp_retry_loss");
         r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
     }
     return r;
