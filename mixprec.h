@@ -4572,6 +4572,17 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       mixp_bf16 *y);
 
+/* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
+ * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT, FP8_DELAYED), a row counts as a block.
+ * A block without a value other than 0, or with an Inf or NaN, does not count. */
+typedef struct mixp_block_look {
+    int64_t blocks;             /* how many count; 0: not measured                         */
+    int64_t clipped;            /* in which a value lay beyond what the scale can hold     */
+    int64_t flushed;            /* whose values all became 0                               */
+    int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
+                                   value is its element times the scale; 2^e <= scale < 2^(e+1) */
+} mixp_block_look;
+
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
@@ -6623,6 +6634,8 @@ typedef struct mixp_site_info {
                                    multiplied by the loss scale */
     float       scores;         /* of attention, newest sample: the largest magnitude of a query's
                                    log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
+    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on this
+                                   rank. All 0 on a device with memory of its own       */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
@@ -17287,6 +17300,7 @@ typedef struct mixpi_lossy {
     double  bounds[2];          /* bounds of error and clipped; 0 = never                  */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
+    mixp_block_look blocks;     /* of this sample, or of the newest that measured it       */
 } mixpi_lossy;
 
 /* A loss as a share of its bound; 0 if bound is 0, which means never. */
@@ -21407,6 +21421,80 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     return MIXP_OK;
 }
 
+/* --- blocks --- */
+
+typedef struct mixpi_blocks_job {
+    const mixp_quantise_args *k;
+    mixpi_grid grid;
+    double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
+    float      tensor;          /* the array's scale                                       */
+    int64_t    rows, cols;      /* of a block                                              */
+    mixp_block_look *strips;    /* of each strip of blocks                                 */
+} mixpi_blocks_job;
+
+/* Adds the counts of a part. */
+static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) {
+    const int scaled = part->blocks > part->flushed, before = sum->blocks > sum->flushed;
+    if (scaled && (!before || part->least < sum->least)) sum->least = part->least;
+    if (scaled && (!before || part->largest > sum->largest)) sum->largest = part->largest;
+    sum->blocks += part->blocks;
+    sum->clipped += part->clipped;
+    sum->flushed += part->flushed;
+}
+
+/* Looks at the block whose first element is `first`. */
+static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) {
+    const mixp_quantise_args *k = j->k;
+    mixp_block_look one = { 0, 0, 0, 0, 0 };
+    uint32_t amax = 0, left = 0;
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t c = 0; c < j->cols; c++) {
+            const int64_t at = first + r * k->cols + c;
+            const uint32_t a = mixp_bits_of_f32((float)mixp_get(k->x, at)) & 0x7FFFFFFFu;
+            if (a > amax) amax = a;
+            left |= k->y[at].bits & 0x7FFFu;
+        }
+    if (!amax || amax >= 0x7F800000u) return one;
+
+    one.blocks = 1;
+    one.flushed = !left;
+    if (!left) return one;
+    const mixpi_scales s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
+    frexp((double)s.out * j->decode, &one.least);
+    one.largest = --one.least;
+    one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
+    return one;
+}
+
+static void mixpi_blocks_of_strip(const void *job, int64_t strip) {
+    const mixpi_blocks_job *j = (const mixpi_blocks_job *)job;
+    mixp_block_look sum = { 0, 0, 0, 0, 0 };
+    for (int64_t c = 0; c < j->k->cols; c += j->cols) {
+        const mixp_block_look one = mixpi_block_of(j, strip * j->rows * j->k->cols + c);
+        mixpi_blocks_add(&sum, &one);
+    }
+    j->strips[strip] = sum;
+}
+
+/* Adds the blocks that k has quantised to *all. Host memory. */
+static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args *k, float decode,
+                                     mixp_block_look *all) {
+    mixpi_blocks_job j;
+    j.k = k;
+    j.grid = mixpi_grid_of(k->element);
+    j.decode = (double)decode;
+    j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
+    j.tensor = 1.0f / decode;
+    j.rows = k->block_rows ? k->block_rows : 1;
+    j.cols = k->block_cols ? k->block_cols : k->cols;
+    const int64_t strips = k->rows / j.rows;
+    j.strips = (mixp_block_look *)mixpi_scratch(&ctx->exec, (size_t)strips * sizeof *j.strips);
+    if (!j.strips) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(&ctx->exec, strips, j.rows * k->cols, mixpi_blocks_of_strip, &j);
+    for (int64_t i = 0; i < strips; i++) mixpi_blocks_add(all, &j.strips[i]);
+    return MIXP_OK;
+}
+
 /* The bound that a field of mixp_recipe sets; 0 = never. */
 static double mixpi_lossy_bound(float given, double usual) {
     return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual;
@@ -21466,6 +21554,8 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
     if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
     if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
     result = mixpi_loss_of(c->ctx, k, decode, &all);
+    if (!o->seen) memset(&o->blocks, 0, sizeof o->blocks);
+    if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
     if (result != MIXP_OK) return result;
     mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
                      all.seen ? (double)all.clipped / (double)all.seen : 0.0);
@@ -35739,6 +35829,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     out->scores = site->scores;
+    for (int k = 0; k < MIXPI_ROLES; k++) out->blocks[k] = site->operands[k].blocks;
     return 1;
 }
 /* --- what a sample shows ------------------------------------------------------------------- */

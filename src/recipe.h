@@ -199,6 +199,17 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       mixp_bf16 *y);
 
+/* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
+ * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT, FP8_DELAYED), a row counts as a block.
+ * A block without a value other than 0, or with an Inf or NaN, does not count. */
+typedef struct mixp_block_look {
+    int64_t blocks;             /* how many count; 0: not measured                         */
+    int64_t clipped;            /* in which a value lay beyond what the scale can hold     */
+    int64_t flushed;            /* whose values all became 0                               */
+    int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
+                                   value is its element times the scale; 2^e <= scale < 2^(e+1) */
+} mixp_block_look;
+
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */

@@ -229,6 +229,8 @@ typedef struct mixp_site_info {
                                    multiplied by the loss scale */
     float       scores;         /* of attention, newest sample: the largest magnitude of a query's
                                    log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
+    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on this
+                                   rank. All 0 on a device with memory of its own       */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */

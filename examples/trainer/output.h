@@ -307,6 +307,25 @@ static void freeze_planted(trainer *t) {
     if (!plant_freeze(b->up.w, b->up.b, b->down.w)) check(t, "planting");
 }
 
+/* Prints the scales and blocks of operand k of all linear layers under a recipe. */
+static void print_blocks(const trainer *t, int k) {
+    static const char *const names[3] = {"x", "w", "dy"};
+    mixp_block_look all = {0};
+    mixp_site_info s;
+    for (int i = 0; t->ctx && mixp_site(t->ctx, i, &s); i++) {
+        const mixp_block_look b = s.blocks[k];
+        if (b.blocks > b.flushed && (all.blocks == all.flushed || b.least < all.least)) all.least = b.least;
+        if (b.blocks > b.flushed && (all.blocks == all.flushed || b.largest > all.largest)) all.largest = b.largest;
+        all.blocks += b.blocks;
+        all.clipped += b.clipped;
+        all.flushed += b.flushed;
+    }
+    if (all.blocks > all.flushed)
+        say_line("scales", "of %s from 2^%d to 2^%d; blocks that clip %.2g%%, that are flushed %.2g%%", names[k],
+                 all.least, all.largest, 100.0 * (double)all.clipped / (double)all.blocks,
+                 100.0 * (double)all.flushed / (double)all.blocks);
+}
+
 /* Prints the sites that store f32 now, and the values that they would have had to store; then the
  * attention with the largest scores. */
 static void print_fallen(const trainer *t) {
@@ -315,6 +334,7 @@ static void print_fallen(const trainer *t) {
         if (s.fallen) say_line("in f32", "%s, largest %g", s.name, (double)s.value.largest);
         if (s.scores > most.scores) most = s;
     }
+    for (int k = 0; k < 3; k++) print_blocks(t, k);
     if (most.scores > 0)
         say_line("scores", "of attention up to %.3g, at %s%s", (double)most.scores, most.name,
                  most.scores > 100 ? "; add --qk-norm on, or clip weights: examples/qk_clip.h" : "");

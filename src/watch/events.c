@@ -299,5 +299,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     out->scores = site->scores;
+    for (int k = 0; k < MIXPI_ROLES; k++) out->blocks[k] = site->operands[k].blocks;
     return 1;
 }

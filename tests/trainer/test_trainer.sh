@@ -657,6 +657,9 @@ gpt 0 $fit --recipe mxfp8 --e8m0 floor --steps 8 --decay-steps 8 --out mxfp8.flo
 check "--e8m0 floor trains other weights" sh -c "! cmp -s mxfp8/checkpoint.safetensors mxfp8.floor/checkpoint.safetensors"
 gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls back to bf16" \
     sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32; an operand that loses too much, to bf16"'
+gpt 0 $fit --recipe mxfp8 --guard on --steps 2 --out blocks && tr -s " \n" " " <out >a
+check "the report has the range of scales" grep -q "scales of x from 2^-*[0-9]* to 2^-*[0-9]*; blocks that clip 0%" a
+check "the report has the largest score of attention" grep -q "scores of attention up to [0-9.e-]*, at transformer.h.0" a
 for recipe in fp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --codes --steps 8 --decay-steps 8 --out $recipe.codes
     check "--codes is named" sh -c 'tr -s " \n" " " <out | grep -q "linear layers in '$recipe'[a-z_]*, their inputs kept as codes"'

@@ -522,6 +522,125 @@ static void refused(void) {
     mixp_context_free(ctx);
 }
 
+/* --- blocks --------------------------------------------------------------------------------- */
+
+enum { TILE = 32, TILES = WIDTH / TILE };
+
+/* Tiles of 32 x 32: all values of tile (i, j) are 1.25 * 2^(e + i - j), or 0 on the last tile. */
+static void fill_tiles(float *x, int e) {
+    int i;
+    for (i = 0; i < WIDTH * WIDTH; i++) {
+        const int row = i / WIDTH / TILE, col = i % WIDTH / TILE;
+        const double a = ldexp(1.25, e + row - col);
+        x[i] = row == TILES - 1 && col == TILES - 1 ? 0.0f : (float)(i % 3 ? a : -a);
+    }
+}
+
+/* The blocks of a linear's operands after one sample. x, w and dy are what fill_tiles gives for e[], each then with
+ * element `at` of it replaced by `value`, if that is not 0. */
+static void blocks_of(mixp_recipe recipe, const int e[3], int at, float value, mixp_block_look out[3]) {
+    static float x[3][WIDTH * WIDTH];
+    const int64_t shape[2] = { WIDTH, WIDTH }, all = WIDTH * WIDTH;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_context_desc desc;
+    mixp_guard_desc guard;
+    mixp_context *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor *w, *y = NULL;
+    mixp_site_info s;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    desc.threads = 2;
+    ctx = mixp_context_new(&desc);
+    sgd.lr = 0;
+    opt = mixp_optimizer_new(ctx, &sgd);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    for (i = 0; i < 3; i++) {
+        fill_tiles(x[i], e[i]);
+        if (value != 0) x[i][at] = value;
+    }
+    mixp_write(w, x[1], MIXP_F32, WIDTH * WIDTH);
+    mixp_optimizer_add(opt, w, NULL);
+    recipe.error = recipe.clipped = -1;             /* nothing falls back */
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &recipe), MIXP_OK);
+    memset(&guard, 0, sizeof guard);
+    guard.imprecise = -1;                           /* no reruns */
+    CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_OK);
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) {
+        mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, shape, x[0]);
+        mixp_tensor_set_requires_grad(in, 1);
+        y = mixp_linear(ctx, in, w, NULL);
+    }
+    y = mixp_mul(ctx, mixp_cast(ctx, y, MIXP_F32), mixp_input(ctx, MIXP_F32, 2, shape, x[2]));
+    mixp_backward(ctx, mixp_sum(ctx, mixp_reshape(ctx, y, 1, &all), 0, 0));
+    mixp_optimizer_step(opt);
+    mixp_step_begin(ctx);
+    memset(out, 0, 3 * sizeof *out);
+    for (i = 0; mixp_site(ctx, i, &s); i++) {
+        if (strcmp(s.name, "w: linear") == 0) memcpy(out, s.blocks, sizeof s.blocks);
+        else CHECK(s.blocks[0].blocks + s.blocks[1].blocks + s.blocks[2].blocks == 0);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* Exponents by hand, for amax = 1.25 * 2^e: the scales are amax / 448 = 1.43 * 2^(e - 9) (fp8); that, rounded up to
+ * 2^(e - 8) (MXFP8, fp8 in blocks); amax / 6 = 1.67 * 2^(e - 3) (NVFP4). dy in e5m2: amax / 57344 = 1.43 * 2^(e - 16). */
+static void blocks_are_told(void) {
+    static const struct { mixp_recipe_kind kind; int below, below_dy, one, unit; } rows[4] = {
+        { MIXP_RECIPE_FP8_CURRENT, 9, 16, 1, WIDTH }, { MIXP_RECIPE_MXFP8, 8, 8, 0, 32 },
+        { MIXP_RECIPE_FP8_BLOCK, 8, 8, 0, 128 }, { MIXP_RECIPE_NVFP4, 3, 3, 0, 16 } };
+    static const int e[3] = { 2, -3, -20 };
+    mixp_block_look b[3];
+    mixp_recipe r;
+    int i, k;
+    for (i = 0; i < 4; i++) {
+        memset(&r, 0, sizeof r);
+        r.kind = rows[i].kind;
+        r.no_hadamard = r.no_stochastic = 1;
+        blocks_of(r, e, 0, 0.0f, b);
+        for (k = 0; k < 3; k++) {
+            const int below = k == 2 ? rows[i].below_dy : rows[i].below, largest = e[k] + TILES - 1 - below;
+            CHECK(b[k].blocks > 0);
+            CHECK_INT(b[k].largest, largest);
+            if (rows[i].one) CHECK_INT(b[k].least, largest);
+            else if (rows[i].kind != MIXP_RECIPE_FP8_BLOCK) CHECK_INT(b[k].least, e[k] - (TILES - 1) - below);
+            CHECK_INT(b[k].clipped, 0);
+            CHECK_INT(b[k].flushed, 0);
+        }
+
+        /* x in two directions: rows of an array; or blocks but those of the zero tile. */
+        if (rows[i].kind == MIXP_RECIPE_FP8_CURRENT) CHECK_INT(b[0].blocks, 2 * WIDTH);
+        else if (rows[i].unit <= TILE) CHECK_INT(b[0].blocks, 2 * (TILES * TILES - 1) * TILE * TILE / rows[i].unit);
+        else CHECK_INT(b[0].blocks, 2 * WIDTH);
+    }
+
+    /* FLOOR clips a value of 1.9 in a block whose scale is its power of two: two blocks of x, a row and a column. */
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_MXFP8;
+    r.e8m0 = MIXP_E8M0_FLOOR;
+    blocks_of(r, e, 5, 1.9f * 16.0f, b);
+    CHECK_INT(b[0].clipped, 2);
+    r.e8m0 = MIXP_E8M0_RCEIL;
+    blocks_of(r, e, 5, 1.9f * 16.0f, b);
+    CHECK_INT(b[0].clipped, 0);
+
+    /* NVFP4: beside 2^60 every other block is flushed, whose e4m3 scale becomes 0; those of the value's own row and
+     * column hold that value. */
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_NVFP4;
+    r.no_hadamard = r.no_stochastic = r.no_2d = 1;
+    blocks_of(r, e, 5, ldexpf(1.0f, 60), b);
+    CHECK_INT(b[0].blocks, 2 * (TILES * TILES - 1) * TILE * TILE / 16);
+    CHECK_INT(b[0].flushed, b[0].blocks - 2);
+    CHECK_INT(b[0].least, 57);
+    CHECK_INT(b[0].largest, 57);
+    memset(&r, 0, sizeof r);
+    blocks_of(r, e, 0, 0.0f, b);
+    CHECK(b[0].blocks + b[1].blocks + b[2].blocks == 0);
+}
+
 int main(void) {
     RUN(outliers);
     RUN(never);
@@ -532,5 +651,6 @@ int main(void) {
     RUN(resume);
     RUN(ranks);
     RUN(refused);
+    RUN(blocks_are_told);
     return test_report();
 }
