@@ -8681,6 +8681,8 @@ template <bool bends, int N>
 __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
                                      float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
+
+    /* Find the row's new top, over the four threads that share the row. */
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
@@ -8688,6 +8690,8 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     top = fmaxf(top_so_far, bends ? most : most * factor);
     shrink = exp2_approx((top_so_far - top) * (bends ? log2_e : 1.0f));
     top_so_far = top;
+
+    /* Turn scores into weights, and add them. */
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -8696,6 +8700,7 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
             sum += s[n][e];
         }
     }
+
     sum_so_far = fmaf(sum_so_far, shrink, sum);
     return shrink;
 }
@@ -8722,7 +8727,11 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
     const int N = Forward<D, bends>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
+
+    /* Compute the scores. */
     forward_scores<D, bf16, M, N>(s, q, keys);
+
+    /* Turn them into weights: bent, hidden, dropped. */
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         int query = tile.row + 16 * m, key = tile.column;
@@ -8732,7 +8741,10 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
+
     if (bends) __syncwarp(); /* products need all threads of the warp together */
+
+    /* Add the weighted values. */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -8749,6 +8761,8 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
+
+        /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
         bool none, toss;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
@@ -8756,11 +8770,15 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
         toss = is_tossed(h, sum);
+
+        /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;
         if (lane % 4 == 0)
             h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
                                               : bends ? top + log2f(sum) * ln_2
                                                       : (top + log2f(sum)) * ln_2;
+
+        /* Store the row. */
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
@@ -8777,6 +8795,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     const int M = Shape::M, rows = Shape::rows, keys = Shape::keys;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + rows * D;
+
+    /* Find the block's queries, its head, and the tiles of keys that they see. */
     int blocks = (int)ceil_div(h.t, rows), row = (int)threadIdx.x / warp_size * 16 * M;
     int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * rows;
     int z = (int)(blockIdx.x / blocks), end = keys_of(h, z);
@@ -8785,11 +8805,15 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     const uint16_t *k = (const uint16_t *)h.k.data + met_at(h, h.k_at, z);
     const uint16_t *v = (const uint16_t *)h.v.data + met_at(h, h.v_at, z);
     int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
+
+    /* The sums are empty: no key has been seen. */
     const uint64_t draws = bends ? draws_key(h) : 0;
     uint32_t held[M][D / 16][4];
     RowSums<D, M> r = {};
     MIXPI_UNROLL
     for (int i = 0; i < 2 * M; i++) r.top[i / 2][i % 2] = lowest_float;
+
+    /* Fetch the queries, then the first tile; hold the queries in registers. */
     tile_fetch<D, rows>(own, q, (int)h.q_at.row, first, h.t);
     cp_async_commit();
     tile_fetch<D, keys>(others, k, ld_k, 0, end);
@@ -8800,6 +8824,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     MIXPI_UNROLL
     for (int i = 0; i < M * (D / 16); i++)
         left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
+
+    /* Walk over the tiles: fetch the next one while this one is computed. */
     for (int i = 0; i < tiles; i++) {
         uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
@@ -8814,6 +8840,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
+
     cp_async_wait<0>(); /* without any tile the first copy is still in flight */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
@@ -8944,9 +8971,13 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     int end = keys ? h.t : w.end, own_end = keys ? w.end : h.t;
     float s[M][4][4] = {}, g[M][4][4] = {};
     const float *those = statistics + column + lane % 4 * 2;
+
+    /* Does no pair of these queries and keys count? */
     if (from >= end || low >= own_end ||
         (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead))
         return;
+
+    /* Compute the scores and their gradients; hidden pairs have none. */
     backward_scores<D, bf16, keys, M>(s, g, w, other, column);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
@@ -8958,7 +8989,10 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
             backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
+
     if (bends) __syncwarp();
+
+    /* Add the gradients of 32 columns to the sums, and for keys the weighted dy. */
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
         uint32_t weights[M][4];
@@ -9019,6 +9053,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         int64_t at = (int64_t)w.z * h.t + query;
         int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
         bool there = query < h.t;
+
+        /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
             get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
@@ -9028,6 +9064,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         }
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+
+        /* Keep delta and lse in registers; store delta for dK and dV. */
         w.delta[i / 2][i % 2] = sum;
         w.lse[i / 2][i % 2] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
@@ -9086,6 +9124,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
     int blocks = (int)ceil_div(keys ? h.keys : h.t, rows), block = (int)(blockIdx.x % blocks),
         begin = 0, tiles, count, z;
+
+    /* Find the block's own rows, and its head. */
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
@@ -9095,16 +9135,22 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
+
+    /* Find the tiles that its rows meet: in keys, for each head of the group. */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
     tiles = tiles > begin ? tiles - begin : 0; /* of a head */
     count = tiles * (keys ? h.group : 1);
+
+    /* Fetch the own rows, then the first tile. */
     own_fetch<D, keys, rows>(own, h, z, w.first, keys ? w.end : h.t);
     cp_async_commit();
     walk_fetch<D, keys>(others, h, z, 0, begin, keys ? h.t : w.end);
     cp_async_commit();
     if (keys) statistics[(int)threadIdx.x] = query_statistic(h, z, begin * N);
+
+    /* Compute the statistics of own queries, and hold their dy in registers. */
     if (!keys) {
         cp_async_wait<1>();
         __syncthreads();
@@ -9114,6 +9160,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         for (int i = 0; i < M * (D / 16); i++)
             left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
     }
+
+    /* Walk over the tiles: fetch the next one while this one is computed. */
     for (int i = 0; i < count; i++) {
         uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
         if (i + 1 < count) {
@@ -9131,6 +9179,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
+
+    /* Store the sums. */
     cp_async_wait<0>();
     w.z = z;
     backward_finish<D, keys, M>(sums, h, w);
@@ -9356,6 +9406,8 @@ template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Head
         int64_t at = (int64_t)w.z * h.t + query;
         int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
         bool there = query < h.t;
+
+        /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
             get8_any(h.dy, y + 8 * chunk, 8, true, a);
@@ -9365,6 +9417,8 @@ template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Head
         }
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+
+        /* Keep delta and lse in registers; store delta for dK and dV. */
         w.delta[0][i] = sum;
         w.lse[0][i] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
@@ -9671,8 +9725,12 @@ __device__ inline void plain_multiply(float (*s)[8], const float *own, const flo
         MIXPI_UNROLL
         for (int half = 0; half < 64; half += 32) {
             float a[M][4], b[4];
+
+            /* Read 4 columns of the thread's own rows. */
             MIXPI_UNROLL
             for (int i = 0; i < M; i++) get4(own + plain_at(row + 4 * i, k) + half, a[i]);
+
+            /* Multiply them by those of 8 other rows. */
             MIXPI_UNROLL
             for (int j = 0; j < 8; j++) {
                 get4(other + plain_at(column + 8 * j, k) + half, b);
@@ -9693,8 +9751,12 @@ __device__ inline void plain_add(float (*sums)[8], const float *weights, const f
         MIXPI_UNROLL
         for (int half = 0; half < 64; half += 32) {
             float a[M][4], b[8];
+
+            /* Read 4 weights of each of the thread's rows. */
             MIXPI_UNROLL
             for (int i = 0; i < M; i++) get4(weights + plain_at(row + 4 * i, k) + half, a[i]);
+
+            /* Add the rows that they weigh. */
             MIXPI_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float *at = other + plain_at(k + half + 8 * e, column);
@@ -9829,6 +9891,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i, key = w.at + plain_column();
         int seen = query < h.t ? (int)least(w.end, query + h.ahead + 1) : 0;
+
+        /* Hide keys that the query does not see, and find the row's new top. */
         float top = r.top[i], shrink;
         MIXPI_UNROLL
         for (int j = 0; j < 8; j++) {
@@ -9836,6 +9900,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
             top = fmaxf(top, s[i][j]);
         }
         top = row_max(top);
+
+        /* Rescale the sum to it, and add the new weights. */
         shrink = expf(r.top[i] - top);
         r.top[i] = top;
         r.sum[i] *= shrink;
@@ -9844,6 +9910,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
             s[i][j] = expf(s[i][j] - top);
             r.sum[i] += s[i][j];
         }
+
+        /* Rescale the weighted values. */
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) r.o[n / 8][i][n % 8] *= shrink;
     }
@@ -9887,14 +9955,20 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
 template <int parts, int M>
 __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, shared);
+
+    /* Find the block's queries, and the keys that they see. */
     int blocks = (int)ceil_div(h.t, 16 * M), block = blocks - 1 - (int)(blockIdx.x % blocks);
     PlainPlace w = plain_place<M>(h, shared, (int)(blockIdx.x / blocks), block * 16 * M, false);
     int end = (int)least(w.end, (int64_t)w.first + 16 * M + h.ahead);
     PlainRows q = query_rows(h, h.q, h.q_at, w.z), k = key_rows(h, h.k, h.k_at, w.z, w.end),
               v = key_rows(h, h.v, h.v_at, w.z, w.end);
+
+    /* The sums are empty: no key has been seen. */
     PlainSums<parts, M> r = {};
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) r.top[i] = lowest_float;
+
+    /* Walk over the tiles of keys: scores, weights, weighted values. */
     for (; w.at < end; w.at += plain_others) {
         float s[M][8] = {};
         plain_scores<parts, M>(s, h, w, q, k, w.at > 0);
@@ -9904,6 +9978,7 @@ __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_f
         if (h.limit) plain_drop<M>(h, w);
         plain_sums<parts, M>(r.o, w.weights, h, w, v, false);
     }
+
     plain_finish<parts, M>(r, h, w);
 }
 
@@ -9936,6 +10011,8 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
                                      const PlainPlace &w) {
     const int queries = keys ? 8 : M;
     int mine = w.first + plain_row<M>(), that = w.at + plain_column();
+
+    /* Read the queries' statistics. */
     float lse[queries], delta[queries];
     MIXPI_UNROLL
     for (int i = 0; i < queries; i++) {
@@ -9944,6 +10021,8 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
         lse[i] = query < h.t ? h.lse[at] : 0.0f;
         delta[i] = query < h.t ? h.delta[at] : 0.0f;
     }
+
+    /* Compute the weights, and the gradients of their scores; hidden pairs have none. */
     MIXPI_UNROLL
     for (int n = 0; n < 8 * M; n++) {
         int i = n / 8, j = n % 8, of = keys ? j : i;
@@ -9964,12 +10043,16 @@ template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, co
         int mine = w.first + one.row, that = w.at + one.column;
         int query = keys ? that : mine, key = keys ? mine : that;
         int64_t at = (int64_t)w.z * h.t + query;
+
+        /* Cap the score. A hidden pair has no weight and no gradient. */
         float *s = w.weights + one.at, *g = w.own + one.at;
         float score = capped(h, *s), slope = cap_slope(h, score), weight, kept;
         bool seen = is_seen(h, w, query, key);
         *s = seen ? score : 0.0f;
         if (!seen) *g = 0.0f;
         if (!seen) continue;
+
+        /* Compute the weight, and the gradient of the score. */
         weight = expf(score + mask_of(h, w.z, query, key) - h.lse[at]);
         kept = kept_of(h, draws, w.z, query, key);
         *s = weight * kept;
@@ -9984,15 +10067,21 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), begin = 0;
     PlainPlace w = plain_place<M>(h, shared, z, (keys ? block : blocks - 1 - block) * 16 * M, keys);
     int end = keys ? h.t : (int)least(w.end, (int64_t)w.first + 16 * M + h.ahead);
+
+    /* Find the tiles that the own rows meet; compute delta of own queries. */
     float sums[keys ? 2 : 1][parts][M][8] = {};
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / plain_others * plain_others;
     if (keys && w.first >= w.end) end = 0;
     if (!keys) plain_delta<M>(h, w);
+
+    /* Walk over them: in keys, for each head of the group. */
     PlainRows k = key_rows(h, h.k, h.k_at, z, w.end), v = key_rows(h, h.v, h.v_at, z, w.end);
     for (; w.z < z + (keys ? h.group : 1); w.z++) {
         PlainRows q = query_rows(h, h.q, h.q_at, w.z), dy = query_rows(h, h.dy, h.y_at, w.z);
         for (w.at = begin; w.at < end; w.at += plain_others) {
             float s[M][8] = {}, g[M][8] = {};
+
+            /* Compute the scores and their gradients. */
             plain_scores<parts, M>(g, h, w, keys ? v : dy, keys ? dy : v, false);
             plain_scores<parts, M>(s, h, w, keys ? k : q, keys ? q : k, false);
             __syncwarp(); /* own rows of the warp have been read */
@@ -10000,10 +10089,14 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
             plain_put<M>(w.weights, s);
             plain_put<M>(w.own, g);
             if (h.bends) plain_bent<keys, M>(h, w);
+
+            /* Add them to the sums. */
             plain_sums<parts, M>(sums[0], w.own, h, w, keys ? q : k, true);
             if (keys) plain_sums<parts, M>(sums[keys], w.weights, h, w, dy, false);
         }
     }
+
+    /* Store the sums. */
     if (keys) {
         GradRows dk = { h.dk, met_at(h, h.k_at, z), h.k_at.row, h.keys, w.end };
         GradRows dv = { h.dv, met_at(h, h.v_at, z), h.v_at.row, h.keys, w.end };
@@ -10212,6 +10305,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     mixp_result r = attention_check(k, args);
     if (r != MIXP_OK) return r;
     memset((void *)h, 0, sizeof *h);
+
+    /* The sizes. */
     h->b = args.b;
     h->t = (int)args.t;
     h->keys = (int)args.keys;
@@ -10220,6 +10315,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->d = (int)args.d;
     h->ahead = args.causal ? (int)least(args.past, most_ahead) : most_ahead;
     h->scale = args.scale;
+
+    /* The arrays, and where their rows stand. */
     h->q = args.q;
     h->k = args.k;
     h->v = args.v;
@@ -10231,6 +10328,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->y_at.sequence = args.t * h->y_at.row;
     h->out = args.y;
     h->lse = args.lse;
+
+    /* What bends scores, and where faults go. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
     heads_bend(h, args);

@@ -326,6 +326,8 @@ template <bool bends, int N>
 __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
                                      float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
+
+    /* Find the row's new top, over the four threads that share the row. */
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
@@ -333,6 +335,8 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     top = fmaxf(top_so_far, bends ? most : most * factor);
     shrink = exp2_approx((top_so_far - top) * (bends ? log2_e : 1.0f));
     top_so_far = top;
+
+    /* Turn scores into weights, and add them. */
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -341,6 +345,7 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
             sum += s[n][e];
         }
     }
+
     sum_so_far = fmaf(sum_so_far, shrink, sum);
     return shrink;
 }
@@ -367,7 +372,11 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
     const int N = Forward<D, bends>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
+
+    /* Compute the scores. */
     forward_scores<D, bf16, M, N>(s, q, keys);
+
+    /* Turn them into weights: bent, hidden, dropped. */
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         int query = tile.row + 16 * m, key = tile.column;
@@ -377,7 +386,10 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
+
     if (bends) __syncwarp(); /* products need all threads of the warp together */
+
+    /* Add the weighted values. */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -394,6 +406,8 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
+
+        /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
         bool none, toss;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
@@ -401,11 +415,15 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
         toss = is_tossed(h, sum);
+
+        /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;
         if (lane % 4 == 0)
             h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
                                               : bends ? top + log2f(sum) * ln_2
                                                       : (top + log2f(sum)) * ln_2;
+
+        /* Store the row. */
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
@@ -422,6 +440,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     const int M = Shape::M, rows = Shape::rows, keys = Shape::keys;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + rows * D;
+
+    /* Find the block's queries, its head, and the tiles of keys that they see. */
     int blocks = (int)ceil_div(h.t, rows), row = (int)threadIdx.x / warp_size * 16 * M;
     int first = (blocks - 1 - (int)(blockIdx.x % blocks)) * rows;
     int z = (int)(blockIdx.x / blocks), end = keys_of(h, z);
@@ -430,11 +450,15 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     const uint16_t *k = (const uint16_t *)h.k.data + met_at(h, h.k_at, z);
     const uint16_t *v = (const uint16_t *)h.v.data + met_at(h, h.v_at, z);
     int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
+
+    /* The sums are empty: no key has been seen. */
     const uint64_t draws = bends ? draws_key(h) : 0;
     uint32_t held[M][D / 16][4];
     RowSums<D, M> r = {};
     MIXPI_UNROLL
     for (int i = 0; i < 2 * M; i++) r.top[i / 2][i % 2] = lowest_float;
+
+    /* Fetch the queries, then the first tile; hold the queries in registers. */
     tile_fetch<D, rows>(own, q, (int)h.q_at.row, first, h.t);
     cp_async_commit();
     tile_fetch<D, keys>(others, k, ld_k, 0, end);
@@ -445,6 +469,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     MIXPI_UNROLL
     for (int i = 0; i < M * (D / 16); i++)
         left_factor<D>(held[i % M][i / M], own, row + 16 * (i % M), i / M);
+
+    /* Walk over the tiles: fetch the next one while this one is computed. */
     for (int i = 0; i < tiles; i++) {
         uint16_t *now = others + i % 2 * 2 * keys * D, *next = others + (i + 1) % 2 * 2 * keys * D;
         if (i + 1 < tiles) {
@@ -459,6 +485,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
+
     cp_async_wait<0>(); /* without any tile the first copy is still in flight */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
@@ -589,9 +616,13 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     int end = keys ? h.t : w.end, own_end = keys ? w.end : h.t;
     float s[M][4][4] = {}, g[M][4][4] = {};
     const float *those = statistics + column + lane % 4 * 2;
+
+    /* Does no pair of these queries and keys count? */
     if (from >= end || low >= own_end ||
         (keys ? from + 31 + h.ahead < low : from > low + 16 * M - 1 + h.ahead))
         return;
+
+    /* Compute the scores and their gradients; hidden pairs have none. */
     backward_scores<D, bf16, keys, M>(s, g, w, other, column);
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
@@ -603,7 +634,10 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
             backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
+
     if (bends) __syncwarp();
+
+    /* Add the gradients of 32 columns to the sums, and for keys the weighted dy. */
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
         uint32_t weights[M][4];
@@ -664,6 +698,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         int64_t at = (int64_t)w.z * h.t + query;
         int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
         bool there = query < h.t;
+
+        /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
             get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
@@ -673,6 +709,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         }
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+
+        /* Keep delta and lse in registers; store delta for dK and dV. */
         w.delta[i / 2][i % 2] = sum;
         w.lse[i / 2][i % 2] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
@@ -731,6 +769,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     float *statistics = (float *)(void *)(others + 4 * N * D), ahead = 0.0f;
     int blocks = (int)ceil_div(keys ? h.keys : h.t, rows), block = (int)(blockIdx.x % blocks),
         begin = 0, tiles, count, z;
+
+    /* Find the block's own rows, and its head. */
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
@@ -740,16 +780,22 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
+
+    /* Find the tiles that its rows meet: in keys, for each head of the group. */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
     tiles = tiles > begin ? tiles - begin : 0; /* of a head */
     count = tiles * (keys ? h.group : 1);
+
+    /* Fetch the own rows, then the first tile. */
     own_fetch<D, keys, rows>(own, h, z, w.first, keys ? w.end : h.t);
     cp_async_commit();
     walk_fetch<D, keys>(others, h, z, 0, begin, keys ? h.t : w.end);
     cp_async_commit();
     if (keys) statistics[(int)threadIdx.x] = query_statistic(h, z, begin * N);
+
+    /* Compute the statistics of own queries, and hold their dy in registers. */
     if (!keys) {
         cp_async_wait<1>();
         __syncthreads();
@@ -759,6 +805,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         for (int i = 0; i < M * (D / 16); i++)
             left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
     }
+
+    /* Walk over the tiles: fetch the next one while this one is computed. */
     for (int i = 0; i < count; i++) {
         uint16_t *now = others + i % 2 * 2 * N * D, *next = others + (i + 1) % 2 * 2 * N * D;
         if (i + 1 < count) {
@@ -776,6 +824,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
+
+    /* Store the sums. */
     cp_async_wait<0>();
     w.z = z;
     backward_finish<D, keys, M>(sums, h, w);

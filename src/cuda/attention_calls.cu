@@ -196,6 +196,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     mixp_result r = attention_check(k, args);
     if (r != MIXP_OK) return r;
     memset((void *)h, 0, sizeof *h);
+
+    /* The sizes. */
     h->b = args.b;
     h->t = (int)args.t;
     h->keys = (int)args.keys;
@@ -204,6 +206,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->d = (int)args.d;
     h->ahead = args.causal ? (int)least(args.past, most_ahead) : most_ahead;
     h->scale = args.scale;
+
+    /* The arrays, and where their rows stand. */
     h->q = args.q;
     h->k = args.k;
     h->v = args.v;
@@ -215,6 +219,8 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->y_at.sequence = args.t * h->y_at.row;
     h->out = args.y;
     h->lse = args.lse;
+
+    /* What bends scores, and where faults go. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
     heads_bend(h, args);

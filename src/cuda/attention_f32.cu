@@ -142,8 +142,12 @@ __device__ inline void plain_multiply(float (*s)[8], const float *own, const flo
         MIXPI_UNROLL
         for (int half = 0; half < 64; half += 32) {
             float a[M][4], b[4];
+
+            /* Read 4 columns of the thread's own rows. */
             MIXPI_UNROLL
             for (int i = 0; i < M; i++) get4(own + plain_at(row + 4 * i, k) + half, a[i]);
+
+            /* Multiply them by those of 8 other rows. */
             MIXPI_UNROLL
             for (int j = 0; j < 8; j++) {
                 get4(other + plain_at(column + 8 * j, k) + half, b);
@@ -164,8 +168,12 @@ __device__ inline void plain_add(float (*sums)[8], const float *weights, const f
         MIXPI_UNROLL
         for (int half = 0; half < 64; half += 32) {
             float a[M][4], b[8];
+
+            /* Read 4 weights of each of the thread's rows. */
             MIXPI_UNROLL
             for (int i = 0; i < M; i++) get4(weights + plain_at(row + 4 * i, k) + half, a[i]);
+
+            /* Add the rows that they weigh. */
             MIXPI_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float *at = other + plain_at(k + half + 8 * e, column);
@@ -300,6 +308,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i, key = w.at + plain_column();
         int seen = query < h.t ? (int)least(w.end, query + h.ahead + 1) : 0;
+
+        /* Hide keys that the query does not see, and find the row's new top. */
         float top = r.top[i], shrink;
         MIXPI_UNROLL
         for (int j = 0; j < 8; j++) {
@@ -307,6 +317,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
             top = fmaxf(top, s[i][j]);
         }
         top = row_max(top);
+
+        /* Rescale the sum to it, and add the new weights. */
         shrink = expf(r.top[i] - top);
         r.top[i] = top;
         r.sum[i] *= shrink;
@@ -315,6 +327,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
             s[i][j] = expf(s[i][j] - top);
             r.sum[i] += s[i][j];
         }
+
+        /* Rescale the weighted values. */
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) r.o[n / 8][i][n % 8] *= shrink;
     }
@@ -358,14 +372,20 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
 template <int parts, int M>
 __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_forward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, shared);
+
+    /* Find the block's queries, and the keys that they see. */
     int blocks = (int)ceil_div(h.t, 16 * M), block = blocks - 1 - (int)(blockIdx.x % blocks);
     PlainPlace w = plain_place<M>(h, shared, (int)(blockIdx.x / blocks), block * 16 * M, false);
     int end = (int)least(w.end, (int64_t)w.first + 16 * M + h.ahead);
     PlainRows q = query_rows(h, h.q, h.q_at, w.z), k = key_rows(h, h.k, h.k_at, w.z, w.end),
               v = key_rows(h, h.v, h.v_at, w.z, w.end);
+
+    /* The sums are empty: no key has been seen. */
     PlainSums<parts, M> r = {};
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) r.top[i] = lowest_float;
+
+    /* Walk over the tiles of keys: scores, weights, weighted values. */
     for (; w.at < end; w.at += plain_others) {
         float s[M][8] = {};
         plain_scores<parts, M>(s, h, w, q, k, w.at > 0);
@@ -375,6 +395,7 @@ __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_f
         if (h.limit) plain_drop<M>(h, w);
         plain_sums<parts, M>(r.o, w.weights, h, w, v, false);
     }
+
     plain_finish<parts, M>(r, h, w);
 }
 
@@ -407,6 +428,8 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
                                      const PlainPlace &w) {
     const int queries = keys ? 8 : M;
     int mine = w.first + plain_row<M>(), that = w.at + plain_column();
+
+    /* Read the queries' statistics. */
     float lse[queries], delta[queries];
     MIXPI_UNROLL
     for (int i = 0; i < queries; i++) {
@@ -415,6 +438,8 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
         lse[i] = query < h.t ? h.lse[at] : 0.0f;
         delta[i] = query < h.t ? h.delta[at] : 0.0f;
     }
+
+    /* Compute the weights, and the gradients of their scores; hidden pairs have none. */
     MIXPI_UNROLL
     for (int n = 0; n < 8 * M; n++) {
         int i = n / 8, j = n % 8, of = keys ? j : i;
@@ -435,12 +460,16 @@ template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, co
         int mine = w.first + one.row, that = w.at + one.column;
         int query = keys ? that : mine, key = keys ? mine : that;
         int64_t at = (int64_t)w.z * h.t + query;
+
+        /* Cap the score. A hidden pair has no weight and no gradient. */
         float *s = w.weights + one.at, *g = w.own + one.at;
         float score = capped(h, *s), slope = cap_slope(h, score), weight, kept;
         bool seen = is_seen(h, w, query, key);
         *s = seen ? score : 0.0f;
         if (!seen) *g = 0.0f;
         if (!seen) continue;
+
+        /* Compute the weight, and the gradient of the score. */
         weight = expf(score + mask_of(h, w.z, query, key) - h.lse[at]);
         kept = kept_of(h, draws, w.z, query, key);
         *s = weight * kept;
@@ -455,15 +484,21 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), begin = 0;
     PlainPlace w = plain_place<M>(h, shared, z, (keys ? block : blocks - 1 - block) * 16 * M, keys);
     int end = keys ? h.t : (int)least(w.end, (int64_t)w.first + 16 * M + h.ahead);
+
+    /* Find the tiles that the own rows meet; compute delta of own queries. */
     float sums[keys ? 2 : 1][parts][M][8] = {};
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / plain_others * plain_others;
     if (keys && w.first >= w.end) end = 0;
     if (!keys) plain_delta<M>(h, w);
+
+    /* Walk over them: in keys, for each head of the group. */
     PlainRows k = key_rows(h, h.k, h.k_at, z, w.end), v = key_rows(h, h.v, h.v_at, z, w.end);
     for (; w.z < z + (keys ? h.group : 1); w.z++) {
         PlainRows q = query_rows(h, h.q, h.q_at, w.z), dy = query_rows(h, h.dy, h.y_at, w.z);
         for (w.at = begin; w.at < end; w.at += plain_others) {
             float s[M][8] = {}, g[M][8] = {};
+
+            /* Compute the scores and their gradients. */
             plain_scores<parts, M>(g, h, w, keys ? v : dy, keys ? dy : v, false);
             plain_scores<parts, M>(s, h, w, keys ? k : q, keys ? q : k, false);
             __syncwarp(); /* own rows of the warp have been read */
@@ -471,10 +506,14 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
             plain_put<M>(w.weights, s);
             plain_put<M>(w.own, g);
             if (h.bends) plain_bent<keys, M>(h, w);
+
+            /* Add them to the sums. */
             plain_sums<parts, M>(sums[0], w.own, h, w, keys ? q : k, true);
             if (keys) plain_sums<parts, M>(sums[keys], w.weights, h, w, dy, false);
         }
     }
+
+    /* Store the sums. */
     if (keys) {
         GradRows dk = { h.dk, met_at(h, h.k_at, z), h.k_at.row, h.keys, w.end };
         GradRows dv = { h.dv, met_at(h, h.v_at, z), h.v_at.row, h.keys, w.end };

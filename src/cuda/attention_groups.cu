@@ -219,6 +219,8 @@ template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Head
         int64_t at = (int64_t)w.z * h.t + query;
         int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
         bool there = query < h.t;
+
+        /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
             get8_any(h.dy, y + 8 * chunk, 8, true, a);
@@ -228,6 +230,8 @@ template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Head
         }
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+
+        /* Keep delta and lse in registers; store delta for dK and dV. */
         w.delta[0][i] = sum;
         w.lse[0][i] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
