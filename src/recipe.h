@@ -200,8 +200,9 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
                                       mixp_bf16 *y);
 
 /* The blocks of an operand in a sample of a guard, all its quantisations together, also those by
- * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT, FP8_DELAYED), a row counts as a block.
- * A block without a value other than 0, or with an Inf or NaN, does not count. */
+ * which the guard recomputes a site: see mixp_site_info. Where an array has one scale (FP8_CURRENT,
+ * FP8_DELAYED), a row counts as a block. A block without a value other than 0, or with an Inf or
+ * NaN, does not count. */
 typedef struct mixp_block_look {
     int64_t blocks;             /* how many count; 0: not measured                         */
     int64_t clipped;            /* in which a value lay beyond what the scale can hold     */

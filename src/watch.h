@@ -47,9 +47,10 @@
  * level, so f32 would change only the rounding of q and k. How much that rounding matters shows in
  * mixp_site_info.scores; the cure is in the weights (mixp_attention_scores). A site falls back if
  * rounding takes more than `imprecise` of the variation of its values over the batch, with the
- * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is recomputed with f32
- * weights too, and the mean of its error counts; if it falls back for its precision, it reads f32
- * weights and inputs from then on. Batches of fewer than 8 rows are not judged.
+ * means subtracted. Example: 2023.37 is in the range of f16, but becomes 2023. A product is
+ * recomputed with f32 weights too, and the mean of its error counts; if it falls back for its
+ * precision, it reads f32 weights and inputs from then on. Batches of fewer than 8 rows are not
+ * judged.
  *
  * The bound of 0.05 was set on twelve public data sets and on everyday programs. Programs whose
  * bf16 run ends as their f32 run does lose at most 0.042 at a site. A set of raw columns 40 times
@@ -229,8 +230,8 @@ typedef struct mixp_site_info {
                                    multiplied by the loss scale */
     float       scores;         /* of attention, newest sample: the largest magnitude of a query's
                                    log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
-    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on this
-                                   rank. All 0 on a device with memory of its own       */
+    mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on
+                                   this rank. All 0 on a device with memory of its own  */
 } mixp_site_info;
 
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
