@@ -76,6 +76,8 @@ static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) 
                  (double)k->heads, (double)k->kv_heads);
     if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
         return mixpi_bad_shapes(c, rule);
+
+    /* A row has all heads of q, then those of k and of v. */
     k->b = x->shape[0];
     k->t = k->keys = x->shape[1];
     k->d = x->shape[2] / all;
@@ -102,6 +104,7 @@ static int mixpi_attention_fits(const mixp_tensor *t, const mixp_attention_args 
 
 static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *q = c->in[MIXPI_ATTENTION_Q], *key = c->in[MIXPI_ATTENTION_K];
+
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
         return mixpi_attention_misfit(c, 0,
@@ -110,6 +113,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
+
+    /* The sizes are those of q and k; v must fit them. */
     k->b = q->shape[0];
     k->t = q->shape[1];
     k->d = mixpi_row_of(q) / k->heads;
@@ -120,6 +125,7 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
         return mixpi_attention_misfit(c, 2,
                                       "v must have k's shape [b, keys, kv_heads*d], and q's d");
+
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
     return MIXP_OK;
@@ -130,6 +136,8 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
     int64_t full[4], stride[4], step = 1;
     if (!mask) return MIXP_OK;
+
+    /* From the last dimension on, each is 1 or as large as that of the scores. */
     full[0] = k->b;
     full[1] = k->heads;
     full[2] = k->t;
@@ -143,10 +151,13 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
+
     k->mask_at.sequence = stride[0];
     k->mask_at.head = stride[1];
     k->mask_at.row = stride[2];
     k->mask_key = stride[3];
+
+    /* Nothing gives the mask a gradient. */
     if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "attention: the mask '%.60s' requires a gradient, but attention gives "
@@ -174,14 +185,15 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     int64_t shape[3];
     int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
-    mixp_result r;
     if (mask && !mixpi_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "attention: the mask is %s; a mask is added to the scores and "
                                  "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
                                  "is hidden",
                                  mixp_dtype_name(mask->dtype));
-    r = mixpi_need_real(c, packed ? 1 : 3, 4);
+
+    /* q, k and v in one tensor or apart, then what all forms have. */
+    mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
     if (r != MIXP_OK) return r;
     if (packed && !k->kv_heads) k->kv_heads = k->heads;
     r = packed ? mixpi_attention_packed(c, k) : mixpi_attention_apart(c, k);
@@ -189,6 +201,8 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_attention_mask(c, k);
     if (r == MIXP_OK) r = mixpi_attention_lengths(c, k);
     if (r != MIXP_OK) return r;
+
+    /* The result has the shape of q. */
     if (!packed) return mixp_call_output(c, q->dtype, q->rank, q->shape);
     shape[0] = k->b;
     shape[1] = k->t;
@@ -209,10 +223,11 @@ static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
     mixp_attention_args *k = (mixp_attention_args *)c->attrs;
-    mixp_result r;
     const mixp_tensor *lengths = mixpi_attention_input(c, MIXPI_ATTENTION_LENGTHS);
     int64_t shape[3] = { k->b, k->heads, k->t };
     if (!mixp_call_save(c, 0, MIXP_F32, 3, shape)) return MIXP_ERR_MEMORY;
+
+    /* A packed tensor has k behind q, and v behind k. */
     k->q = mixpi_call_x(c, MIXPI_ATTENTION_Q);
     k->k = mixpi_call_x(c, MIXPI_ATTENTION_K);
     k->v = mixpi_call_x(c, MIXPI_ATTENTION_V);
@@ -224,13 +239,16 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
     k->lengths = lengths ? (const int32_t *)lengths->data : NULL;
     k->y = mixpi_call_y(c);
     k->lse = mixpi_saved(c, 0);
-    r = MIXPI_RUN(c, attention, k);
+
+    /* The kernel finds a length that is out of range. */
+    mixp_result r = MIXPI_RUN(c, attention, k);
     if (r != MIXP_ERR_ARGUMENT || !k->lengths) return r;
     return mixpi_attention_bad_length(c, k);
 }
 
 /* If a tensor is used as two of q, k and v, adds its gradients one after the other. */
-static mixp_result mixpi_attention_in_turn(mixp_call *c, const mixp_attention_backward_args *all) {
+static mixp_result mixpi_attention_one_by_one(mixp_call *c,
+                                              const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
     int i;
@@ -262,7 +280,7 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
     twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
-    if (twice) return mixpi_attention_in_turn(c, &k);
+    if (twice) return mixpi_attention_one_by_one(c, &k);
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
@@ -297,8 +315,8 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
 }
 
 /* PyTorch's layout: transposes q, k and v, and transposes y back. */
-static mixp_tensor *mixpi_attention_turned(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-                                           mixp_tensor *v, const mixp_attention_desc *desc) {
+static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
+                                               mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_desc as_projected = *desc;
     mixp_tensor *y;
     as_projected.layout = MIXP_LAYOUT_BTHD;
@@ -320,7 +338,9 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
-    if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_turned(ctx, q, k, v, desc);
+    if (desc->layout == MIXP_LAYOUT_BHTD) return mixpi_attention_transposed(ctx, q, k, v, desc);
+
+    /* The description, and what keys the dropout. */
     memset(&a, 0, sizeof a);
     a.heads = desc->heads;
     a.kv_heads = desc->kv_heads;
@@ -332,6 +352,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
     if (mixp_bits_of_f32(a.dropout) << 1) a.tensor = mixpi_dropout_key(ctx);
+
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
