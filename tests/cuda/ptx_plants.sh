@@ -131,7 +131,7 @@ warpgroups() {
     plant 'wgmma: no fence.proxy.async' 90a $heads $wide 'fence[.]proxy' all 's/fence[.]proxy[^;]*;//'
     plant 'wgmma: fence.proxy.async behind the barrier' 90a $heads $wide 'fence[.]proxy|bar[.]sync' all \
         's/fence[.]proxy[^;]*;//; s/bar[.]sync[^;]*;/& fence.proxy.async;/'
-    plant 'wgmma: no barrier after a tile' 90a $heads $wide 'bar[.]sync' 3 's/bar[.]sync[^;]*;//'
+    plant 'wgmma: no barrier after a tile' 90a $heads $wide 'bar[.]sync' 2 's/bar[.]sync[^;]*;//'
     plant 'wgmma: no wgmma.fence' 90a $heads $wide 'wgmma[.]fence' all 's/wgmma[.]fence[^;]*;//'
     plant 'wgmma: no wait for products' 90a $heads $wide 'wgmma[.]wait' all 's/wgmma[.]wait[^;]*;//'
     plant 'wgmma: one group too many is left' 90a $heads $wide 'wgmma[.]wait.* 0;' 1 's/ 0;/ 1;/'
