@@ -238,6 +238,28 @@ static mixp_tensor *mixpi_product_tangent(mixp_call *c) {
     return mixpi_plus(c->ctx, mixpi_plus(c->ctx, left, right), mixpi_tangent(c, 2));
 }
 
+/* The tangent of a layer of mlp, a w' + b. da: that of a, or NULL. */
+static mixp_tensor *mixpi_layer_tangent(mixp_call *c, mixp_tensor *a, mixp_tensor *da, int weight,
+                                        int bias) {
+    mixp_tensor *dw = mixpi_tangent(c, weight);
+    if (da) da = mixp_linear(c->ctx, da, c->in[weight], NULL);
+    if (dw) da = mixpi_plus(c->ctx, da, mixp_linear(c->ctx, a, dw, NULL));
+    return mixpi_plus(c->ctx, da, mixpi_tangent(c, bias));
+}
+
+/* Of two layers with GELU between them, rounded as those of three operators. GELU's input and
+ * output are made again, by recorded operators, so that further derivatives follow them too. */
+static mixp_tensor *mixpi_mlp_tangent(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *x = c->in[MIXPI_MLP_X], *d, *before;
+    d = mixpi_layer_tangent(c, x, mixpi_tangent(c, MIXPI_MLP_X), MIXPI_MLP_UP, MIXPI_MLP_UP_BIAS);
+    before = mixp_linear(ctx, x, c->in[MIXPI_MLP_UP], c->in[MIXPI_MLP_UP_BIAS]);
+    if (d && before) d = mixp_cast(ctx, d, before->dtype);
+    if (d) d = mixp_mul(ctx, d, mixpi_gelu_tanh_slope(ctx, before));
+    return mixpi_layer_tangent(c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN,
+                               MIXPI_MLP_DOWN_BIAS);
+}
+
 /* The operator itself, on tangents in place of its real inputs, in which it is linear. */
 static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     mixp_tensor **in = (mixp_tensor **)mixpi_step_alloc(c->ctx, (size_t)c->n_in * sizeof *in);
@@ -290,6 +312,7 @@ static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
     if (c->op->backward == mixpi_unary_backward) return mixpi_unary_tangent(c);
     if (c->op->forward == mixpi_binary_forward) return mixpi_binary_tangent(c);
     if (c->op->forward == mixpi_product_forward) return mixpi_product_tangent(c);
+    if (c->op->forward == mixpi_mlp_forward) return mixpi_mlp_tangent(c);
     return mixpi_other_tangent(c);
 }
 

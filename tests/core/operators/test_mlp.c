@@ -152,6 +152,39 @@ static void only_bf16_is_joined(void) {
     }
 }
 
+/* The derivative of the result along all ones of each parameter, and that derivative's own. */
+static void derivatives_of(int epilogues, mixp_dtype dtype, int along, float *out) {
+    model m = model_new(epilogues, 1);
+    mixp_tensor *y = NULL, *d, *second;
+    m.apart = !epilogues;
+    mixp_step_begin(m.ctx);
+    MIXP_AUTOCAST(m.ctx, dtype) { y = layers(&m); }
+    d = mixp_jvp(m.ctx, y, m.p[along], NULL);
+    second = mixp_jvp(m.ctx, d, m.p[along], NULL);
+    CHECK_INT(mixp_read(d, out, MIXP_F32, ROWS * OUT), MIXP_OK);
+    CHECK_INT(mixp_read(second, out + ROWS * OUT, MIXP_F32, ROWS * OUT), MIXP_OK);
+    if (along < 4) { /* the derivative along the last bias is constant */
+        CHECK_INT(mixp_backward(m.ctx, mixp_mean(m.ctx, d, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(m.p[1]->grad, out + 2 * ROWS * OUT, MIXP_F32, MIDDLE * WIDTH), MIXP_OK);
+    }
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    calls_are(0, epilogues ? 1 : 0, 0);
+    mixp_context_free(m.ctx);
+}
+
+/* mixp_jvp knows one operator as it knows three; tangents are made by three, so every bit is theirs. */
+static void tangents_are_those_of_three_operators(void) {
+    enum { ALL = 2 * ROWS * OUT + MIDDLE * WIDTH };
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    for (int d = 0; d < 3; d++)
+        for (int along = 0; along < PARAMS; along++) {
+            static float one[ALL], three[ALL];
+            derivatives_of(MIXP_EPILOGUES_GELU, dtypes[d], along, one);
+            derivatives_of(0, dtypes[d], along, three);
+            CHECK_INT(memcmp(one, three, sizeof one), 0);
+        }
+}
+
 static void gradients_are_differences(void) {
     model m = model_new(BOTH, 1);
     double worst = 1;
@@ -283,6 +316,7 @@ static void choices_of_a_cpu(void) {
 int main(void) {
     RUN(values_are_those_of_three_operators);
     RUN(only_bf16_is_joined);
+    RUN(tangents_are_those_of_three_operators);
     RUN(gradients_are_differences);
     RUN(what_nobody_wants_is_not_made);
     RUN(what_was_written_matters_as_to_three);
