@@ -591,7 +591,7 @@ static void blocks_are_told(void) {
     static const struct { mixp_recipe_kind kind; int below, below_dy, one, unit; } rows[4] = {
         { MIXP_RECIPE_FP8_CURRENT, 9, 16, 1, WIDTH }, { MIXP_RECIPE_MXFP8, 8, 8, 0, 32 },
         { MIXP_RECIPE_FP8_BLOCK, 8, 8, 0, 128 }, { MIXP_RECIPE_NVFP4, 3, 3, 0, 16 } };
-    static const int e[3] = { 2, -3, -20 };
+    static const int e[3] = { 2, -3, -20 }, tiny[3] = { -125, -3, -20 };
     mixp_block_look b[3];
     mixp_recipe r;
     int i, k;
@@ -625,6 +625,16 @@ static void blocks_are_told(void) {
     r.e8m0 = MIXP_E8M0_RCEIL;
     blocks_of(r, e, 5, 1.9f * 16.0f, b);
     CHECK_INT(b[0].clipped, 0);
+
+    /* amax is 1.25 * 2^-122: 448 / amax is beyond f32. Values are multiplied by the largest f32, and none is clipped. */
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_FP8_CURRENT;
+    blocks_of(r, tiny, 0, 0.0f, b);
+    CHECK_INT(b[0].blocks, 2 * WIDTH);
+    CHECK_INT(b[0].clipped, 0);
+    CHECK_INT(b[0].flushed, 0);
+    CHECK_INT(b[0].least, -128);
+    CHECK_INT(b[0].largest, -128);
 
     /* NVFP4: beside 2^60 every other block is flushed, whose e4m3 scale becomes 0; those of the value's own row and
      * column hold that value. */
