@@ -110,7 +110,7 @@ static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args
     j.grid = mixpi_grid_of(k->element);
     j.decode = (double)decode;
     j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
-    j.tensor = 1.0f / decode;       /* of the largest f32, decode has too few digits */
+    j.tensor = 1.0f / decode; /* of the largest f32, decode has too few digits */
     if (mixp_bits_of_f32(j.tensor) == 0x7F800000u) j.tensor = mixp_f32_of_bits(0x7F7FFFFFu);
     j.rows = k->block_rows ? k->block_rows : 1;
     j.cols = k->block_cols ? k->block_cols : k->cols;
