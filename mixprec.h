@@ -3987,13 +3987,13 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
  * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
- * both operands. An H100 multiplies codes twice as fast as bf16, but making them takes longer than
- * that saves: in GPT-2 a product with its codes takes 1.3 to 2.6 times as long as in bf16. Keep
+ * both operands. An H100 multiplies fp8 codes 1.6 times as fast as bf16, but making the codes takes
+ * longer than that saves: a product of GPT-2 takes 1.3 to 2.6 times as long as in bf16. Keep
  * narrow_products off until you have measured it on your GPU. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
- * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.7 %
- * faster with it and 1.9 % with BIAS as well; none elsewhere, where nothing has been measured.
+ * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
+ * faster with it and 1.8 % with BIAS as well; none elsewhere, where nothing has been measured.
  * Measure others on your GPU with gemm_measure or tests/bench/bench_cuda. cuBLASLt's tanh may be
  * off by 2^-11, which is less than the rounding of bf16. A CPU ignores all flags. */
 enum {

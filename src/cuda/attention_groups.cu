@@ -4,17 +4,18 @@ namespace {
 
 /* --- by warpgroups, on capability 9.0 ----------------------------------------------------- *
  *
- * Code for sm_90a multiplies by wgmma: four warps, a warpgroup, multiply 64 own rows by a whole
- * tile of the other side; both lie in shared memory. (Own rows in registers gave wrong results on
- * hardware from the second tile on.) Accumulators and left factors have the layout above: warp w of a group has rows 16 w and on.
+ * Code for sm_90a multiplies by wgmma: a warpgroup, which is four warps, multiplies 64 own rows by
+ * a tile of the other side. Both lie in shared memory: with own rows in registers the results were
+ * wrong on a GPU from the second tile on. Accumulators and left factors have the layout of
+ * attention.cu: warp w of a group has rows 16 w to 16 w + 15.
  *
  * A tile is D / 64 halves; a half is rows of 64 elements, 128 bytes, permuted as chunk_at<64>
  * does, which is the 128-byte swizzle of wgmma. Halves begin at multiples of 1024 bytes.
  *
- * A block is some groups that walk together, each with 64 own rows. Copies into shared memory are
- * ordinary writes for wgmma: a thread that waited for its copies calls wgmma_sees_shared before the
- * barrier. Each walk has one barrier a tile: after it every group is done with the tile before, so
- * the copy of the next tile may begin. Blocks beside it on the multiprocessor fill the waits.
+ * The groups of a block walk together, each with 64 own rows. wgmma does not see copies into shared
+ * memory by itself: a thread that has waited for its copies calls wgmma_sees_shared before the
+ * barrier. Each walk has one barrier a tile. After the barrier every group is done with the tile
+ * before, so the copy of the next tile may begin. Other blocks of the processor fill the waits.
  */
 #ifndef MIXPREC_CUDASIM
 /* groups: warpgroups of a block; blocks: those that share a multiprocessor. Chosen by times on an
@@ -104,14 +105,14 @@ template <int D> __device__ inline void wide_shrink(float (*o)[4], const float *
     __syncwarp();
 }
 
-/* ptxas moves a wait before all that it need not follow. It does not move one across a branch, so
- * here is one, never taken, that depends on the sums of the weights. */
+/* ptxas moves a wait up, past instructions that need not come first, but never across a branch.
+ * This branch, which is never taken, depends on the sums of the weights: the wait stays behind. */
 __device__ inline void wide_settle(float sum) {
     if (sum < 0.0f) wgmma_sees_shared();
 }
 #  endif
 
-/* Scores of tile i are multiplied while values of tile i - 1 are. */
+/* The scores of tile i are computed while the values of tile i - 1 are added. */
 template <int D, bool bf16>
 __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_size,
                                   MIXPI_WGMMA ? WideForward<D>::blocks : 1) wide_forward(Heads h) {

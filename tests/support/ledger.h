@@ -6,8 +6,8 @@
  * written. The complete library runs on it: tape, autocast, optimizer and memory. A step of GPT-2
  * at 65,536 tokens takes 30 microseconds. Its counts are exact: calls, bytes that a kernel must
  * read and write, FLOP, memory. Launches and milliseconds are those of mixprec_cuda.cu: launches
- * as the companion makes them, times by the model below. On an H100 it predicts
- * GPT-2's step to 3 % (tests/bench/results/2026-11-28_h100_kernels.txt); other GPUs were not measured.
+ * as the companion makes them, times by the model below. On an H100 the model predicts GPT-2's step
+ * to 3 % (tests/bench/results/2026-11-28_h100_kernels.txt). No step has been measured on another GPU.
  *
  *     tests/core/step/test_ledger.c         checks the figures, so that an added pass is noticed
  *     tests/bench/ledger.c        shows them (make ledger)
@@ -16,9 +16,9 @@
  * Each call has two times. The roofline: its bytes at the GPU's published bandwidth, or its FLOP
  * at the published rate, whichever takes longer. The model: the longest of its bytes at a share of
  * the speed of a copy, its FLOP at a share of the rate, and its instructions; plus, for each
- * launch, the gap before it and the tail of its last blocks. The shares of kernels were measured on
- * an H100 beside copies, those of products are published figures of cuBLASLt there; both are
- * assumed to be the same on other GPUs.
+ * launch, the gap before it and the tail of its last blocks. The shares of kernels were measured
+ * beside copies on an H100, those of attention on an H200 too. The shares of products are published
+ * figures of cuBLASLt on an H100. All are assumed to be the same on other GPUs.
  */
 #ifndef LEDGER_H
 #define LEDGER_H
@@ -493,8 +493,8 @@ LEDGER_KERNEL(gemm_narrow) {
     return ledger_note(&c);
 }
 
-/* With sums or GELU in its pass: one launch, and the bytes of what was before GELU. Beside the product's time
- * it takes that of what was before GELU, or of the operand whose rows are summed. */
+/* A product with sums or GELU in its pass: one launch, and the bytes of the values before GELU. Its time is
+ * the product's, and that of the values before GELU or of the operand whose rows are summed. */
 LEDGER_KERNEL(gemm_epilogue) {
     double m = (double)k->gemm.m, n = (double)k->gemm.n, depth = (double)k->gemm.k;
     const char *what = k->kind == MIXP_EPILOGUE_ROW_SUMS ? "products, weights' gradients"
