@@ -4577,9 +4577,9 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
  * FP8_DELAYED), a row counts as a block. A block without a value other than 0, or with an Inf or
  * NaN, does not count. */
 typedef struct mixp_block_look {
-    int64_t blocks;             /* how many count; 0: not measured                         */
-    int64_t clipped;            /* in which a value lay beyond what the scale can hold     */
-    int64_t flushed;            /* whose values all became 0                               */
+    int64_t blocks;             /* blocks that count; 0: not measured                      */
+    int64_t clipped;            /* blocks with a value beyond the range of their scale     */
+    int64_t flushed;            /* blocks whose values all became 0                        */
     int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
                                    value is its element times the scale; 2^e <= scale < 2^(e+1) */
 } mixp_block_look;
@@ -4704,7 +4704,7 @@ typedef struct mixp_recipe_rule {
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
  * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
- * keep_first, keep_last or linears, whose place rules take; two recipes of delayed scaling differ.
+ * keep_first, keep_last or linears (use rules instead); two recipes of delayed scaling differ.
  * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
@@ -5169,10 +5169,10 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
 /* Writes to most[h], for each head h of an attention's result y, the largest log-sum-exp of the
  * scores (scaled, capped and masked) of a query over the batch: s + ln(sum of exp(s_j - s)), where
  * s is the query's largest score. So most[h] is at least the largest score of the head, and at most
- * ln(keys) above. Scores beyond about 100 say that bf16's rounding of q and k changes the weights
- * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key does not count, nor
- * one with a NaN; -Inf: no query counts. Reads what the tape keeps for backward: computes nothing,
- * waits for the device.
+ * ln(keys) above. Scores beyond about 100 mean that bf16's rounding of q and k changes the weights
+ * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key, or has a
+ * NaN, does not count; most[h] is -Inf if no query counts. The function reads what the tape keeps
+ * for backward. It computes nothing, and waits for the device.
  *
  * y: the result of mixp_attention or mixp_attention_apply in this step, before or after
  * mixp_backward. heads: the heads of q. MIXP_ERR_ORDER: y is something else, was made in an earlier

@@ -109,7 +109,7 @@ typedef struct mixp_recipe_rule {
  *
  * MIXP_ERR_ARGUMENT: rules is NULL; more than 64 rules; a pattern is empty, longer than 95
  * characters, or fits no permanent tensor of the context ("*" is always accepted); a recipe has
- * keep_first, keep_last or linears, whose place rules take; two recipes of delayed scaling differ.
+ * keep_first, keep_last or linears (use rules instead); two recipes of delayed scaling differ.
  * MIXP_ERR_ORDER: a region or a scope is open. Otherwise the errors of mixp_autocast_set_recipe. On
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,

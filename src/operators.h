@@ -157,10 +157,10 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
 /* Writes to most[h], for each head h of an attention's result y, the largest log-sum-exp of the
  * scores (scaled, capped and masked) of a query over the batch: s + ln(sum of exp(s_j - s)), where
  * s is the query's largest score. So most[h] is at least the largest score of the head, and at most
- * ln(keys) above. Scores beyond about 100 say that bf16's rounding of q and k changes the weights
- * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key does not count, nor
- * one with a NaN; -Inf: no query counts. Reads what the tape keeps for backward: computes nothing,
- * waits for the device.
+ * ln(keys) above. Scores beyond about 100 mean that bf16's rounding of q and k changes the weights
+ * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key, or has a
+ * NaN, does not count; most[h] is -Inf if no query counts. The function reads what the tape keeps
+ * for backward. It computes nothing, and waits for the device.
  *
  * y: the result of mixp_attention or mixp_attention_apply in this step, before or after
  * mixp_backward. heads: the heads of q. MIXP_ERR_ORDER: y is something else, was made in an earlier

@@ -204,9 +204,9 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
  * FP8_DELAYED), a row counts as a block. A block without a value other than 0, or with an Inf or
  * NaN, does not count. */
 typedef struct mixp_block_look {
-    int64_t blocks;             /* how many count; 0: not measured                         */
-    int64_t clipped;            /* in which a value lay beyond what the scale can hold     */
-    int64_t flushed;            /* whose values all became 0                               */
+    int64_t blocks;             /* blocks that count; 0: not measured                      */
+    int64_t clipped;            /* blocks with a value beyond the range of their scale     */
+    int64_t flushed;            /* blocks whose values all became 0                        */
     int     least, largest;     /* exponents e of the smallest and the largest scale above 0. A
                                    value is its element times the scale; 2^e <= scale < 2^(e+1) */
 } mixp_block_look;

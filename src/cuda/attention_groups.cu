@@ -15,7 +15,7 @@ namespace {
  * The groups of a block walk together, each with 64 own rows. wgmma does not see copies into shared
  * memory by itself: a thread that has waited for its copies calls wgmma_sees_shared before the
  * barrier. Each walk has one barrier a tile. After the barrier every group is done with the tile
- * before, so the copy of the next tile may begin. Other blocks of the processor fill the waits.
+ * before, so the copy of the next tile may begin. Other blocks of its SM fill the waits.
  */
 #ifndef MIXPREC_CUDASIM
 /* groups: warpgroups of a block; blocks: those that share a multiprocessor. Chosen by times on an
