@@ -13,13 +13,6 @@
  * Separate kernels bend scores (a cap, a mask, dropout), with half as many rows, because they have
  * no registers for more.
  */
-#ifdef MIXPREC_CUDASIM
-#  define MIXPI_UNROLL_BY(n)
-#else
-#  define MIXPI_PRAGMA(x) _Pragma(#x)
-#  define MIXPI_UNROLL_BY(n) MIXPI_PRAGMA(unroll n)     /* fewer loads ahead, fewer registers */
-#endif
-
 namespace {
 
 const int   attention_threads = 128, attention_most_d = 256;

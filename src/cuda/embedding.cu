@@ -205,7 +205,8 @@ inline int64_t gather_row_size(const mixp_gather_args &k) {
     return (int64_t)sizeof(float) * (k.n + warp_size) + (int64_t)sizeof(int32_t) * warp_size;
 }
 inline bool is_kept_gather(const mixp_gather_args &k) {
-    return k.inner == 1 && k.m >= 8 && k.n <= 4 * k.m && gather_row_size(k) <= gather_row_bytes;
+    bool many = k.m >= 8 && k.m < 1 << 30 && k.n <= 4 * k.m;
+    return k.inner == 1 && many && gather_row_size(k) <= gather_row_bytes;
 }
 
 __device__ inline float rounded_to(mixp_dtype d, float x) {
@@ -217,30 +218,32 @@ __global__ void __launch_bounds__(team_threads)
     /* A warp's part of shared memory: the row's sums, then 32 values and their ids. */
     MIXPI_DYNAMIC_SHARED(float, shared);
     int warps = (int)blockDim.x / warp_size, lane = (int)threadIdx.x % warp_size;
-    float *sums = shared + (int64_t)((int)threadIdx.x / warp_size) * (s.n + 2 * warp_size);
-    float *values = sums + s.n;
+    const int n = (int)s.n, m = (int)s.m;
+    float *sums = shared + (int)threadIdx.x / warp_size * (n + 2 * warp_size);
+    float *values = sums + n;
     int32_t *ids = (int32_t *)(void *)(values + warp_size);
 
     int64_t o = (int64_t)blockIdx.x * warps + (int)threadIdx.x / warp_size;
     for (; o < s.outer; o += (int64_t)gridDim.x * warps) {
-        for (int64_t j = lane; j < s.n; j += warp_size) sums[j] = get1(as_in(s.y), o * s.n + j);
-        for (int64_t first = 0; first < s.m; first += warp_size) {
+        for (int j = lane; j < n; j += warp_size) sums[j] = get1(as_in(s.y), o * n + j);
+        for (int first = 0; first < m; first += warp_size) {
             /* Read 32 values and their ids, one in each lane. */
-            int64_t from = o * s.m + first + lane;
-            bool there = first + lane < s.m;
+            int64_t from = o * m + first + lane;
+            bool there = first + lane < m;
             ids[lane] = there ? s.ids[from] : -1;
-            if (there && !is_id(ids[lane], s.n))
-                note_fault(s.fault, FAULT_GATHER_ID, from, ids[lane]);
             values[lane] = there ? get1(s.a, from) : 0.0f;
+            if (there && !is_id(ids[lane], n))
+                note_fault(s.fault, FAULT_GATHER_ID, from, ids[lane]);
             __syncwarp();
 
             /* Add them in order, with lane 0. */
+            MIXPI_UNROLL_BY(4)
             for (int i = 0; lane == 0 && i < warp_size; i++)
-                if (is_id(ids[i], s.n))
+                if (is_id(ids[i], n))
                     sums[ids[i]] = rounded_to(s.y.dtype, __fadd_rn(sums[ids[i]], values[i]));
             __syncwarp();
         }
-        for (int64_t j = lane; j < s.n; j += warp_size) put1(s.y, o * s.n + j, sums[j]);
+        for (int j = lane; j < n; j += warp_size) put1(s.y, o * n + j, sums[j]);
         __syncwarp();
     }
 }

@@ -22,6 +22,7 @@
                                    sizeof(T) * (N))
 #define MIXPI_DYNAMIC_SHARED(T, name) T *name = (T *)cudasim::dynamic_shared()
 #define MIXPI_UNROLL            /* loops over registers must be unrolled                   */
+#define MIXPI_UNROLL_BY(n)      /* fewer loads ahead, fewer registers                      */
 
 namespace {
 
@@ -69,6 +70,8 @@ inline float rcp_approx(float x) {
     extern __shared__ __align__(128) unsigned char mixpi_dynamic_shared[];                \
     T *name = (T *)(void *)mixpi_dynamic_shared
 #define MIXPI_UNROLL _Pragma("unroll")
+#define MIXPI_PRAGMA(x) _Pragma(#x)
+#define MIXPI_UNROLL_BY(n) MIXPI_PRAGMA(unroll n)
 
 #ifndef MIXPI_CUDA_ARCH             /* a test sets an older one     */
 #  define MIXPI_CUDA_ARCH __CUDA_ARCH__
