@@ -97,7 +97,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 
 # The order lets parallel tests end at about the same time.
 # With the sanitizers, recipes in every program take six minutes: test-variants has them.
-SANE_RECIPES  = $(filter %_everyday_recipes,$(CUDA_SANE))
+SANE_RECIPES  = $(filter %_recipes,$(CUDA_SANE))
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE_RECIPES),$(CUDA_SANE))
 
 test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
