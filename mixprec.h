@@ -22389,7 +22389,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
 
-    /* The batches that one call of the kernel cannot do alone. */
+    /* Multiply the batches that do not fit into one call of the kernel. */
     const int64_t calls = mixpi_product_calls(&p->batches);
     for (int64_t i = 0; i < calls && r == MIXP_OK; i++) {
         int64_t at[3];
@@ -39127,7 +39127,7 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[4] = (double)mixpi_scaled_words(ctx);
 }
 
-/* Hash of the rules of recipes, of 53 bits; 0: there are none. */
+/* A 53-bit hash of the rules of recipes; 0 without rules. */
 static double mixpi_rules_hash(const mixp_context *ctx) {
     const mixpi_casting *c = ctx->casting;
     if (!c || !c->n_rules) return 0.0;

@@ -9588,7 +9588,7 @@ namespace {
 /* --- in f32, any dtypes ------------------------------------------------------------------ *
  *
  * Tiles are f32 in shared memory, of 64 columns: wider heads go through them part by part. A block
- * owns 16 M rows, a warp 4 M of them alone, and walks over tiles of 64. A thread has M rows, r,
+ * owns 16 M rows, of which each warp owns 4 M, and walks over tiles of 64. A thread has M rows, r,
  * r + 4, ... of its warp, and a column c:
  *
  *     of a tile of scores     columns c, c + 8, ..., c + 56, stored side by side as group c
@@ -9878,8 +9878,8 @@ template <int M> __device__ inline void plain_drop(const Heads &h, const PlainPl
     }
 }
 
-/* Sums of a thread's rows over the keys so far, relative to e^top. sum is of the thread's columns
- * alone. */
+/* Sums of a thread's rows over the keys so far, relative to e^top. sum covers only the
+ * thread's columns. */
 template <int parts, int M> struct PlainSums { float o[parts][M][8], top[M], sum[M]; };
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. */

@@ -222,7 +222,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_run_quantised(c, p, *g);
 
-    /* The batches that one call of the kernel cannot do alone. */
+    /* Multiply the batches that do not fit into one call of the kernel. */
     const int64_t calls = mixpi_product_calls(&p->batches);
     for (int64_t i = 0; i < calls && r == MIXP_OK; i++) {
         int64_t at[3];

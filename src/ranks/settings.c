@@ -114,7 +114,7 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
     all[4] = (double)mixpi_scaled_words(ctx);
 }
 
-/* Hash of the rules of recipes, of 53 bits; 0: there are none. */
+/* A 53-bit hash of the rules of recipes; 0 without rules. */
 static double mixpi_rules_hash(const mixp_context *ctx) {
     const mixpi_casting *c = ctx->casting;
     if (!c || !c->n_rules) return 0.0;

@@ -10,9 +10,9 @@
  * An access to global memory remembers block, warp and a clock of the block. Accesses of two blocks
  * of one launch conflict unless both are atomic, or the first was followed by a fence and then an
  * atomic operation, and the second block has done an atomic operation on the same address since.
- * wgmma reads shared memory asynchronously, by another path than loads and stores. What a thread has
- * written is there after its fence.proxy.async and then a barrier; until wgmma.wait_group nobody may
- * write what an unfinished product reads.
+ * wgmma reads shared memory asynchronously, by another path than loads and stores. wgmma sees
+ * what a thread wrote after that thread's fence.proxy.async and then a barrier. Until
+ * wgmma.wait_group no thread may write what an unfinished product reads.
  * Not seen: which of two orders a weak memory takes, and races that only another order of blocks
  * would show where a place remembers a newer access.
  */

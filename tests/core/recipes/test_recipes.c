@@ -1180,7 +1180,7 @@ static mixp_tensor *five_linears(mixp_context *ctx, mixp_tensor *x, void *user) 
     return mixp_mean(ctx, mixp_reshape(ctx, mixp_mul(ctx, sum, sum), 1, &all), 0, 0);
 }
 
-/* n rules; -1: `recipe` alone. how: 0: one block; 1: a scope within; 2: mixp_recompute; 3: a region that repeats the
+/* n rules; -1: only `recipe`. how: 0: one block; 1: a scope within; 2: mixp_recompute; 3: a region that repeats the
  * block's. pin: a pattern for the guard, or NULL. */
 static void run_ruled(const mixp_recipe_rule *rules, int n, const mixp_recipe *recipe, int how, const char *pin,
                       ruled *out) {
