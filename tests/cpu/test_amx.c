@@ -278,6 +278,45 @@ static void emulation_is_as_counted_by_hand(void) {
     CHECK(mixp_bits_of_f32(c[0]) == mixp_bits_of_f32(12.0f));
 }
 
+/* AVX-512 computes the emulation's rows: its bits are those of the elements. Numbers of all sizes, many of them about the
+ * smallest normal one, and Inf and NaN. */
+static void emulation_by_rows_is_that_by_elements(void) {
+    static const uint16_t odd_ones[6] = { 0x7F80, 0xFF80, 0x7FC0, 0x0001, 0x8000, 0x0080 };
+    static uint16_t a[16][32], b[16][32];
+    static float    sums[16][16], by_rows[16][16], by_elements[16][16];
+    int64_t bad = 0;
+    int     round, i, j;
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    for (round = 0; round < 400; round++) {
+        const int f16 = round % 2, spread = 1 + random_to(250), from = random_to(256 - spread);
+        for (i = 0; i < 16; i++)
+            for (j = 0; j < 32; j++) {
+                a[i][j] = (uint16_t)(random_to(2) << 15 | (from / 2 + random_to(spread)) % 255 << 7 | random_to(128));
+                b[i][j] = (uint16_t)(random_to(2) << 15 | 0x3F00 | random_to(256));
+                if (round % 8 > 5 && random_to(64) == 0) a[i][j] = odd_ones[random_to(6)];
+                sums[i][j / 2] = mixp_f32_of_bits((uint32_t)a[i][j] << 16 | (uint32_t)random_to(65536));
+            }
+
+        /* The same product twice. */
+        MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+        amxsim_load(1, a, 64);
+        amxsim_load(2, b, 64);
+        amxsim_load(0, sums, 64);
+        amxsim_dot_by_rows(0, 1, 2, f16);
+        amxsim_store(0, by_rows, 64);
+        amxsim_load(0, sums, 64);
+        amxsim_dot_by_elements(0, 1, 2, f16);
+        amxsim_store(0, by_elements, 64);
+        amxsim_release();
+        for (i = 0; i < 16; i++)
+            for (j = 0; j < 16; j++) {
+                float x = by_rows[i][j], y = by_elements[i][j];
+                bad += mixp_bits_of_f32(x) != mixp_bits_of_f32(y) && !(x != x && y != y);
+            }
+    }
+    CHECK_INT(bad, 0);
+}
+
 /* Training, evaluation and generation have one set of bits with tiles, too: see any_batch.h. Modes 3 to 5 are bf16. */
 static void rows_do_not_depend_on_their_batch(void) {
     const mixp_device *bf16 = device_of(MIXP_ISA_AMX), *f16 = device_of(MIXP_ISA_AMX_F16);
@@ -292,6 +331,7 @@ static void rows_do_not_depend_on_their_batch(void) {
 
 int main(void) {
     RUN(emulation_is_as_counted_by_hand);
+    RUN(emulation_by_rows_is_that_by_elements);
     RUN(bf16_of_any_size);
     RUN(bf16_of_the_larger_table);
     RUN(f16_of_any_size);

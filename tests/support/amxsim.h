@@ -1,6 +1,7 @@
 /* amxsim.h - the AMX instructions that mixprec.h uses, in C, by Intel's manual. If it is included
  * before mixprec.h, the AMX kernel runs on processors without tiles. amxsim_faults counts what the
- * hardware would fault at: tiles that are not configured, or have another shape.
+ * hardware would fault at: tiles that are not configured, or have another shape. Where AVX-512 is
+ * there, it computes the same operations for sixteen columns at a time (amxsim_dot_by_rows).
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef AMXSIM_H
@@ -8,6 +9,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#  include <immintrin.h>
+#endif
 
 #define MIXPI_AMX_EMULATED
 #define MIXPI_AMX_MACHINE(f16)             amxsim_machine(f16)
@@ -137,21 +141,74 @@ static float amxsim_element(float sum, const uint8_t *a, int b, int n, int f16, 
     return amxsim_add(sum, y);
 }
 
-/* sum += a b: a has rows of pairs, b a row for each pair of a's. */
-static void amxsim_dot(int sum, int a, int b, int f16) {
+#if defined(__x86_64__)
+#  define AMXSIM_TARGET __attribute__((__target__("avx512f,avx2,fma,f16c")))
+
+/* Subnormals become zeros of the same sign. */
+static AMXSIM_TARGET __m512 amxsim_flush16(__m512 x) {
+    __m512i   u = _mm512_castps_si512(x);
+    __mmask16 tiny = _mm512_testn_epi32_mask(u, _mm512_set1_epi32(0x7F800000));
+    u = _mm512_mask_and_epi32(u, tiny, u, _mm512_set1_epi32((int)0x80000000u));
+    return _mm512_castsi512_ps(u);
+}
+
+/* The lower elements of 16 pairs, as f32. */
+static AMXSIM_TARGET __m512 amxsim_widen16(__m512i pairs, int f16) {
+    if (f16) return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
+    return amxsim_flush16(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+}
+
+static AMXSIM_TARGET void amxsim_dot_by_rows(int sum, int a, int b, int f16) {
+    const int       pairs = amxsim_cpu.bytes[a] / 4;
+    const __mmask16 columns = (__mmask16)((1u << amxsim_cpu.bytes[sum] / 4) - 1u);
+    int m, k;
+    for (m = 0; m < amxsim_cpu.rows[sum]; m++) {
+        __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps(), old;
+        float *to = (float *)(void *)amxsim_cpu.tile[sum][m];
+        for (k = 0; k < pairs; k++) {
+            int     pair;
+            __m512i x, y = _mm512_loadu_si512(amxsim_cpu.tile[b][k]);
+            memcpy(&pair, amxsim_cpu.tile[a][m] + 4 * k, sizeof pair);
+            x = _mm512_set1_epi32(pair);
+            even = _mm512_fmadd_ps(amxsim_widen16(x, f16), amxsim_widen16(y, f16), even);
+            even = amxsim_flush16(even);
+            x = _mm512_srli_epi32(x, 16);
+            y = _mm512_srli_epi32(y, 16);
+            odd = _mm512_fmadd_ps(amxsim_widen16(x, f16), amxsim_widen16(y, f16), odd);
+            odd = amxsim_flush16(odd);
+        }
+        old = amxsim_flush16(_mm512_loadu_ps(to));
+        even = amxsim_flush16(_mm512_add_ps(even, odd));
+        _mm512_mask_storeu_ps(to, columns, amxsim_flush16(_mm512_add_ps(old, even)));
+    }
+}
+static int amxsim_has_rows(void)
+{ return amxsim.wrong == AMXSIM_RIGHT && __builtin_cpu_supports("avx512f"); }
+#else
+static void amxsim_dot_by_rows(int sum, int a, int b, int f16) { (void)sum, (void)a, (void)b, (void)f16; }
+static int  amxsim_has_rows(void) { return 0; }
+#endif
+
+static void amxsim_dot_by_elements(int sum, int a, int b, int f16) {
     int   m, n;
     float x;
-    if (!amxsim_good(sum) || !amxsim_good(a) || !amxsim_good(b)) return;
-    amxsim_dots++;
-    amxsim_fault(sum == a || sum == b || a == b || amxsim_cpu.rows[sum] != amxsim_cpu.rows[a] ||
-                 amxsim_cpu.bytes[sum] != amxsim_cpu.bytes[b] ||
-                 amxsim_cpu.bytes[a] / 4 != amxsim_cpu.rows[b]);
     for (m = 0; m < amxsim_cpu.rows[sum]; m++)
         for (n = 0; n < amxsim_cpu.bytes[sum] / 4; n++) {
             memcpy(&x, amxsim_cpu.tile[sum][m] + 4 * n, sizeof x);
             x = amxsim_element(x, amxsim_cpu.tile[a][m], b, n, f16, amxsim_cpu.bytes[a] / 4);
             memcpy(amxsim_cpu.tile[sum][m] + 4 * n, &x, sizeof x);
         }
+}
+
+/* sum += a b: a has rows of pairs, b a row for each pair of a's. */
+static void amxsim_dot(int sum, int a, int b, int f16) {
+    if (!amxsim_good(sum) || !amxsim_good(a) || !amxsim_good(b)) return;
+    amxsim_dots++;
+    amxsim_fault(sum == a || sum == b || a == b || amxsim_cpu.rows[sum] != amxsim_cpu.rows[a] ||
+                 amxsim_cpu.bytes[sum] != amxsim_cpu.bytes[b] ||
+                 amxsim_cpu.bytes[a] / 4 != amxsim_cpu.rows[b]);
+    if (amxsim_has_rows()) amxsim_dot_by_rows(sum, a, b, f16);
+    else amxsim_dot_by_elements(sum, a, b, f16);
 }
 
 #endif
