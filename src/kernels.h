@@ -651,8 +651,8 @@ typedef struct mixp_turn_args {
 } mixp_turn_args;
 
 /* The scale after an update. newest: above 0; largest: of the history. */
-MIXPREC_HD float mixpi_turned_scale(const mixp_turn_args *k, int i, float newest, float largest,
-                                    float old) {
+MIXPREC_HD float mixpi_delayed_scale(const mixp_turn_args *k, int i, float newest, float largest,
+                                     float old) {
     const uint32_t amax = mixp_bits_of_f32(k->most_recent ? newest : largest);
     return mixpi_amax_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
 }

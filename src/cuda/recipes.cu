@@ -471,7 +471,7 @@ __global__ void __launch_bounds__(turn_threads)
     if (threadIdx.x) return;
     history[k.length - 1] = newest;
     history[0] = 0.0f;
-    k.scales[i] = mixpi_turned_scale(&k, i, newest, largest, k.scales[i]);
+    k.scales[i] = mixpi_delayed_scale(&k, i, newest, largest, k.scales[i]);
 }
 
 /* The transform of one column of 16 rows in each thread. */

@@ -102,7 +102,7 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float largest;
     if (!(newest > 0.0f)) return;
     largest = mixpi_history_turn(history, k->length);
-    k->scales[i] = mixpi_turned_scale(k, i, newest, largest, k->scales[i]);
+    k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
 }
 
 /* Ends an update of the linears with one weight. */

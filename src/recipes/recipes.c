@@ -185,17 +185,18 @@ static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
     if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
-/* Transforms k->x in place of itself, into an array of the arena. */
-static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
+/* The Hadamard transform of k->x, into an array of the arena that k->x then is. */
+static mixp_result mixpi_recipe_transform(mixp_call *c, mixp_quantise_args *k,
+                                          mixp_tensor **transformed) {
     const int64_t count = k->rows * k->cols;
     mixp_hadamard_args h;
-    *turned = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
-    if (!*turned) return MIXP_ERR_MEMORY;
+    *transformed = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!*transformed) return MIXP_ERR_MEMORY;
     h.rows = k->rows;
     h.cols = k->cols;
     h.a = k->x;
-    h.y = (mixp_bf16 *)(*turned)->data;
-    k->x = mixpi_tensor_in(*turned);
+    h.y = (mixp_bf16 *)(*transformed)->data;
+    k->x = mixpi_tensor_in(*transformed);
     if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
     return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
 }
@@ -313,16 +314,16 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
     return MIXP_OK;
 }
 
-/* Quantises an operand into an array of the arena. turned: transformed first, into *turned, which
- * the caller gives back; NULL: not transformed. */
-static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_quantise_args *k,
+/* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
+ * first, into *transformed, which the caller gives back; NULL: no transform. */
+static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k,
                                      mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
     mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
     r = mixpi_recipe_scales(c, k, q);
-    if (turned && r == MIXP_OK) r = mixpi_recipe_turn(c, k, turned);
+    if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
 
@@ -345,10 +346,10 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
  * rows. Give q->y back with mixpi_recipe_give. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
                                         int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
-    const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
-                      over_rows && role != MIXPI_ROLE_W;
+    const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
+                           over_rows && role != MIXPI_ROLE_W;
     mixpi_weight_copy *copy = NULL;
-    mixp_tensor *turned = NULL;
+    mixp_tensor *transformed = NULL;
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
     if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
@@ -363,11 +364,11 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantise(c, copy, k, q);
-    else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
+    else if (r == MIXP_OK) r = mixpi_recipe_once(c, transforms ? &transformed : NULL, k, q);
 
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
-    mixpi_recipe_give(c->ctx, turned);
+    mixpi_recipe_give(c->ctx, transformed);
     if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
