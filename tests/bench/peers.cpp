@@ -30,20 +30,69 @@ template <class Work> static double seconds(int repeat, Work work) {
     return std::chrono::duration<double>(clock::now() - start).count() / repeat;
 }
 
-// Contexts by their number of threads; they live as long as the process.
+// The instruction set of the next calls: NULL = the one that mixp_cpu selects.
+static const mixp_device *set;
+
+// Contexts by their number of threads and their set; they live as long as the process.
 static mixp_context *context(int threads) {
-    static mixp_context *made[65];
+    static mixp_context *made[65][2];
     mixp_context_desc d;
     if (threads < 1 || threads > 64) abort();
     memset(&d, 0, sizeof d);
     d.threads = threads;
-    if (!made[threads]) made[threads] = mixp_context_new(&d);
-    return made[threads];
+    d.device = set;
+    mixp_context **ctx = &made[threads][set != NULL];
+    if (!*ctx) *ctx = mixp_context_new(&d);
+    return *ctx;
 }
+
+#if MIXPI_AMX
+// Nanoseconds of a step of four products of tiles with its four loads from L1. On some virtual
+// machines loads of tiles are four times as slow for milliseconds to minutes, in the same code.
+static double tile_step(void) {
+    using clock = std::chrono::steady_clock;
+    alignas(64) static char l1[1 << 14];
+    double best = 1e9;
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (int round = 0; round < 3; round++) {
+        auto start = clock::now();
+        for (int i = 0; i < 40; i++) {
+            const char *a = l1 + i % 4 * 2048, *b = a + 8192;
+            MIXPI_AMX_LOAD(4, a, 64);
+            MIXPI_AMX_LOAD(6, b, 64);
+            MIXPI_AMX_DOT_BF16(0, 4, 6);
+            MIXPI_AMX_LOAD(7, b + 1024, 64);
+            MIXPI_AMX_DOT_BF16(1, 4, 7);
+            MIXPI_AMX_LOAD(5, a + 1024, 64);
+            MIXPI_AMX_DOT_BF16(2, 5, 6);
+            MIXPI_AMX_DOT_BF16(3, 5, 7);
+        }
+        double taken = std::chrono::duration<double, std::nano>(clock::now() - start).count() / 40;
+        if (taken < best) best = taken;
+    }
+    MIXPI_AMX_RELEASE();
+    return best;
+}
+#endif
 
 extern "C" {
 
 const char *peer_device(void) { return mixp_cpu()->name; }
+
+// 1: the following calls use AVX-512 without tiles, 0: what mixp_cpu selects. Returns 0 where
+// mixp_cpu selects no tiles, so both are the same.
+int peer_without_tiles(int yes) {
+    set = yes ? mixp_cpu_with(MIXP_ISA_AVX512) : NULL;
+    return strstr(mixp_cpu()->name, "amx") != NULL;
+}
+
+// Nanoseconds of a step by tiles, or -1 where mixp_cpu selects no tiles.
+double peer_tile_step(void) {
+#if MIXPI_AMX
+    if (strstr(mixp_cpu()->name, "amx")) return tile_step();
+#endif
+    return -1;
+}
 
 // Memory of 2 MiB pages where there are such, touched once; filled with ordinary numbers that
 // are finite in every dtype, because their bytes repeat.
