@@ -184,12 +184,20 @@
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets are used only when selected by name, for products of bf16 by bf16 in gemm
- * (MIXP_ISA_AMX_F16: also f16 by f16). They have their own bits, which are the same on every
- * machine with AMX and at any number of threads. AMX splits k into blocks of 32, counted from the
- * start of a pass of at most 384. Each block has two chains of FMA from 0, one of the even and one
- * of the odd elements. The two chains are added to each other, then to the sum, all to nearest
- * even. Subnormals of bf16 and f32 are zeros (Intel's manual).
+ * The two AMX sets are used only when selected by name, for products of bf16 by bf16 and of f16 by
+ * f16 in gemm. They have their own bits, which are the same on every machine with AMX and at any
+ * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
+ * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
+ * even and one of the odd elements. The two chains are added to each other, then to the pass, all
+ * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
+ * added in order; alpha, bias and an old c follow as on other sets.
+ *
+ * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
+ * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
+ * lo = x - hi. Both are exact. There a pass has at most 512 elements, so there are ceil(k / 512)
+ * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
+ * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
+ * bits of AVX-512 instead.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
@@ -2441,11 +2449,11 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16. Its bits
-                                   differ (SAME BITS above), so it is never the default: ask
-                                   for it by name. The first query asks Linux to permit the
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
+                                   f16 (each f16 as two bf16). Its bits differ (SAME BITS
+                                   above), so it is never the default: ask for it by name. The first query asks Linux to permit the
                                    process to use the tiles                                    */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles for f16 by f16 as well                      */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
     MIXP_ISA_COUNT
 } mixp_isa;
 
@@ -8355,6 +8363,9 @@ static unsigned mixpi_cpu_answers(void) {
 #  define MIXPI_AMX_ZERO(tile)          MIXPI_AMX_BYTES("0x7B, 0x49, 0xC0 + 8 * " #tile)
 #  define MIXPI_AMX_LOAD(tile, p, stride)                                                 \
        MIXPI_AMX_MEMORY("0x7B, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+/* TILELOADDT1: as MIXPI_AMX_LOAD, but the lines need not stay in L1. */
+#  define MIXPI_AMX_LOAD_PAST(tile, p, stride)                                            \
+       MIXPI_AMX_MEMORY("0x79, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
 #  define MIXPI_AMX_STORE(tile, p, stride)                                                \
        MIXPI_AMX_MEMORY("0x7A, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
 #  define MIXPI_AMX_DOT_BF16(sum, a, b)                                                   \
@@ -8944,14 +8955,11 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 
 /* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
  * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
- * end, its half is 0. From MIXPI_AMX_BF16 on, a is stored by rows (a_step 1), and the tile may
- * read rows beyond its last. */
+ * end, its half is 0. */
 enum {
     MIXPI_FLOATS,
     MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
-    MIXPI_PAIRS_F16,            /* FMLAL: the bits of floats                               */
-    MIXPI_AMX_BF16,
-    MIXPI_AMX_F16
+    MIXPI_PAIRS_F16             /* FMLAL: the bits of floats                               */
 };
 
 /* How a table multiplies bf16 by bf16, and f16 by f16: MIXPI_FLOATS, ... */
@@ -8964,12 +8972,9 @@ static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
     return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
 }
 
-/* The steps of a sum over `depth` elements. AMX takes sixteen pairs at a time. */
+/* The steps of a sum over `depth` elements. */
 static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
-    int64_t at_once = 1;
-    if (!pairs) return depth;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
-    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+    return pairs ? mixpi_ceil_div(depth, 2) : depth;
 }
 
 /* One tile: c = alpha * a b + bias (+ c if add is set), all f32. b is readable in whole vectors
@@ -9056,89 +9061,6 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
 }
 #endif
 
-#if MIXPI_AMX
-/* Eight tiles of 16 rows by 64 bytes: palette 1. */
-typedef struct mixpi_amx_config {
-    uint8_t  palette, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t  rows[16];
-} mixpi_amx_config;
-
-static const mixpi_amx_config mixpi_amx_tiles = {
-    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
-};
-
-/* A known answer for AMX: amx_known is b(k, column), amx_wanted the answer. a(k) is 1, except
- * a(0) = 2^12. Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and
- * odd k have separate sums, rounded to nearest even. Column 2 shows that the next 32 elements
- * begin at 0. Column 3 shows how subnormals are treated. */
-static float mixpi_amx_known(int f16, int k, int column) {
-    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
-    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
-    if (column == 0) return (float)k;
-    if (column == 3) {
-        if (k == 2) return small;
-        return k == 32 ? least : 0.0f;
-    }
-    if (k == 0) return 4096.0f;
-    if (column == 1) return k < 4 ? 1.0f : 0.0f;
-    return k == 32 || k == 33 ? 1.0f : 0.0f;
-}
-static float mixpi_amx_wanted(int f16, int column) {
-    if (column == 0) return 2016.0f;
-    if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
-}
-
-/* Puts element k into its pair. x is exact in bf16 and in f16. */
-static void mixpi_amx_put(float *pair, int k, int f16, float x) {
-    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
-    if (k % 2) code |= mixp_bits_of_f32(*pair);
-    else code <<= 16;
-    *pair = mixp_f32_of_bits(code);
-}
-
-/* Does the tile return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8
- * times the known row. */
-MIXPI_SELDOM
-static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float a[32][32], b[32][32], c[32][32];
-    mixpi_tile t;
-    for (int i = 0; i < 32; i++)
-        for (int k = 0; k < 64; k++) {
-            float one = (float)(1 << i % 4);
-            if (k == 0) one *= 4096.0f;
-            mixpi_amx_put(&a[i][k / 2], k, f16, one);
-            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
-        }
-
-    /* A tile of 32 rows. */
-    memset(&t, 0, sizeof t);
-    t.depth = 32;
-    t.a = a[0];
-    t.b = b[0];
-    t.c = c[0];
-    t.a_row = 32;
-    t.b_step = 32;
-    t.c_row = 32;
-    t.cols = 32;
-    t.a_step = 1;
-    t.alpha = 1.0f;
-    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
-
-    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-    tile(&t, 32);
-    MIXPI_AMX_RELEASE();
-    for (int i = 0; i < 32; i++)
-        for (int j = 0; j < 32; j++) {
-            float want = mixpi_amx_wanted(f16, j % 4);
-            want *= (float)(1 << i % 4);
-            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
-        }
-    return 1;
-}
-#endif
-
 /* Scratch memory: a slice of `floats` floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
 
@@ -9192,6 +9114,8 @@ typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
     const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
+    int64_t most_m, most_n;     /* rows and columns of the largest block                   */
+    int64_t grain;              /* blocks begin at multiples of this many rows             */
     int64_t depth;              /* elements of k in one pass                               */
     int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
@@ -9217,7 +9141,6 @@ typedef struct mixpi_gemm_block {
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
-    float  *across;             /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
@@ -9235,22 +9158,13 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, across = 0;
-    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
 
-    if (job->pairs >= MIXPI_AMX_BF16) {
-        across = 16 * (packed + 15);
-        packed += job->tall; /* tiles read rows beyond the last */
-    }
-    if (steps < job->depth) steps = job->depth;
-
     /* One piece after another. */
-    s->a_pack = mixpi_carve(&c, packed * ld);
-    s->across = mixpi_carve(&c, across);
+    s->a_pack = mixpi_carve(&c, job->panels * job->tall * ld);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->b_pack = mixpi_carve(&c, job->cols * job->depth + spill);
     s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
     return c.used;
 }
@@ -9259,6 +9173,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
 static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
     const mixp_gemm_args *g = job->g;
     const int64_t wide = job->set->wide, blocks = job->down * job->across;
+    const int64_t rows = mixpi_ceil_div(g->m, job->grain);
     int64_t z = index, down, across;
     memset(s, 0, sizeof *s);
     s->job = job;
@@ -9270,8 +9185,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
         z = index / blocks;
         down = index / job->across % job->down;
         across = index % job->across;
-        s->m0 = g->m * down / job->down;
-        s->m1 = g->m * (down + 1) / job->down;
+        s->m0 = rows * down / job->down * job->grain;
+        s->m1 = mixpi_min(g->m, rows * (down + 1) / job->down * job->grain);
         s->n0 = job->bands * across / job->across * wide;
         s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
     }
@@ -9299,7 +9214,8 @@ static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t acr
  * candidate cuts. */
 static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t least_m = mixpi_ceil_div(g->m, job->most_m);
+    int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
@@ -9326,39 +9242,55 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
         }
 }
 
+/* Cuts c into blocks for this many threads. */
+static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
+    const int64_t wide = job->set->wide;
+    job->bands = mixpi_ceil_div(job->g->n, wide);
+    mixpi_gemm_grid(job, threads);
+    job->cols = mixpi_ceil_div(job->bands, job->across) * wide;
+}
+
+/* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
+static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
+                            const mixpi_gemm_shape *set, int64_t threads) {
+    const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    mixpi_gemm_block block;
+    job->g = g;
+    job->set = set;
+    job->low = g->c.dtype != MIXP_F32;
+    job->pairs = pairs;
+    job->tall = set->tall;
+    job->panels = MIXPI_PANELS;
+
+    /* How c is cut into blocks, and k into passes. */
+    job->most_m = MIXPI_MB;
+    job->most_n = MIXPI_NB;
+    job->grain = 1;
+    job->depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    mixpi_gemm_cut(job, threads);
+    block.job = job;
+    job->slices.floats = mixpi_gemm_carve(&block, NULL);
+}
+
+/* Has a gemm work to do? If not, *r is its result. */
+static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
+    *r = MIXP_OK;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return 0;
+    if (!mixpi_gemm_readable(g)) *r = MIXP_ERR_DTYPE;
+    return *r == MIXP_OK;
+}
+
 /* Runs a gemm. have: the pairs that the device multiplies. */
 static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
                                   const mixpi_gemm_shape *set) {
-    mixpi_gemm_job job;
-    mixpi_gemm_block block;
-    int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
-    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
-    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+    mixpi_gemm_job job;
+    mixp_result r;
+    if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-
-    /* How the operands are packed. */
-    job.g = g;
-    job.set = set;
-    job.low = g->c.dtype != MIXP_F32;
-    job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = set->tall;
-    job.panels = MIXPI_PANELS;
-    if (job.pairs >= MIXPI_AMX_BF16) {
-        job.tall = 32;
-        job.panels = 4;
-    }
-
-    /* How c is cut into blocks, and k into passes. */
-    job.bands = mixpi_ceil_div(g->n, set->wide);
-    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
-    mixpi_gemm_grid(&job, mixpi_workers(x, work));
-    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
-
-    block.job = &job;
-    job.slices.floats = mixpi_gemm_carve(&block, NULL);
+    mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
                             &job.slices);
 }
@@ -12650,8 +12582,7 @@ MIXPI_SMALL_END
  * MIXPI_NR columns and widens f16 and bf16 as it packs. A small f32 b is read in place. The task
  * then runs tiles of MIXPI_MR x MIXPI_NR accumulators over the panels. Each element of C is one
  * chain of multiply-adds in increasing k. The chain is cut at places that depend only on k, so
- * blocks and threads do not change the element's bits. AMX adds in another order, which is cut at
- * the same places: see tile_by_sums.
+ * blocks and threads do not change the element's bits. Intel's tiles multiply in tiles.c.
  */
 
 /* Each instruction set defines these macros again, with the same text. */
@@ -12961,80 +12892,6 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 }
 #endif
 
-/* Does this pass have the tiles from MIXPI_AMX_BF16 on? */
-#define MIXPI_BY_SUMS (MIXPI_PASS == 2 && MIXPI_AMX)
-
-#if MIXPI_BY_SUMS
-/* Writes finished sums, which lie in rows of MIXPI_NR: c = alpha * sum + bias (+ c). */
-MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
-    mixpi_v alpha = mixpi_vset(t->alpha);
-    float  *c = t->c;
-    for (; rows > 0; rows--) {
-        for (int j = 0; j < t->cols; j += 16) {
-            int     n = (int)mixpi_min(16, t->cols - j);
-            mixpi_v y = mixpi_vzero();
-            if (t->bias) y = mixpi_vload(t->bias + j);
-            y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
-            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
-            mixpi_vstore_n(c + j, y, n);
-        }
-        c += t->c_row;
-        sums += MIXPI_NR;
-    }
-}
-#endif
-
-#if MIXPI_PASS == 2 && MIXPI_AMX
-/* The tile for AMX: up to 32 rows by 32 columns. Each 32 elements of k form two chains of
- * multiply-adds from 0: one of even k, one of odd k. The two chains are added, and their sum is
- * added to the element. Each step is rounded to nearest even. Subnormals of f32 and bf16 count as
- * zero; subnormals of f16 are kept (Intel's manual, TDPBF16PS and TDPFP16PS). gemm_task has
- * configured the tiles. */
-#  define MIXPI_AMX_SUMS(DOT)                                                             \
-       for (p = 0; p < t->depth; p += 16) {                                               \
-           const float *a = t->a + p, *b = t->b + p * t->b_step;                          \
-           MIXPI_AMX_LOAD(4, a, a_bytes);                                                 \
-           MIXPI_AMX_LOAD(6, b, b_bytes);                                                 \
-           DOT(0, 4, 6);                                                                  \
-           if (right) {                                                                   \
-               MIXPI_AMX_LOAD(7, b + 16, b_bytes);                                        \
-               DOT(1, 4, 7);                                                              \
-           }                                                                              \
-           if (!below) continue;                                                          \
-           MIXPI_AMX_LOAD(5, a + 16 * t->a_row, a_bytes);                                 \
-           DOT(2, 5, 6);                                                                  \
-           if (right) DOT(3, 5, 7);                                                       \
-       }
-
-MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
-    const int64_t a_bytes = t->a_row * 4, b_bytes = t->b_step * 4;
-    const int64_t c_bytes = MIXPI_NR * 4;
-    const int     right = t->cols > 16, below = rows > 16;
-    float         sums[32 * MIXPI_NR];
-    int64_t       p;
-
-    /* Each register has a quarter of the tile. */
-    MIXPI_AMX_ZERO(0);
-    MIXPI_AMX_ZERO(1);
-    MIXPI_AMX_ZERO(2);
-    MIXPI_AMX_ZERO(3);
-    if (t->pairs == MIXPI_AMX_F16) {
-        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_F16)
-    } else {
-        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_BF16)
-    }
-    MIXPI_AMX_STORE(0, sums, c_bytes);
-    MIXPI_AMX_STORE(1, sums + 16, c_bytes);
-    MIXPI_AMX_STORE(2, sums + 16 * MIXPI_NR, c_bytes);
-    MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
-    MIXPI_P(tile_end)(t, rows, sums);
-}
-
-MIXPI_LINKED int MIXPI_P(amx_answers)(int f16)
-{ return mixpi_amx_answer(MIXPI_P(tile_by_sums), f16); }
-#  undef MIXPI_AMX_SUMS
-#endif
-
 #define MIXPI_PAIRED ((MIXPI_PASS == 2 && MIXPI_BF16) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
 
 /* Runs a tile whose height has a function. */
@@ -13076,12 +12933,6 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
-#if MIXPI_BY_SUMS
-    if (t->pairs >= MIXPI_AMX_BF16) {
-        MIXPI_P(tile_by_sums)(t, rows);
-        return;
-    }
-#endif
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
@@ -13223,13 +13074,10 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
     mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
     int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
-    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
-    int64_t first = n % 16 ? 0 : rows;          /* the first row to clear */
     mixpi_source from =
         mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
     float  *dst = s->b_pack + j * s->steps;
-    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
-    memset(dst + first * to.wide, 0, bytes);
+    if (n % 16) memset(dst, 0, (size_t)(s->steps * to.wide) * sizeof(float));
     MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
@@ -13261,37 +13109,12 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     }
 }
 
-/* Packs `rows` rows of pairs, `ld` apart, from a'. Element `at` of a begins the first of them. */
-MIXPI_K void MIXPI_P(transpose_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
-                                int64_t ld) {
-    const mixp_gemm_args *g = s->job->g;
-    int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
-    for (p = 0; p < s->steps; p += 16) {
-        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
-        int64_t left = mixpi_min(s->depth - 2 * p, 32);
-        from.first += 2 * p * g->lda;
-        memset(s->across, 0, (size_t)(16 * wide) * sizeof(float));
-        MIXPI_P(load_across)(s->across, wide, from, left, (int)rows, s->job->pairs);
-        for (i = 0; i < rows; i += 16) {
-            float *to = s->a_pack + i * ld + p;
-            MIXPI_P(transpose16)(to, ld, s->across + i, wide);
-        }
-    }
-}
-
 /* Sets the tile's strides for op(a)[i .. i+rows, p0 .. p0+depth] and returns its first element.
  * f32 rows are read in place, unless lda is a multiple of 1024; everything else is packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
 
-    /* The rows of a' are columns of a. */
-    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
-        t->a_step = 1;
-        t->a_row = s->job->depth + MIXPI_PAD;
-        MIXPI_P(transpose_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
-        return s->a_pack;
-    }
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
@@ -13495,9 +13318,6 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
-#if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-#endif
 
     /* A pass for each part of k that packed memory has room for. */
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
@@ -13505,9 +13325,6 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         s.steps = mixpi_pair_steps(job->pairs, s.depth);
         MIXPI_P(gemm_pass)(&s);
     }
-#if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
-#endif
 }
 
 #define MIXPI_SUM_LANES (MIXPI_PASS == 0 ? 1 : 16)
@@ -13517,6 +13334,726 @@ static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 { return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape)); }
 
+/* --- Intel's tiles (AMX) ------------------------------------------------------------------ *
+ *
+ * What products and attention share. A tile holds 16 rows of 64 bytes. Tiles 0 to 3 hold the sums
+ * of 32 rows by 32 columns, 4 and 5 rows of a, 6 and 7 columns of b:
+ *
+ *                     columns 0..15   16..31
+ *     rows  0..15           0            1          tile 4 times tile 6, 4 times 7
+ *     rows 16..31           2            3          tile 5 times tile 6, 5 times 7
+ *
+ * A step multiplies 32 elements of k. Each step has two chains of multiply-adds from 0: one of even
+ * k, one of odd k. The two chains are added, and their sum is added to the element. Everything is
+ * rounded to nearest even. Subnormals of f32 and bf16 count as zero; subnormals of f16 are kept
+ * (Intel's manual, TDPBF16PS and TDPFP16PS).
+ *
+ * A packed step of a is 2 KB: 32 rows of 32 elements. A packed step of b is 2 KB: the tile of
+ * columns 0..15, then that of 16..31; a row of a tile holds element 2p and 2p+1 of k of each
+ * column. Where operands are split, a step is 4 KB: as above for the high parts, then for the low
+ * parts.
+ */
+#if MIXPI_PASS == 2 && MIXPI_AMX
+
+/* How tiles multiply. */
+enum {
+    MIXPI_TILES_BF16,           /* bf16 by bf16: TDPBF16PS                                 */
+    MIXPI_TILES_F16,            /* f16 by f16: TDPFP16PS, of AMX_FP16                      */
+    MIXPI_TILES_SPLIT           /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+};
+#define MIXPI_TILES_STEP 1024   /* 16-bit numbers in a packed step; split: 2 * this        */
+
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* --- packing --- */
+
+/* The first n of 32 lanes. */
+MIXPI_V __mmask32 MIXPI_P(tiles_lanes)(int64_t n) {
+    if (n >= 32) return 0xFFFFFFFFu;
+    return n > 0 ? (1u << n) - 1u : 0u;
+}
+
+/* Packs `lines` rows of 32 elements; row i begins at from + i * ld. Rows from `rows` on and elements
+ * from k on become 0. With 32 lines this packs a step of a, whose rows are summed along. */
+MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld, int lines,
+                                  int64_t rows, int64_t k) {
+    const __mmask32 there = MIXPI_P(tiles_lanes)(k);
+    for (int i = 0; i < lines; i++) {
+        __m512i row = _mm512_setzero_si512();
+        if (i < rows) row = _mm512_maskz_loadu_epi16(there, from + i * ld);
+        _mm512_storeu_si512(to + 32 * i, row);
+    }
+}
+
+/* Packs a step of b: element k of column j is from[k * ld + j]. Columns from `columns` on and
+ * elements from k on become 0. */
+MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t columns,
+                                   int64_t k) {
+    const mixpi_vbits left = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
+                               0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
+                               0x2C000C, 0x2D000D, 0x2E000E, 0x2F000F };
+    const mixpi_vbits right = left + 0x100010u;
+    const __mmask32 there = MIXPI_P(tiles_lanes)(columns);
+    for (int p = 0; p < 32; p += 2) {
+        __m512i even = _mm512_setzero_si512(), odd = even;
+        if (p < k) even = _mm512_maskz_loadu_epi16(there, from + p * ld);
+        if (p + 1 < k) odd = _mm512_maskz_loadu_epi16(there, from + (p + 1) * ld);
+        _mm512_storeu_si512(to + 16 * p, _mm512_permutex2var_epi16(even, (__m512i)left, odd));
+        _mm512_storeu_si512(to + 16 * p + 512,
+                            _mm512_permutex2var_epi16(even, (__m512i)right, odd));
+    }
+}
+
+/* Turns a tile: pair p of row i becomes pair i of row p. ld: elements between rows of `from`. */
+MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
+    MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
+}
+
+/* Packs a step of a from a': element k of row i is from[k * ld + i]. */
+MIXPI_V void MIXPI_P(tiles_a_turned)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t rows,
+                                     int64_t k) {
+    uint16_t woven[MIXPI_TILES_STEP] __attribute__((__aligned__(64)));
+    MIXPI_P(tiles_across)(woven, from, ld, rows, k);
+    MIXPI_P(tiles_turn)(to, woven, 32);
+    MIXPI_P(tiles_turn)(to + 512, woven + 512, 32);
+}
+
+/* Packs one tile of b, 16 columns, from b': element k of column j is from[j * ld + k]. */
+MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                     int64_t columns, int64_t k) {
+    uint16_t rows[MIXPI_TILES_STEP / 2] __attribute__((__aligned__(64)));
+    if (columns >= 16 && k >= 32 && ld % 2 == 0) {
+        MIXPI_P(tiles_turn)(to, from, ld);
+        return;
+    }
+    MIXPI_P(tiles_along)(rows, from, ld, 16, columns, k);
+    MIXPI_P(tiles_turn)(to, rows, 32);
+}
+
+/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
+ * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
+MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
+    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
+                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
+                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
+    __m512i r = (__m512i)mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
+    __m512i s = (__m512i)mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
+    _mm512_storeu_si512(high, _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q));
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi16(r, (__m512i)upper, s));
+}
+
+/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
+ * further. Every finite f16 has 11 significant bits and is at least 2^-24, so the split is exact.
+ * Returns nonzero if a number is Inf or NaN. */
+MIXPI_V unsigned MIXPI_P(tiles_split)(uint16_t *packed, int lines) {
+    const __m512i exponent = _mm512_set1_epi16(0x7C00);
+    __mmask32 bad = 0;
+    for (int i = 0; i < lines; i++, packed += 32) {
+        __m512i codes = _mm512_loadu_si512(packed);
+        mixpi_v x = mixpi_vget(MIXP_F16, packed), y = mixpi_vget(MIXP_F16, packed + 16);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
+        MIXPI_P(tiles_split_floats)(packed, packed + MIXPI_TILES_STEP, x, y);
+    }
+    return bad;
+}
+
+/* --- sums of products --- */
+
+/* Sums of up to 32 x 32 elements. Rows and columns from 16 on are computed, and their sums written,
+ * only if rows or columns is above 16. Distances are in bytes, those of c in floats. */
+typedef struct mixpi_tiles {
+    const void *a;              /* 32 rows, or 16: packed, or in place                     */
+    int64_t     a_row;          /* from a row of a to the next; packed: 64                 */
+    int64_t     a_below;        /* from row 0 of a to row 16; packed: 1,024                */
+    int64_t     a_step;         /* from a step of a to the next; in place: 64              */
+    const void *a_tail;         /* one more step of a, packed; NULL = none                 */
+    const void *b;              /* packed, for all steps                                   */
+    int64_t     steps;          /* without the tail                                        */
+    float      *c;              /* the sums: c(i, j) = c[i * c_row + j]                    */
+    int64_t     c_row;
+    int64_t     rows, columns;
+    int         how;            /* MIXPI_TILES_BF16, ...; split: packed, without a tail    */
+    int         more;           /* 1 = add to c's values; 0 = begin at 0                   */
+} mixpi_tiles;
+
+/* The four products of the tiles of a by those of b. */
+#define MIXPI_TILES_DOTS(DOT)                                                             \
+    DOT(0, 4, 6);                                                                         \
+    if (wide) DOT(1, 4, 7);                                                               \
+    if (tall) DOT(2, 5, 6);                                                               \
+    if (tall && wide) DOT(3, 5, 7);
+
+/* A step of a, past L1 because b's panel is read again and again, and of b. */
+#define MIXPI_TILES_STEP_BY(DOT)                                                          \
+    MIXPI_AMX_LOAD_PAST(4, a, row);                                                       \
+    MIXPI_AMX_LOAD(6, b, 64);                                                             \
+    DOT(0, 4, 6);                                                                         \
+    if (wide) {                                                                           \
+        MIXPI_AMX_LOAD(7, b + 1024, 64);                                                  \
+        DOT(1, 4, 7);                                                                     \
+    }                                                                                     \
+    if (tall) {                                                                           \
+        MIXPI_AMX_LOAD_PAST(5, a + below, row);                                           \
+        DOT(2, 5, 6);                                                                     \
+        if (wide) DOT(3, 5, 7);                                                           \
+    }
+MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, const char *b,
+                                 const int tall, const int wide, const int how) {
+    if (how == MIXPI_TILES_F16) {
+        MIXPI_TILES_STEP_BY(MIXPI_AMX_DOT_F16)
+    } else {
+        MIXPI_TILES_STEP_BY(MIXPI_AMX_DOT_BF16)
+    }
+}
+
+/* A step of split operands: low by low, high a by low b, high by high, low a by high b. */
+MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
+                                       const int wide) {
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    MIXPI_AMX_LOAD(6, b + 2048, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+
+MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
+                                 const int how) {
+    const char   *a = (const char *)t->a, *b = (const char *)t->b;
+    const int64_t line = t->c_row * 4;
+    float        *c = t->c, *low = c + 16 * t->c_row;
+
+    /* The sums begin at 0 or at c. */
+    if (t->more) {
+        MIXPI_AMX_LOAD(0, c, line);
+        if (wide) MIXPI_AMX_LOAD(1, c + 16, line);
+        if (tall) MIXPI_AMX_LOAD(2, low, line);
+        if (tall && wide) MIXPI_AMX_LOAD(3, low + 16, line);
+    } else {
+        MIXPI_AMX_ZERO(0);
+        MIXPI_AMX_ZERO(1);
+        MIXPI_AMX_ZERO(2);
+        MIXPI_AMX_ZERO(3);
+    }
+
+    /* The steps. */
+    for (int64_t i = t->steps; i > 0; i--) {
+        if (how == MIXPI_TILES_SPLIT) MIXPI_P(tiles_step_split)(a, b, tall, wide);
+        else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
+        a += t->a_step;
+        b += how == MIXPI_TILES_SPLIT ? 4096 : 2048;
+    }
+    if (how != MIXPI_TILES_SPLIT && t->a_tail)
+        MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
+
+    MIXPI_AMX_STORE(0, c, line);
+    if (wide) MIXPI_AMX_STORE(1, c + 16, line);
+    if (tall) MIXPI_AMX_STORE(2, low, line);
+    if (tall && wide) MIXPI_AMX_STORE(3, low + 16, line);
+}
+#undef MIXPI_TILES_DOTS
+#undef MIXPI_TILES_STEP_BY
+
+#define MIXPI_TILES_SUMS(name, how)                                                       \
+    MIXPI_K void MIXPI_P(name##_11)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 0, 0, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_12)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 0, 1, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_21)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 1, 0, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_22)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 1, 1, how); }
+MIXPI_TILES_SUMS(tiles_bf16, MIXPI_TILES_BF16)
+MIXPI_TILES_SUMS(tiles_f16, MIXPI_TILES_F16)
+MIXPI_TILES_SUMS(tiles_apart, MIXPI_TILES_SPLIT)
+#undef MIXPI_TILES_SUMS
+
+/* Computes t's sums. The calling thread has configured its tiles: MIXPI_AMX_CONFIGURE. */
+MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
+    static void (*const sums[3][2][2])(const mixpi_tiles *) = {
+        { { MIXPI_P(tiles_bf16_11), MIXPI_P(tiles_bf16_12) },
+          { MIXPI_P(tiles_bf16_21), MIXPI_P(tiles_bf16_22) } },
+        { { MIXPI_P(tiles_f16_11), MIXPI_P(tiles_f16_12) },
+          { MIXPI_P(tiles_f16_21), MIXPI_P(tiles_f16_22) } },
+        { { MIXPI_P(tiles_apart_11), MIXPI_P(tiles_apart_12) },
+          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } }
+    };
+    sums[t->how][t->rows > 16][t->columns > 16](t);
+}
+
+/* --- finished sums --- */
+
+/* Writes the first n <= 32 numbers of x, y to p, rounded to nearest even. */
+MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, char *p, mixpi_v x, mixpi_v y, int64_t n) {
+    const int size = MIXPI_P(size)(to);
+    char  some[128];
+    char *at = n < 32 ? some : p;
+    mixpi_vput(to, at, x, 0);
+    mixpi_vput(to, at + 16 * size, y, 0);
+    if (n < 32) memcpy(p, some, (size_t)(n * size));
+}
+
+/* Reads n <= 32 numbers to x, y; 0 beyond. */
+MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const char *p, mixpi_v *x, mixpi_v *y,
+                                int64_t n) {
+    const int size = MIXPI_P(size)(from);
+    char some[128] = { 0 };
+    if (n < 32) {
+        memcpy(some, p, (size_t)(n * size));
+        p = some;
+    }
+    *x = mixpi_vget(from, p);
+    *y = mixpi_vget(from, p + 16 * size);
+}
+
+/* --- a known answer --- */
+
+/* mixpi_amx_known is b(k, column), mixpi_amx_wanted the answer. a(k) is 1, except a(0) = 2^12.
+ * Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and odd k have
+ * separate sums, rounded to nearest even. Column 2 shows that the next 32 elements begin at 0.
+ * Column 3 shows how subnormals are treated. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
+}
+
+/* x is exact in bf16 and in f16. */
+static uint16_t mixpi_amx_code(int f16, float x)
+{ return f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits; }
+
+/* Do the tiles return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8 times
+ * the known row. */
+MIXPI_LINKED MIXPI_SELDOM MIXPI_TARGET int MIXPI_P(amx_answers)(int f16) {
+    uint16_t    a[32][64], b[64][32], packed[2][MIXPI_TILES_STEP];
+    float       c[32][32];
+    mixpi_tiles t;
+    for (int i = 0; i < 32; i++)
+        for (int k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            a[i][k] = mixpi_amx_code(f16, one);
+            b[k][i] = mixpi_amx_code(f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    for (int step = 0; step < 2; step++)
+        MIXPI_P(tiles_across)(packed[step], b[32 * step], 32, 32, 32);
+
+    /* a in place. */
+    memset(&t, 0, sizeof t);
+    t.a = a;
+    t.a_row = sizeof a[0];
+    t.a_below = sizeof a / 2;
+    t.a_step = 64;
+    t.b = packed;
+    t.steps = 2;
+    t.c = c[0];
+    t.c_row = 32;
+    t.rows = t.columns = 32;
+    t.how = f16 ? MIXPI_TILES_F16 : MIXPI_TILES_BF16;
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    MIXPI_P(tiles_sum)(&t);
+    MIXPI_AMX_RELEASE();
+    for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
+    return 1;
+}
+#endif
+/* --- products by tiles ------------------------------------------------------------------- *
+ *
+ * A task computes a block of c. It packs its part of op(b) once in a pass: at most MIXPI_TILES_B
+ * bytes, which stay in L2. A panel of 32 rows of op(a) then meets all of the packed b. Rows of a
+ * are read in place; a transposed or split a, the last rows of a block and a ragged end of k are
+ * packed.
+ *
+ * k is cut into passes of equal length, rounded up to whole steps of 32. Each pass begins at 0, and
+ * the sums of the passes are added in order. The cut depends only on k, so blocks and threads do
+ * not change an element's bits.
+ *
+ * A split f16 cannot hold Inf or NaN (0 times Inf is NaN). An element whose row of op(a) or column
+ * of op(b) holds one has the bits of AVX-512's product instead: tiles_again.
+ */
+#if MIXPI_PASS == 2 && MIXPI_AMX
+
+#define MIXPI_TILES_KC    1024      /* largest depth of a pass                             */
+#define MIXPI_TILES_KC_SPLIT 512    /* the same for split operands                         */
+#define MIXPI_TILES_B     786432    /* largest packed b, in bytes                          */
+#define MIXPI_TILES_MB    512       /* rows of the largest block, if k takes several passes */
+#define MIXPI_TILES_SUM   1024      /* floats of the sums of one tile                      */
+
+typedef struct mixpi_tiles_job {
+    mixpi_gemm_job cut;         /* how c is cut into blocks, and k into passes             */
+    int     how;                /* MIXPI_TILES_BF16, ...                                   */
+    int64_t step;               /* numbers of 16 bits in a packed step                     */
+    int64_t again;              /* split: floats that AVX-512's product of a tile needs    */
+} mixpi_tiles_job;
+
+typedef struct mixpi_tiles_block {
+    const mixpi_tiles_job *job;
+    mixpi_gemm_block at;        /* which block of c, and which part of k                   */
+    uint16_t *a_pack;           /* a panel of op(a)                                        */
+    uint16_t *a_tail;           /* the last step of a panel that is read in place          */
+    uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
+    float    *bias;             /* of the block's columns; 0 = no bias, or no column       */
+    float    *sums;             /* of one tile and one pass                                */
+    float    *part;             /* of all tiles and passes, if there are several passes    */
+    float    *again;            /* split: memory for AVX-512's product of a tile           */
+    float    *exact;            /* split: that product, in c's dtype                       */
+    uint8_t  *bad_columns;      /* split: 1 = op(b)'s column holds Inf or NaN              */
+    uint8_t   bad_rows[32];     /* split: 1 = op(a)'s row of this panel holds Inf or NaN   */
+    unsigned  bad;              /* split: nonzero = a number packed so far is Inf or NaN   */
+} mixpi_tiles_block;
+
+/* Cuts a block's scratch memory; returns its size in floats. With `from` NULL it only measures. */
+static int64_t mixpi_tiles_carve(mixpi_tiles_block *s, float *from) {
+    const mixpi_tiles_job *job = s->job;
+    const mixpi_gemm_job  *cut = &job->cut;
+    const int64_t steps = cut->depth / 32, panels = cut->cols / 32;
+    const int64_t rows = mixpi_ceil_div(mixpi_ceil_div(cut->g->m, 32), cut->down) * 32;
+    const int     split = job->how == MIXPI_TILES_SPLIT;
+    mixpi_carver  c = { from, 0 };
+    s->a_pack = (uint16_t *)(void *)mixpi_carve(&c, steps * job->step / 2);
+    s->a_tail = (uint16_t *)(void *)mixpi_carve(&c, MIXPI_TILES_STEP / 2);
+    s->b_pack = (uint16_t *)(void *)mixpi_carve(&c, panels * steps * job->step / 2);
+    s->bias = mixpi_carve(&c, cut->cols);
+    s->sums = mixpi_carve(&c, MIXPI_TILES_SUM);
+    s->part = mixpi_carve(&c, cut->depth < cut->g->k ? rows * cut->cols : 0);
+    s->again = mixpi_carve(&c, job->again);
+    s->exact = mixpi_carve(&c, split ? MIXPI_TILES_SUM : 0);
+    s->bad_columns = (uint8_t *)(void *)mixpi_carve(&c, split ? cut->cols / 4 : 0);
+    return c.used;
+}
+
+/* --- packing --- */
+
+MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const int64_t n = s->at.n1 - s->at.n0, depth = s->at.depth, step = s->job->step;
+    const int     split = s->job->how == MIXPI_TILES_SPLIT;
+    const uint16_t *b = (const uint16_t *)g->b.data + s->at.b_at;
+    int64_t j, k;
+
+    /* Rows of b', 16 at a time. */
+    if (g->trans_b) {
+        b += s->at.n0 * g->ldb + s->at.p0;
+        for (j = 0; j < n; j += 16)
+            for (k = 0; k < depth; k += 32) {
+                uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step + j % 32 * 32;
+                MIXPI_P(tiles_b_turned)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
+                if (split) s->bad |= MIXPI_P(tiles_split)(to, 16);
+            }
+        return;
+    }
+
+    /* 32 rows of b at a time. */
+    b += s->at.p0 * g->ldb + s->at.n0;
+    for (k = 0; k < depth; k += 32)
+        for (j = 0; j < n; j += 32) {
+            uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step;
+            MIXPI_P(tiles_across)(to, b + k * g->ldb + j, g->ldb, n - j, depth - k);
+            if (split) s->bad |= MIXPI_P(tiles_split)(to, 32);
+        }
+}
+
+/* Tells t where the panel of op(a) from row i on is: packed, or in place. */
+MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t i) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const int64_t depth = s->at.depth, rows = mixpi_min(32, s->at.m1 - i);
+    const int64_t whole = depth / 32 * 32;
+    const int     split = s->job->how == MIXPI_TILES_SPLIT, lines = rows > 16 ? 32 : 16;
+    const uint16_t *a = (const uint16_t *)g->a.data + s->at.a_at;
+    uint16_t *to = s->a_pack;
+    t->rows = rows;
+    t->a_tail = NULL;
+    a += g->trans_a ? s->at.p0 * g->lda + i : i * g->lda + s->at.p0;
+
+    /* 32 whole rows are read in place, but for a ragged end. */
+    if (rows == 32 && !g->trans_a && !split) {
+        t->a = a;
+        t->a_row = g->lda * 2;
+        t->a_below = t->a_row * 16;
+        t->a_step = 64;
+        t->steps = whole / 32;
+        if (whole == depth) return;
+        MIXPI_P(tiles_along)(s->a_tail, a + whole, g->lda, 32, 32, depth - whole);
+        t->a_tail = s->a_tail;
+        return;
+    }
+
+    t->a = s->a_pack;
+    t->a_row = 64;
+    t->a_below = 1024;
+    t->a_step = s->job->step * 2;
+    t->steps = s->at.steps;
+    for (int64_t k = 0; k < depth; k += 32, to += s->job->step) {
+        if (g->trans_a) MIXPI_P(tiles_a_turned)(to, a + k * g->lda, g->lda, rows, depth - k);
+        else MIXPI_P(tiles_along)(to, a + k, g->lda, lines, rows, depth - k);
+        if (split) s->bad |= MIXPI_P(tiles_split)(to, lines);
+    }
+}
+
+/* --- Inf and NaN in split operands --- */
+
+/* bad[i] = 1 if line i holds Inf or NaN, else 0. A line has k elements: a row of p (along is 1) or
+ * a column. */
+static void mixpi_tiles_mark(uint8_t *bad, const uint16_t *p, int64_t ld, int64_t lines, int64_t k,
+                             int along) {
+    const int64_t rows = along ? lines : k, columns = along ? k : lines;
+    memset(bad, 0, (size_t)lines);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++)
+            if ((p[i * ld + j] & 0x7C00u) == 0x7C00u) bad[along ? i : j] = 1;
+}
+static void mixpi_tiles_mark_columns(mixpi_tiles_block *s) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const uint16_t *b = (const uint16_t *)g->b.data + s->at.b_at;
+    b += g->trans_b ? s->at.n0 * g->ldb : s->at.n0;
+    mixpi_tiles_mark(s->bad_columns, b, g->ldb, s->at.n1 - s->at.n0, g->k, g->trans_b);
+}
+static void mixpi_tiles_mark_rows(mixpi_tiles_block *s, int64_t i, int64_t rows) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const uint16_t *a = (const uint16_t *)g->a.data + s->at.a_at;
+    a += g->trans_a ? i : i * g->lda;
+    mixpi_tiles_mark(s->bad_rows, a, g->lda, rows, g->k, !g->trans_a);
+}
+
+/* Does a row of the panel, or a column of the tile at column j, hold Inf or NaN? */
+static int mixpi_tiles_are_bad(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t j) {
+    if (memchr(s->bad_rows, 1, (size_t)t->rows)) return 1;
+    return memchr(s->bad_columns + j, 1, (size_t)t->columns) != NULL;
+}
+
+/* Computes a tile of c, from row i and from column j of the block on, as AVX-512 does: to s->exact,
+ * in rows of 32. c itself is only read. */
+MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
+                                  int64_t j) {
+    mixp_gemm_args g = *s->job->cut.g;
+    const int64_t column = s->at.n0 + j, size = MIXPI_P(size)(g.c.dtype);
+    const char   *c = (const char *)g.c.data + (s->at.c_at + i * g.ldc + column) * size;
+    mixpi_gemm_job one;
+    g.m = t->rows;
+    g.n = t->columns;
+    g.batch = 1;
+    g.a = mixpi_in_at(g.a, s->at.a_at + (g.trans_a ? i : i * g.lda));
+    g.b = mixpi_in_at(g.b, s->at.b_at + (g.trans_b ? column * g.ldb : column));
+    if (g.bias.data) g.bias = mixpi_in_at(g.bias, column);
+
+    /* The old c, if c accumulates. */
+    for (int64_t r = 0; g.c.accumulate && r < g.m; r++)
+        memcpy((char *)s->exact + r * 32 * size, c + r * g.ldc * size, (size_t)(g.n * size));
+    g.c.data = s->exact;
+    g.ldc = 32;
+
+    mixpi_gemm_plan(&one, &g, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+    one.slices.first = s->again;
+    MIXPI_P(gemm_task)(&one, 0, 0);
+}
+
+/* Replaces the elements of bad rows and bad columns by those of s->exact. */
+MIXPI_K void MIXPI_P(tiles_replace)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
+                                    int64_t j) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const int64_t size = MIXPI_P(size)(g->c.dtype);
+    char *c = (char *)g->c.data + (s->at.c_at + i * g->ldc + s->at.n0 + j) * size;
+    for (int64_t r = 0; r < t->rows; r++)
+        for (int64_t q = 0; q < t->columns; q++) {
+            if (!s->bad_rows[r] && !s->bad_columns[j + q]) continue;
+            memcpy(c + (r * g->ldc + q) * size, (const char *)s->exact + (r * 32 + q) * size,
+                   (size_t)size);
+        }
+}
+
+/* --- a block --- */
+
+/* Writes finished sums of a tile, from row i and from column j of the block on:
+ * c = alpha * sums + bias (+ c), rounded once to c's dtype `to`. */
+MIXPI_V void MIXPI_P(tiles_write_to)(mixp_dtype to, const mixpi_tiles_block *s,
+                                     const mixpi_tiles *t, int64_t i, int64_t j,
+                                     const float *sums) {
+    const mixp_gemm_args *g = s->job->cut.g;
+    const mixpi_v alpha = mixpi_vset(mixpi_gemm_alpha(g));
+    const mixpi_v b0 = mixpi_vload(s->bias + j), b1 = mixpi_vload(s->bias + j + 16);
+    const int64_t size = MIXPI_P(size)(to);
+    char *c = (char *)g->c.data + (s->at.c_at + i * g->ldc + s->at.n0 + j) * size;
+    for (int64_t r = 0; r < t->rows; r++, sums += 32, c += g->ldc * size) {
+        mixpi_v x = mixpi_vfma(alpha, mixpi_vload(sums), b0);
+        mixpi_v y = mixpi_vfma(alpha, mixpi_vload(sums + 16), b1);
+        if (g->c.accumulate) {
+            mixpi_v p, q;
+            MIXPI_P(tiles_get)(to, c, &p, &q, t->columns);
+            x = mixpi_vadd(x, p);
+            y = mixpi_vadd(y, q);
+        }
+        MIXPI_P(tiles_put)(to, c, x, y, t->columns);
+    }
+}
+MIXPI_K void MIXPI_P(tiles_write)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
+                                  int64_t j, const float *sums) {
+    const mixp_dtype to = s->job->cut.g->c.dtype;
+    if (to == MIXP_F32) MIXPI_P(tiles_write_to)(MIXP_F32, s, t, i, j, sums);
+    else if (to == MIXP_F16) MIXPI_P(tiles_write_to)(MIXP_F16, s, t, i, j, sums);
+    else MIXPI_P(tiles_write_to)(MIXP_BF16, s, t, i, j, sums);
+}
+
+/* The last pass: a tile's sums are finished. */
+MIXPI_K void MIXPI_P(tiles_finish)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
+                                   int64_t j, const float *sums) {
+    const int again = s->bad && mixpi_tiles_are_bad(s, t, j);
+    if (again) MIXPI_P(tiles_again)(s, t, i, j);
+    MIXPI_P(tiles_write)(s, t, i, j, sums);
+    if (again) MIXPI_P(tiles_replace)(s, t, i, j);
+}
+
+/* Adds a pass's sums of a tile to those of the passes before. */
+MIXPI_V void MIXPI_P(tiles_join)(float *kept, const float *sums) {
+    for (int i = 0; i < MIXPI_TILES_SUM; i += 16)
+        mixpi_vstore(kept + i, mixpi_vadd(mixpi_vload(kept + i), mixpi_vload(sums + i)));
+}
+
+/* Runs a pass: packs b, then multiplies panel after panel of op(a) by all of it. */
+MIXPI_K void MIXPI_P(tiles_pass)(mixpi_tiles_block *s) {
+    const mixpi_gemm_job *cut = &s->job->cut;
+    const int64_t n = s->at.n1 - s->at.n0, panels = mixpi_ceil_div(n, 32);
+    const int first = s->at.p0 == 0, last = s->at.p0 + s->at.depth == cut->g->k;
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.how = s->job->how;
+    t.c_row = 32;
+    MIXPI_P(tiles_pack_b)(s);
+    if (last && t.how == MIXPI_TILES_SPLIT) mixpi_tiles_mark_columns(s);
+
+    for (int64_t i = s->at.m0; i < s->at.m1; i += 32) {
+        MIXPI_P(tiles_panel)(s, &t, i);
+        if (last && s->bad) mixpi_tiles_mark_rows(s, i, t.rows);
+        for (int64_t j = 0; j < n; j += 32) {
+            const int64_t tile = (i - s->at.m0) / 32 * panels + j / 32;
+            float *kept = first && last ? s->sums : s->part + tile * MIXPI_TILES_SUM;
+            t.b = s->b_pack + j / 32 * s->at.steps * s->job->step;
+            t.columns = mixpi_min(32, n - j);
+            t.c = first ? kept : s->sums;
+            MIXPI_P(tiles_sum)(&t);
+            if (!first) MIXPI_P(tiles_join)(kept, s->sums);
+            if (last) MIXPI_P(tiles_finish)(s, &t, i, j, kept);
+        }
+    }
+}
+
+/* Widens the bias of the block's columns. */
+MIXPI_K void MIXPI_P(tiles_bias)(const mixpi_tiles_block *s) {
+    const mixpi_source from = mixpi_source_of(s->job->cut.g->bias, s->at.n0, 0);
+    MIXPI_P(widen_rows)(s->bias, 0, from, 1, (int)(s->at.n1 - s->at.n0));
+}
+
+MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
+    const mixpi_tiles_job *job = (const mixpi_tiles_job *)arg;
+    const mixp_gemm_args  *g = job->cut.g;
+    mixpi_tiles_block s;
+    memset(&s, 0, sizeof s);
+    s.job = job;
+    mixpi_gemm_block_of(&s.at, &job->cut, index);
+    (void)mixpi_tiles_carve(&s, mixpi_slice(&job->cut.slices, worker));
+    memset(s.bias, 0, (size_t)job->cut.cols * sizeof(float));
+    if (g->bias.data) MIXPI_P(tiles_bias)(&s);
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (; s.at.p0 == 0 || s.at.p0 < g->k; s.at.p0 += job->cut.depth) {
+        s.at.depth = mixpi_min(job->cut.depth, g->k - s.at.p0);
+        s.at.steps = mixpi_ceil_div(s.at.depth, 32);
+        MIXPI_P(tiles_pass)(&s);
+    }
+    MIXPI_AMX_RELEASE();
+}
+
+/* --- the kernel --- */
+
+static const mixpi_gemm_shape MIXPI_P(tiles_shape) =
+    { 32, 32, MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
+
+/* Cuts c into blocks and k into passes. */
+MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *g, int how,
+                                 int64_t threads) {
+    mixpi_gemm_job *cut = &job->cut;
+    const int     split = how == MIXPI_TILES_SPLIT;
+    const int64_t most = split ? MIXPI_TILES_KC_SPLIT : MIXPI_TILES_KC;
+    const int64_t passes = mixpi_ceil_div(g->k, most);
+    mixpi_tiles_block block;
+    memset(job, 0, sizeof *job);
+    job->how = how;
+    job->step = split ? 2 * MIXPI_TILES_STEP : MIXPI_TILES_STEP;
+    cut->g = g;
+    cut->set = &MIXPI_P(tiles_shape);
+    cut->tall = cut->grain = 32;
+    cut->depth = mixpi_ceil_div(mixpi_ceil_div(g->k, passes), 32) * 32;
+    cut->most_m = passes > 1 ? MIXPI_TILES_MB : g->m;
+    cut->most_n = MIXPI_TILES_B / (cut->depth / 32 * job->step * 2) * 32;
+    mixpi_gemm_cut(cut, threads);
+
+    /* Memory for a tile's product by AVX-512. */
+    if (split) {
+        mixp_gemm_args tile = *g;
+        mixpi_gemm_job one;
+        tile.m = mixpi_min(32, g->m);
+        tile.n = mixpi_min(32, g->n);
+        tile.batch = 1;
+        mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
+        job->again = one.slices.floats;
+    }
+    block.job = job;
+    cut->slices.floats = mixpi_tiles_carve(&block, NULL);
+}
+
+/* f16: how the set multiplies f16 by f16. */
+MIXPI_K mixp_result MIXPI_P(gemm_by_tiles)(const mixp_exec *x, const mixp_gemm_args *g, int f16) {
+    const int64_t work = g->m * g->n * g->k * g->batch / MIXPI_SUM_LANES;
+    const int     low = g->a.dtype == MIXP_BF16 || g->a.dtype == MIXP_F16;
+    mixp_result   r;
+    mixpi_tiles_job job;
+    if (!low || g->a.dtype != g->b.dtype || g->k <= 0) return MIXPI_P(gemm)(x, g);
+    if (!mixpi_gemm_starts(g, &r)) return r;
+    MIXPI_P(tiles_plan)(&job, g, g->a.dtype == MIXP_BF16 ? MIXPI_TILES_BF16 : f16,
+                        mixpi_workers(x, work));
+    return mixpi_run_sliced(x, g->batch * job.cut.down * job.cut.across, work,
+                            MIXPI_P(tiles_task), &job, &job.cut.slices);
+}
+MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_by_tiles)(x, g, MIXPI_TILES_SPLIT); }
+MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_by_tiles)(x, g, MIXPI_TILES_F16); }
+#endif
 MIXPI_SMALL_BEGIN
 /* --- attention -------------------------------------------------------------------------- *
  *
@@ -14094,14 +14631,6 @@ static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
 static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
 MIXPI_WITH_PAIRS(f16)
 MIXPI_WITH_PAIRS(bf16)
-#endif
-#if MIXPI_PASS == 2 && MIXPI_AMX
-static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
-static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
-MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx), &MIXPI_P(gemm_shape)); }
-MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx_f16), &MIXPI_P(gemm_shape)); }
 #endif
 #undef MIXPI_WITH_PAIRS
 
@@ -15525,7 +16054,6 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPI_PAIRED
-#undef MIXPI_BY_SUMS
 #undef MIXPI_SUFFIX
 #undef MIXPI_TARGET
 #undef MIXPI_REGS

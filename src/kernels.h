@@ -25,11 +25,11 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16. Its bits
-                                   differ (SAME BITS above), so it is never the default: ask
-                                   for it by name. The first query asks Linux to permit the
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
+                                   f16 (each f16 as two bf16). Its bits differ (SAME BITS
+                                   above), so it is never the default: ask for it by name. The first query asks Linux to permit the
                                    process to use the tiles                                    */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles for f16 by f16 as well                      */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
     MIXP_ISA_COUNT
 } mixp_isa;
 

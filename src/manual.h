@@ -184,12 +184,20 @@
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets are used only when selected by name, for products of bf16 by bf16 in gemm
- * (MIXP_ISA_AMX_F16: also f16 by f16). They have their own bits, which are the same on every
- * machine with AMX and at any number of threads. AMX splits k into blocks of 32, counted from the
- * start of a pass of at most 384. Each block has two chains of FMA from 0, one of the even and one
- * of the odd elements. The two chains are added to each other, then to the sum, all to nearest
- * even. Subnormals of bf16 and f32 are zeros (Intel's manual).
+ * The two AMX sets are used only when selected by name, for products of bf16 by bf16 and of f16 by
+ * f16 in gemm. They have their own bits, which are the same on every machine with AMX and at any
+ * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
+ * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
+ * even and one of the odd elements. The two chains are added to each other, then to the pass, all
+ * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
+ * added in order; alpha, bias and an old c follow as on other sets.
+ *
+ * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
+ * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
+ * lo = x - hi. Both are exact. There a pass has at most 512 elements, so there are ceil(k / 512)
+ * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
+ * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
+ * bits of AVX-512 instead.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.

@@ -81,6 +81,8 @@ MIXPI_SMALL_BEGIN
 #include "cpu/rows.c"
 MIXPI_SMALL_END
 #include "cpu/gemm.c"
+#include "cpu/tiles.c"
+#include "cpu/gemm_tiles.c"
 MIXPI_SMALL_BEGIN
 #include "cpu/attention.c"
 #include "cpu/update.c"

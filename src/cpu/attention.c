@@ -579,13 +579,5 @@ static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
 MIXPI_WITH_PAIRS(f16)
 MIXPI_WITH_PAIRS(bf16)
 #endif
-#if MIXPI_PASS == 2 && MIXPI_AMX
-static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
-static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
-MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx), &MIXPI_P(gemm_shape)); }
-MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx_f16), &MIXPI_P(gemm_shape)); }
-#endif
 #undef MIXPI_WITH_PAIRS
 

@@ -7,8 +7,7 @@
  * MIXPI_NR columns and widens f16 and bf16 as it packs. A small f32 b is read in place. The task
  * then runs tiles of MIXPI_MR x MIXPI_NR accumulators over the panels. Each element of C is one
  * chain of multiply-adds in increasing k. The chain is cut at places that depend only on k, so
- * blocks and threads do not change the element's bits. AMX adds in another order, which is cut at
- * the same places: see tile_by_sums.
+ * blocks and threads do not change the element's bits. Intel's tiles multiply in tiles.c.
  */
 
 /* Each instruction set defines these macros again, with the same text. */
@@ -318,80 +317,6 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 }
 #endif
 
-/* Does this pass have the tiles from MIXPI_AMX_BF16 on? */
-#define MIXPI_BY_SUMS (MIXPI_PASS == 2 && MIXPI_AMX)
-
-#if MIXPI_BY_SUMS
-/* Writes finished sums, which lie in rows of MIXPI_NR: c = alpha * sum + bias (+ c). */
-MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
-    mixpi_v alpha = mixpi_vset(t->alpha);
-    float  *c = t->c;
-    for (; rows > 0; rows--) {
-        for (int j = 0; j < t->cols; j += 16) {
-            int     n = (int)mixpi_min(16, t->cols - j);
-            mixpi_v y = mixpi_vzero();
-            if (t->bias) y = mixpi_vload(t->bias + j);
-            y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
-            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
-            mixpi_vstore_n(c + j, y, n);
-        }
-        c += t->c_row;
-        sums += MIXPI_NR;
-    }
-}
-#endif
-
-#if MIXPI_PASS == 2 && MIXPI_AMX
-/* The tile for AMX: up to 32 rows by 32 columns. Each 32 elements of k form two chains of
- * multiply-adds from 0: one of even k, one of odd k. The two chains are added, and their sum is
- * added to the element. Each step is rounded to nearest even. Subnormals of f32 and bf16 count as
- * zero; subnormals of f16 are kept (Intel's manual, TDPBF16PS and TDPFP16PS). gemm_task has
- * configured the tiles. */
-#  define MIXPI_AMX_SUMS(DOT)                                                             \
-       for (p = 0; p < t->depth; p += 16) {                                               \
-           const float *a = t->a + p, *b = t->b + p * t->b_step;                          \
-           MIXPI_AMX_LOAD(4, a, a_bytes);                                                 \
-           MIXPI_AMX_LOAD(6, b, b_bytes);                                                 \
-           DOT(0, 4, 6);                                                                  \
-           if (right) {                                                                   \
-               MIXPI_AMX_LOAD(7, b + 16, b_bytes);                                        \
-               DOT(1, 4, 7);                                                              \
-           }                                                                              \
-           if (!below) continue;                                                          \
-           MIXPI_AMX_LOAD(5, a + 16 * t->a_row, a_bytes);                                 \
-           DOT(2, 5, 6);                                                                  \
-           if (right) DOT(3, 5, 7);                                                       \
-       }
-
-MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
-    const int64_t a_bytes = t->a_row * 4, b_bytes = t->b_step * 4;
-    const int64_t c_bytes = MIXPI_NR * 4;
-    const int     right = t->cols > 16, below = rows > 16;
-    float         sums[32 * MIXPI_NR];
-    int64_t       p;
-
-    /* Each register has a quarter of the tile. */
-    MIXPI_AMX_ZERO(0);
-    MIXPI_AMX_ZERO(1);
-    MIXPI_AMX_ZERO(2);
-    MIXPI_AMX_ZERO(3);
-    if (t->pairs == MIXPI_AMX_F16) {
-        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_F16)
-    } else {
-        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_BF16)
-    }
-    MIXPI_AMX_STORE(0, sums, c_bytes);
-    MIXPI_AMX_STORE(1, sums + 16, c_bytes);
-    MIXPI_AMX_STORE(2, sums + 16 * MIXPI_NR, c_bytes);
-    MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
-    MIXPI_P(tile_end)(t, rows, sums);
-}
-
-MIXPI_LINKED int MIXPI_P(amx_answers)(int f16)
-{ return mixpi_amx_answer(MIXPI_P(tile_by_sums), f16); }
-#  undef MIXPI_AMX_SUMS
-#endif
-
 #define MIXPI_PAIRED ((MIXPI_PASS == 2 && MIXPI_BF16) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
 
 /* Runs a tile whose height has a function. */
@@ -433,12 +358,6 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
 MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
-#if MIXPI_BY_SUMS
-    if (t->pairs >= MIXPI_AMX_BF16) {
-        MIXPI_P(tile_by_sums)(t, rows);
-        return;
-    }
-#endif
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
@@ -580,13 +499,10 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
     mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
     int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
-    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
-    int64_t first = n % 16 ? 0 : rows;          /* the first row to clear */
     mixpi_source from =
         mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
     float  *dst = s->b_pack + j * s->steps;
-    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
-    memset(dst + first * to.wide, 0, bytes);
+    if (n % 16) memset(dst, 0, (size_t)(s->steps * to.wide) * sizeof(float));
     MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
@@ -618,37 +534,12 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     }
 }
 
-/* Packs `rows` rows of pairs, `ld` apart, from a'. Element `at` of a begins the first of them. */
-MIXPI_K void MIXPI_P(transpose_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
-                                int64_t ld) {
-    const mixp_gemm_args *g = s->job->g;
-    int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
-    for (p = 0; p < s->steps; p += 16) {
-        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
-        int64_t left = mixpi_min(s->depth - 2 * p, 32);
-        from.first += 2 * p * g->lda;
-        memset(s->across, 0, (size_t)(16 * wide) * sizeof(float));
-        MIXPI_P(load_across)(s->across, wide, from, left, (int)rows, s->job->pairs);
-        for (i = 0; i < rows; i += 16) {
-            float *to = s->a_pack + i * ld + p;
-            MIXPI_P(transpose16)(to, ld, s->across + i, wide);
-        }
-    }
-}
-
 /* Sets the tile's strides for op(a)[i .. i+rows, p0 .. p0+depth] and returns its first element.
  * f32 rows are read in place, unless lda is a multiple of 1024; everything else is packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
 
-    /* The rows of a' are columns of a. */
-    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
-        t->a_step = 1;
-        t->a_row = s->job->depth + MIXPI_PAD;
-        MIXPI_P(transpose_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
-        return s->a_pack;
-    }
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
@@ -852,9 +743,6 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
-#if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-#endif
 
     /* A pass for each part of k that packed memory has room for. */
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
@@ -862,9 +750,6 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
         s.steps = mixpi_pair_steps(job->pairs, s.depth);
         MIXPI_P(gemm_pass)(&s);
     }
-#if MIXPI_PASS == 2 && MIXPI_AMX
-    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
-#endif
 }
 
 #define MIXPI_SUM_LANES (MIXPI_PASS == 0 ? 1 : 16)

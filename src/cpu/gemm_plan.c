@@ -46,14 +46,11 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 
 /* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
  * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
- * end, its half is 0. From MIXPI_AMX_BF16 on, a is stored by rows (a_step 1), and the tile may
- * read rows beyond its last. */
+ * end, its half is 0. */
 enum {
     MIXPI_FLOATS,
     MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
-    MIXPI_PAIRS_F16,            /* FMLAL: the bits of floats                               */
-    MIXPI_AMX_BF16,
-    MIXPI_AMX_F16
+    MIXPI_PAIRS_F16             /* FMLAL: the bits of floats                               */
 };
 
 /* How a table multiplies bf16 by bf16, and f16 by f16: MIXPI_FLOATS, ... */
@@ -66,12 +63,9 @@ static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
     return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
 }
 
-/* The steps of a sum over `depth` elements. AMX takes sixteen pairs at a time. */
+/* The steps of a sum over `depth` elements. */
 static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
-    int64_t at_once = 1;
-    if (!pairs) return depth;
-    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
-    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+    return pairs ? mixpi_ceil_div(depth, 2) : depth;
 }
 
 /* One tile: c = alpha * a b + bias (+ c if add is set), all f32. b is readable in whole vectors
@@ -158,89 +152,6 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
 }
 #endif
 
-#if MIXPI_AMX
-/* Eight tiles of 16 rows by 64 bytes: palette 1. */
-typedef struct mixpi_amx_config {
-    uint8_t  palette, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t  rows[16];
-} mixpi_amx_config;
-
-static const mixpi_amx_config mixpi_amx_tiles = {
-    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
-};
-
-/* A known answer for AMX: amx_known is b(k, column), amx_wanted the answer. a(k) is 1, except
- * a(0) = 2^12. Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and
- * odd k have separate sums, rounded to nearest even. Column 2 shows that the next 32 elements
- * begin at 0. Column 3 shows how subnormals are treated. */
-static float mixpi_amx_known(int f16, int k, int column) {
-    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
-    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
-    if (column == 0) return (float)k;
-    if (column == 3) {
-        if (k == 2) return small;
-        return k == 32 ? least : 0.0f;
-    }
-    if (k == 0) return 4096.0f;
-    if (column == 1) return k < 4 ? 1.0f : 0.0f;
-    return k == 32 || k == 33 ? 1.0f : 0.0f;
-}
-static float mixpi_amx_wanted(int f16, int column) {
-    if (column == 0) return 2016.0f;
-    if (column < 3) return 16777218.0f;
-    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
-}
-
-/* Puts element k into its pair. x is exact in bf16 and in f16. */
-static void mixpi_amx_put(float *pair, int k, int f16, float x) {
-    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
-    if (k % 2) code |= mixp_bits_of_f32(*pair);
-    else code <<= 16;
-    *pair = mixp_f32_of_bits(code);
-}
-
-/* Does the tile return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8
- * times the known row. */
-MIXPI_SELDOM
-static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
-    float a[32][32], b[32][32], c[32][32];
-    mixpi_tile t;
-    for (int i = 0; i < 32; i++)
-        for (int k = 0; k < 64; k++) {
-            float one = (float)(1 << i % 4);
-            if (k == 0) one *= 4096.0f;
-            mixpi_amx_put(&a[i][k / 2], k, f16, one);
-            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
-        }
-
-    /* A tile of 32 rows. */
-    memset(&t, 0, sizeof t);
-    t.depth = 32;
-    t.a = a[0];
-    t.b = b[0];
-    t.c = c[0];
-    t.a_row = 32;
-    t.b_step = 32;
-    t.c_row = 32;
-    t.cols = 32;
-    t.a_step = 1;
-    t.alpha = 1.0f;
-    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
-
-    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
-    tile(&t, 32);
-    MIXPI_AMX_RELEASE();
-    for (int i = 0; i < 32; i++)
-        for (int j = 0; j < 32; j++) {
-            float want = mixpi_amx_wanted(f16, j % 4);
-            want *= (float)(1 << i % 4);
-            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
-        }
-    return 1;
-}
-#endif
-
 /* Scratch memory: a slice of `floats` floats for each worker. */
 typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
 
@@ -294,6 +205,8 @@ typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
     const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
+    int64_t most_m, most_n;     /* rows and columns of the largest block                   */
+    int64_t grain;              /* blocks begin at multiples of this many rows             */
     int64_t depth;              /* elements of k in one pass                               */
     int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
@@ -319,7 +232,6 @@ typedef struct mixpi_gemm_block {
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* steps of a tile: depth, or its number of pairs          */
     float  *a_pack;             /* job->panels panels of op(a)                             */
-    float  *across;             /* 16 rows of pairs of a', for tiles that need a by rows   */
     float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
@@ -337,22 +249,13 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * job->set->wide; /* what pack_transposed writes past the last panel */
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, across = 0;
-    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
 
-    if (job->pairs >= MIXPI_AMX_BF16) {
-        across = 16 * (packed + 15);
-        packed += job->tall; /* tiles read rows beyond the last */
-    }
-    if (steps < job->depth) steps = job->depth;
-
     /* One piece after another. */
-    s->a_pack = mixpi_carve(&c, packed * ld);
-    s->across = mixpi_carve(&c, across);
+    s->a_pack = mixpi_carve(&c, job->panels * job->tall * ld);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->b_pack = mixpi_carve(&c, job->cols * job->depth + spill);
     s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
     return c.used;
 }
@@ -361,6 +264,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
 static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
     const mixp_gemm_args *g = job->g;
     const int64_t wide = job->set->wide, blocks = job->down * job->across;
+    const int64_t rows = mixpi_ceil_div(g->m, job->grain);
     int64_t z = index, down, across;
     memset(s, 0, sizeof *s);
     s->job = job;
@@ -372,8 +276,8 @@ static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, 
         z = index / blocks;
         down = index / job->across % job->down;
         across = index % job->across;
-        s->m0 = g->m * down / job->down;
-        s->m1 = g->m * (down + 1) / job->down;
+        s->m0 = rows * down / job->down * job->grain;
+        s->m1 = mixpi_min(g->m, rows * (down + 1) / job->down * job->grain);
         s->n0 = job->bands * across / job->across * wide;
         s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
     }
@@ -401,7 +305,8 @@ static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t acr
  * candidate cuts. */
 static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB), least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t least_m = mixpi_ceil_div(g->m, job->most_m);
+    int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double best = 1e300;
@@ -428,39 +333,55 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
         }
 }
 
+/* Cuts c into blocks for this many threads. */
+static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
+    const int64_t wide = job->set->wide;
+    job->bands = mixpi_ceil_div(job->g->n, wide);
+    mixpi_gemm_grid(job, threads);
+    job->cols = mixpi_ceil_div(job->bands, job->across) * wide;
+}
+
+/* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
+static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
+                            const mixpi_gemm_shape *set, int64_t threads) {
+    const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    mixpi_gemm_block block;
+    job->g = g;
+    job->set = set;
+    job->low = g->c.dtype != MIXP_F32;
+    job->pairs = pairs;
+    job->tall = set->tall;
+    job->panels = MIXPI_PANELS;
+
+    /* How c is cut into blocks, and k into passes. */
+    job->most_m = MIXPI_MB;
+    job->most_n = MIXPI_NB;
+    job->grain = 1;
+    job->depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    mixpi_gemm_cut(job, threads);
+    block.job = job;
+    job->slices.floats = mixpi_gemm_carve(&block, NULL);
+}
+
+/* Has a gemm work to do? If not, *r is its result. */
+static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
+    *r = MIXP_OK;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return 0;
+    if (!mixpi_gemm_readable(g)) *r = MIXP_ERR_DTYPE;
+    return *r == MIXP_OK;
+}
+
 /* Runs a gemm. have: the pairs that the device multiplies. */
 static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
                                   const mixpi_gemm_shape *set) {
-    mixpi_gemm_job job;
-    mixpi_gemm_block block;
-    int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
-    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
-    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+    mixpi_gemm_job job;
+    mixp_result r;
+    if (!mixpi_gemm_starts(g, &r)) return r;
 #if defined(MIXPREC_CBLAS)
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
-
-    /* How the operands are packed. */
-    job.g = g;
-    job.set = set;
-    job.low = g->c.dtype != MIXP_F32;
-    job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = set->tall;
-    job.panels = MIXPI_PANELS;
-    if (job.pairs >= MIXPI_AMX_BF16) {
-        job.tall = 32;
-        job.panels = 4;
-    }
-
-    /* How c is cut into blocks, and k into passes. */
-    job.bands = mixpi_ceil_div(g->n, set->wide);
-    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
-    mixpi_gemm_grid(&job, mixpi_workers(x, work));
-    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
-
-    block.job = &job;
-    job.slices.floats = mixpi_gemm_carve(&block, NULL);
+    mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
                             &job.slices);
 }

@@ -182,6 +182,9 @@ static unsigned mixpi_cpu_answers(void) {
 #  define MIXPI_AMX_ZERO(tile)          MIXPI_AMX_BYTES("0x7B, 0x49, 0xC0 + 8 * " #tile)
 #  define MIXPI_AMX_LOAD(tile, p, stride)                                                 \
        MIXPI_AMX_MEMORY("0x7B, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+/* TILELOADDT1: as MIXPI_AMX_LOAD, but the lines need not stay in L1. */
+#  define MIXPI_AMX_LOAD_PAST(tile, p, stride)                                            \
+       MIXPI_AMX_MEMORY("0x79, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
 #  define MIXPI_AMX_STORE(tile, p, stride)                                                \
        MIXPI_AMX_MEMORY("0x7A, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
 #  define MIXPI_AMX_DOT_BF16(sum, a, b)                                                   \

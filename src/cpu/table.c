@@ -1,5 +1,6 @@
 #pragma once
 #include "rows.c"
+#include "gemm_tiles.c"
 #include "attention.c"
 #include "states.c"
 #include "recode.c"
@@ -50,7 +51,6 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPI_PAIRED
-#undef MIXPI_BY_SUMS
 #undef MIXPI_SUFFIX
 #undef MIXPI_TARGET
 #undef MIXPI_REGS

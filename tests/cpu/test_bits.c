@@ -200,8 +200,7 @@ static int equal(void)
 
 /* Products of this dtype by itself have other bits there: see SAME BITS in mixprec.h. */
 static int own_products(int isa, mixp_dtype dtype) {
-    if (dtype == MIXP_F16) return isa == MIXP_ISA_AMX_F16;
-    return dtype == MIXP_BF16 && (isa == MIXP_ISA_AMX || isa == MIXP_ISA_AMX_F16);
+    return dtype != MIXP_F32 && (isa == MIXP_ISA_AMX || isa == MIXP_ISA_AMX_F16);
 }
 
 /* Threads never change a bit; instruction sets do not, but for plain C where `simd_alone`. */

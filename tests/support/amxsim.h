@@ -19,6 +19,7 @@
 #define MIXPI_AMX_RELEASE()                amxsim_release()
 #define MIXPI_AMX_ZERO(tile)               amxsim_zero(tile)
 #define MIXPI_AMX_LOAD(tile, p, stride)    amxsim_load(tile, p, stride)
+#define MIXPI_AMX_LOAD_PAST(tile, p, stride) amxsim_load(tile, p, stride)
 #define MIXPI_AMX_STORE(tile, p, stride)   amxsim_store(tile, p, stride)
 #define MIXPI_AMX_DOT_BF16(sum, a, b)      amxsim_dot(sum, a, b, 0)
 #define MIXPI_AMX_DOT_F16(sum, a, b)       amxsim_dot(sum, a, b, 1)

@@ -337,13 +337,14 @@ plant recipe_weight_low  zero    recipe_weights two_optimizers
 plant recipe_rounded     zero    recipe_weights random_rounding
 
 # By an emulation of AMX, whose packing needs AVX-512.
-plant pairs_beyond       drop    amx         f16_in_the_stated_order
-plant pairs_turned       drop    amx         bf16_in_the_stated_order
-plant sums_bias          never   amx         bf16_in_the_stated_order
-plant sums_add           never   amx         bf16_in_the_stated_order
-plant amx_steps          never   amx         bf16_of_any_size
-plant amx_configure      never   amx         bf16_of_any_size
-plant amx_release        never   amx         bf16_of_any_size
+plant tiles_bias         never   amx         bf16_in_the_stated_order
+plant tiles_old          drop    amx         bf16_in_the_stated_order
+plant tiles_passes       never   amx         bf16_in_the_stated_order
+plant tiles_tail         drop    amx         bf16_in_the_stated_order
+plant tiles_depth        turn    amx         bf16_in_the_stated_order
+plant tiles_low          drop    amx         split_in_the_stated_order
+plant amx_configure      drop    amx         bf16_of_any_size
+plant amx_release        drop    amx         bf16_of_any_size
 plant amx_answer         never   amx         wrong_answers_are_not_used
 
 # Functions of registers, which the scalar table's bytes judge.

@@ -1,0 +1,361 @@
+#pragma once
+#include "gemm.c"
+/* --- Intel's tiles (AMX) ------------------------------------------------------------------ *
+ *
+ * What products and attention share. A tile holds 16 rows of 64 bytes. Tiles 0 to 3 hold the sums
+ * of 32 rows by 32 columns, 4 and 5 rows of a, 6 and 7 columns of b:
+ *
+ *                     columns 0..15   16..31
+ *     rows  0..15           0            1          tile 4 times tile 6, 4 times 7
+ *     rows 16..31           2            3          tile 5 times tile 6, 5 times 7
+ *
+ * A step multiplies 32 elements of k. Each step has two chains of multiply-adds from 0: one of even
+ * k, one of odd k. The two chains are added, and their sum is added to the element. Everything is
+ * rounded to nearest even. Subnormals of f32 and bf16 count as zero; subnormals of f16 are kept
+ * (Intel's manual, TDPBF16PS and TDPFP16PS).
+ *
+ * A packed step of a is 2 KB: 32 rows of 32 elements. A packed step of b is 2 KB: the tile of
+ * columns 0..15, then that of 16..31; a row of a tile holds element 2p and 2p+1 of k of each
+ * column. Where operands are split, a step is 4 KB: as above for the high parts, then for the low
+ * parts.
+ */
+#if MIXPI_PASS == 2 && MIXPI_AMX
+
+/* How tiles multiply. */
+enum {
+    MIXPI_TILES_BF16,           /* bf16 by bf16: TDPBF16PS                                 */
+    MIXPI_TILES_F16,            /* f16 by f16: TDPFP16PS, of AMX_FP16                      */
+    MIXPI_TILES_SPLIT           /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+};
+#define MIXPI_TILES_STEP 1024   /* 16-bit numbers in a packed step; split: 2 * this        */
+
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* --- packing --- */
+
+/* The first n of 32 lanes. */
+MIXPI_V __mmask32 MIXPI_P(tiles_lanes)(int64_t n) {
+    if (n >= 32) return 0xFFFFFFFFu;
+    return n > 0 ? (1u << n) - 1u : 0u;
+}
+
+/* Packs `lines` rows of 32 elements; row i begins at from + i * ld. Rows from `rows` on and elements
+ * from k on become 0. With 32 lines this packs a step of a, whose rows are summed along. */
+MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld, int lines,
+                                  int64_t rows, int64_t k) {
+    const __mmask32 there = MIXPI_P(tiles_lanes)(k);
+    for (int i = 0; i < lines; i++) {
+        __m512i row = _mm512_setzero_si512();
+        if (i < rows) row = _mm512_maskz_loadu_epi16(there, from + i * ld);
+        _mm512_storeu_si512(to + 32 * i, row);
+    }
+}
+
+/* Packs a step of b: element k of column j is from[k * ld + j]. Columns from `columns` on and
+ * elements from k on become 0. */
+MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t columns,
+                                   int64_t k) {
+    const mixpi_vbits left = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
+                               0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
+                               0x2C000C, 0x2D000D, 0x2E000E, 0x2F000F };
+    const mixpi_vbits right = left + 0x100010u;
+    const __mmask32 there = MIXPI_P(tiles_lanes)(columns);
+    for (int p = 0; p < 32; p += 2) {
+        __m512i even = _mm512_setzero_si512(), odd = even;
+        if (p < k) even = _mm512_maskz_loadu_epi16(there, from + p * ld);
+        if (p + 1 < k) odd = _mm512_maskz_loadu_epi16(there, from + (p + 1) * ld);
+        _mm512_storeu_si512(to + 16 * p, _mm512_permutex2var_epi16(even, (__m512i)left, odd));
+        _mm512_storeu_si512(to + 16 * p + 512,
+                            _mm512_permutex2var_epi16(even, (__m512i)right, odd));
+    }
+}
+
+/* Turns a tile: pair p of row i becomes pair i of row p. ld: elements between rows of `from`. */
+MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
+    MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
+}
+
+/* Packs a step of a from a': element k of row i is from[k * ld + i]. */
+MIXPI_V void MIXPI_P(tiles_a_turned)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t rows,
+                                     int64_t k) {
+    uint16_t woven[MIXPI_TILES_STEP] __attribute__((__aligned__(64)));
+    MIXPI_P(tiles_across)(woven, from, ld, rows, k);
+    MIXPI_P(tiles_turn)(to, woven, 32);
+    MIXPI_P(tiles_turn)(to + 512, woven + 512, 32);
+}
+
+/* Packs one tile of b, 16 columns, from b': element k of column j is from[j * ld + k]. */
+MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                     int64_t columns, int64_t k) {
+    uint16_t rows[MIXPI_TILES_STEP / 2] __attribute__((__aligned__(64)));
+    if (columns >= 16 && k >= 32 && ld % 2 == 0) {
+        MIXPI_P(tiles_turn)(to, from, ld);
+        return;
+    }
+    MIXPI_P(tiles_along)(rows, from, ld, 16, columns, k);
+    MIXPI_P(tiles_turn)(to, rows, 32);
+}
+
+/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
+ * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
+MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
+    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
+                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
+                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
+    __m512i r = (__m512i)mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
+    __m512i s = (__m512i)mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
+    _mm512_storeu_si512(high, _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q));
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi16(r, (__m512i)upper, s));
+}
+
+/* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
+ * further. Every finite f16 has 11 significant bits and is at least 2^-24, so the split is exact.
+ * Returns nonzero if a number is Inf or NaN. */
+MIXPI_V unsigned MIXPI_P(tiles_split)(uint16_t *packed, int lines) {
+    const __m512i exponent = _mm512_set1_epi16(0x7C00);
+    __mmask32 bad = 0;
+    for (int i = 0; i < lines; i++, packed += 32) {
+        __m512i codes = _mm512_loadu_si512(packed);
+        mixpi_v x = mixpi_vget(MIXP_F16, packed), y = mixpi_vget(MIXP_F16, packed + 16);
+        bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
+        MIXPI_P(tiles_split_floats)(packed, packed + MIXPI_TILES_STEP, x, y);
+    }
+    return bad;
+}
+
+/* --- sums of products --- */
+
+/* Sums of up to 32 x 32 elements. Rows and columns from 16 on are computed, and their sums written,
+ * only if rows or columns is above 16. Distances are in bytes, those of c in floats. */
+typedef struct mixpi_tiles {
+    const void *a;              /* 32 rows, or 16: packed, or in place                     */
+    int64_t     a_row;          /* from a row of a to the next; packed: 64                 */
+    int64_t     a_below;        /* from row 0 of a to row 16; packed: 1,024                */
+    int64_t     a_step;         /* from a step of a to the next; in place: 64              */
+    const void *a_tail;         /* one more step of a, packed; NULL = none                 */
+    const void *b;              /* packed, for all steps                                   */
+    int64_t     steps;          /* without the tail                                        */
+    float      *c;              /* the sums: c(i, j) = c[i * c_row + j]                    */
+    int64_t     c_row;
+    int64_t     rows, columns;
+    int         how;            /* MIXPI_TILES_BF16, ...; split: packed, without a tail    */
+    int         more;           /* 1 = add to c's values; 0 = begin at 0                   */
+} mixpi_tiles;
+
+/* The four products of the tiles of a by those of b. */
+#define MIXPI_TILES_DOTS(DOT)                                                             \
+    DOT(0, 4, 6);                                                                         \
+    if (wide) DOT(1, 4, 7);                                                               \
+    if (tall) DOT(2, 5, 6);                                                               \
+    if (tall && wide) DOT(3, 5, 7);
+
+/* A step of a, past L1 because b's panel is read again and again, and of b. */
+#define MIXPI_TILES_STEP_BY(DOT)                                                          \
+    MIXPI_AMX_LOAD_PAST(4, a, row);                                                       \
+    MIXPI_AMX_LOAD(6, b, 64);                                                             \
+    DOT(0, 4, 6);                                                                         \
+    if (wide) {                                                                           \
+        MIXPI_AMX_LOAD(7, b + 1024, 64);                                                  \
+        DOT(1, 4, 7);                                                                     \
+    }                                                                                     \
+    if (tall) {                                                                           \
+        MIXPI_AMX_LOAD_PAST(5, a + below, row);                                           \
+        DOT(2, 5, 6);                                                                     \
+        if (wide) DOT(3, 5, 7);                                                           \
+    }
+MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, const char *b,
+                                 const int tall, const int wide, const int how) {
+    if (how == MIXPI_TILES_F16) {
+        MIXPI_TILES_STEP_BY(MIXPI_AMX_DOT_F16)
+    } else {
+        MIXPI_TILES_STEP_BY(MIXPI_AMX_DOT_BF16)
+    }
+}
+
+/* A step of split operands: low by low, high a by low b, high by high, low a by high b. */
+MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
+                                       const int wide) {
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    MIXPI_AMX_LOAD(6, b + 2048, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+
+MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
+                                 const int how) {
+    const char   *a = (const char *)t->a, *b = (const char *)t->b;
+    const int64_t line = t->c_row * 4;
+    float        *c = t->c, *low = c + 16 * t->c_row;
+
+    /* The sums begin at 0 or at c. */
+    if (t->more) {
+        MIXPI_AMX_LOAD(0, c, line);
+        if (wide) MIXPI_AMX_LOAD(1, c + 16, line);
+        if (tall) MIXPI_AMX_LOAD(2, low, line);
+        if (tall && wide) MIXPI_AMX_LOAD(3, low + 16, line);
+    } else {
+        MIXPI_AMX_ZERO(0);
+        MIXPI_AMX_ZERO(1);
+        MIXPI_AMX_ZERO(2);
+        MIXPI_AMX_ZERO(3);
+    }
+
+    /* The steps. */
+    for (int64_t i = t->steps; i > 0; i--) {
+        if (how == MIXPI_TILES_SPLIT) MIXPI_P(tiles_step_split)(a, b, tall, wide);
+        else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
+        a += t->a_step;
+        b += how == MIXPI_TILES_SPLIT ? 4096 : 2048;
+    }
+    if (how != MIXPI_TILES_SPLIT && t->a_tail)
+        MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
+
+    MIXPI_AMX_STORE(0, c, line);
+    if (wide) MIXPI_AMX_STORE(1, c + 16, line);
+    if (tall) MIXPI_AMX_STORE(2, low, line);
+    if (tall && wide) MIXPI_AMX_STORE(3, low + 16, line);
+}
+#undef MIXPI_TILES_DOTS
+#undef MIXPI_TILES_STEP_BY
+
+#define MIXPI_TILES_SUMS(name, how)                                                       \
+    MIXPI_K void MIXPI_P(name##_11)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 0, 0, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_12)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 0, 1, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_21)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 1, 0, how); }                                                \
+    MIXPI_K void MIXPI_P(name##_22)(const mixpi_tiles *t)                                 \
+    { MIXPI_P(tiles_body)(t, 1, 1, how); }
+MIXPI_TILES_SUMS(tiles_bf16, MIXPI_TILES_BF16)
+MIXPI_TILES_SUMS(tiles_f16, MIXPI_TILES_F16)
+MIXPI_TILES_SUMS(tiles_apart, MIXPI_TILES_SPLIT)
+#undef MIXPI_TILES_SUMS
+
+/* Computes t's sums. The calling thread has configured its tiles: MIXPI_AMX_CONFIGURE. */
+MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
+    static void (*const sums[3][2][2])(const mixpi_tiles *) = {
+        { { MIXPI_P(tiles_bf16_11), MIXPI_P(tiles_bf16_12) },
+          { MIXPI_P(tiles_bf16_21), MIXPI_P(tiles_bf16_22) } },
+        { { MIXPI_P(tiles_f16_11), MIXPI_P(tiles_f16_12) },
+          { MIXPI_P(tiles_f16_21), MIXPI_P(tiles_f16_22) } },
+        { { MIXPI_P(tiles_apart_11), MIXPI_P(tiles_apart_12) },
+          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } }
+    };
+    sums[t->how][t->rows > 16][t->columns > 16](t);
+}
+
+/* --- finished sums --- */
+
+/* Writes the first n <= 32 numbers of x, y to p, rounded to nearest even. */
+MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, char *p, mixpi_v x, mixpi_v y, int64_t n) {
+    const int size = MIXPI_P(size)(to);
+    char  some[128];
+    char *at = n < 32 ? some : p;
+    mixpi_vput(to, at, x, 0);
+    mixpi_vput(to, at + 16 * size, y, 0);
+    if (n < 32) memcpy(p, some, (size_t)(n * size));
+}
+
+/* Reads n <= 32 numbers to x, y; 0 beyond. */
+MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const char *p, mixpi_v *x, mixpi_v *y,
+                                int64_t n) {
+    const int size = MIXPI_P(size)(from);
+    char some[128] = { 0 };
+    if (n < 32) {
+        memcpy(some, p, (size_t)(n * size));
+        p = some;
+    }
+    *x = mixpi_vget(from, p);
+    *y = mixpi_vget(from, p + 16 * size);
+}
+
+/* --- a known answer --- */
+
+/* mixpi_amx_known is b(k, column), mixpi_amx_wanted the answer. a(k) is 1, except a(0) = 2^12.
+ * Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and odd k have
+ * separate sums, rounded to nearest even. Column 2 shows that the next 32 elements begin at 0.
+ * Column 3 shows how subnormals are treated. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f : 1.1754943508222875e-38f;
+}
+
+/* x is exact in bf16 and in f16. */
+static uint16_t mixpi_amx_code(int f16, float x)
+{ return f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits; }
+
+/* Do the tiles return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8 times
+ * the known row. */
+MIXPI_LINKED MIXPI_SELDOM MIXPI_TARGET int MIXPI_P(amx_answers)(int f16) {
+    uint16_t    a[32][64], b[64][32], packed[2][MIXPI_TILES_STEP];
+    float       c[32][32];
+    mixpi_tiles t;
+    for (int i = 0; i < 32; i++)
+        for (int k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            a[i][k] = mixpi_amx_code(f16, one);
+            b[k][i] = mixpi_amx_code(f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    for (int step = 0; step < 2; step++)
+        MIXPI_P(tiles_across)(packed[step], b[32 * step], 32, 32, 32);
+
+    /* a in place. */
+    memset(&t, 0, sizeof t);
+    t.a = a;
+    t.a_row = sizeof a[0];
+    t.a_below = sizeof a / 2;
+    t.a_step = 64;
+    t.b = packed;
+    t.steps = 2;
+    t.c = c[0];
+    t.c_row = 32;
+    t.rows = t.columns = 32;
+    t.how = f16 ? MIXPI_TILES_F16 : MIXPI_TILES_BF16;
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    MIXPI_P(tiles_sum)(&t);
+    MIXPI_AMX_RELEASE();
+    for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
+    return 1;
+}
+#endif
