@@ -20088,30 +20088,25 @@ static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const 
     return mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
 
-/* Has the user pinned the operator's site? */
-static int mixpi_call_is_pinned(const mixp_call *c) { return mixpi_watcher_is_pinned(c); }
-
-/* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
-static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
-    if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
-    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it "
-                             "as f16 or bf16, or choose level 2, which keeps f32 weights",
-                             c->op->name, param->name);
-}
-
-/* Casts the inputs of a LOW operator to the region's dtype. */
-static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+/* Casts the inputs of a LOW operator to the region's dtype: weights to their cached low copies. */
+static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
+    const mixp_dtype low = region.dtype;
     mixp_result r = MIXP_OK;
-    int i, cached;
     if (watcher) watcher->casts(c);
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
-        cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
-        if (cached) r = mixpi_check_level(c, t);
-        if (r != MIXP_OK) return r;
+
+        /* At level 3 an f32 parameter would silently make it level 2. */
+        const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (cached && region.level >= 3)
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: "
+                                     "create it as f16 or bf16, or choose level 2, which keeps f32 "
+                                     "weights",
+                                     c->op->name, t->name);
+
         if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
@@ -20133,17 +20128,8 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* Sets the dtype of a result that autocast and the guard may choose. */
-static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
-    mixp_tensor *out = c->out;
-    const mixp_tensor *first = c->in[0];
-    mixp_dtype natural = out->dtype;
-    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
-    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
-    out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    mixpi_watcher_choose(c, cls);
-}
-
+/* Gives the result that infer declared its memory, in the dtype that autocast and the guard
+ * choose. */
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
@@ -20155,8 +20141,17 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         out->own.origin = mixpi_origin(c->in[0]);
         return MIXP_OK;
     }
-    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
-    else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+
+    /* Its dtype, unless infer has fixed it. The guard may also choose that of a cast. */
+    if (!e->fixed_dtype) {
+        const mixp_tensor *first = c->in[0];
+        mixp_dtype natural = out->dtype;
+        if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
+        else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
+        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
+        mixpi_watcher_choose(c, cls);
+    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -20179,7 +20174,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
-    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region);
 
     /* infer says the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
@@ -20235,29 +20230,6 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
     ctx->tape.newest = e;
 }
 
-/* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
-static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
-    mixp_context *ctx = e->call.ctx;
-    if (ctx->tape.in_block != MIXPI_BLOCK_NO_GRAD) return;
-    e->older = ctx->tape.unrecorded;
-    ctx->tape.unrecorded = e;
-}
-
-/* Notes the name of the operator that stops gradients to a result. */
-static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
-    const mixp_call *c = &e->call;
-    if (grad && !c->op->backward) c->out->own.cut = c->op->name;
-    for (int i = 0; i < c->n_in && !c->out->own.cut; i++)
-        if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
-}
-
-/* Notes the name of the operator that made a result's values. */
-static void mixpi_note_maker(mixpi_tape_entry *e) {
-    const mixp_call *c = &e->call;
-    const int copies = e->alias || mixpi_is_cast(c->op);
-    c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
-}
-
 /* Which inputs need a gradient? Returns 1 if any does. */
 static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
     int grad = 0;
@@ -20286,17 +20258,28 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     r = mixpi_watcher_stored(e, in);
     if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
 
-    /* Record it, if a gradient will flow back. */
+    /* Record it, if a gradient will flow back. Messages name the operator that made the values. */
+    mixp_tensor *out = e->call.out;
     const int grad = mixpi_note_inputs(e, in);
-    mixpi_note_maker(e);
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
+    const int copies = e->alias || mixpi_is_cast(op);
+    out->own.made = copies ? e->call.in[0]->own.made : op->name;
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(out->dtype)) {
         mixpi_record_call(e);
-        return e->call.out;
+        return out;
     }
-    if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
-    mixpi_note_cut(e, grad);
-    mixpi_list_unrecorded(e);
-    return e->call.out;
+
+    /* Otherwise name the operator that stops the gradients, for the message of mixp_backward. */
+    if (e->alias) mixpi_origin(out)->own.aliased = 1;
+    if (grad && !op->backward) out->own.cut = op->name;
+    for (int i = 0; i < n_in && !out->own.cut; i++)
+        if (e->call.in[i]) out->own.cut = e->call.in[i]->own.cut;
+
+    /* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
+    if (ctx->tape.in_block == MIXPI_BLOCK_NO_GRAD) {
+        e->older = ctx->tape.unrecorded;
+        ctx->tape.unrecorded = e;
+    }
+    return out;
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
@@ -20632,16 +20615,9 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
  * Before an operator is walked back: nothing that its gradients are made from was overwritten.
  * Afterwards: its backward has given each gradient that is wanted.
  */
-/* The tensors that the gradients still wanted are made from, as a set of mixp_call_reads. */
-static uint32_t mixpi_call_read_set(const mixp_call *c) {
-    const mixpi_tape_entry *e = mixpi_entry_of(c);
-    uint32_t what = 0;
-    for (int i = 0; i < c->n_in; i++)
-        if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
-    return what;
-}
 
-/* who: the public function that would read it. */
+/* Fails because tensor i of c was written since forward read it. who: the public function that
+ * would read it again. */
 static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
@@ -20658,8 +20634,13 @@ static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *w
 
 /* A walk reads what forward read: fails if any of it was written since. */
 static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
-    const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
+
+    /* The tensors that the gradients still wanted are made from, as a set of mixp_call_reads. */
+    uint32_t what = 0;
+    for (int i = 0; i < c->n_in; i++)
+        if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
+
     for (int i = 0; i <= c->n_in && what; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
@@ -20929,7 +20910,8 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     return r;
 }
 
-/* A backward may have changed attrs: forward begins with those that its first run left. */
+/* Runs the forward of a block again. A backward may have changed attrs: forward begins with those
+ * that its first run left. */
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
@@ -20944,16 +20926,6 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixpi_no_grad_set(ctx, no_grad);
     b->live = r == MIXP_OK;
     return r;
-}
-
-/* Before a walk reads the inputs and the result of e. */
-static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e) {
-    return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK;
-}
-
-/* After a walk has passed e. */
-static void mixpi_rerun_leave(mixpi_tape_entry *e) {
-    if (e->block && e->block->live && e == e->block->entries[0]) mixpi_rerun_spill(e->block);
 }
 
 /* Does e, or a tensor that it reads, no longer own its memory? */
@@ -21087,14 +21059,16 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
-/* Walks back one entry, if a gradient has reached its result. */
+/* Walks back one entry, if a gradient has reached its result. A block that is computed again is in
+ * memory while the walk passes its entries. */
 static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
+    mixpi_rerun *b = e->block;
     mixp_result r = MIXP_OK;
     if (e->call.out->own.pending) {
-        r = mixpi_rerun_enter(e);
+        if (b && !b->live) r = mixpi_rerun_restore(b);
         if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
     }
-    mixpi_rerun_leave(e);
+    if (b && b->live && e == b->entries[0]) mixpi_rerun_spill(b);
     return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
 }
 
@@ -21447,7 +21421,7 @@ static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_
  * A site that the user pinned stores the dtype of the pin. */
 static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
                                        const char *instead) {
-    const mixp_dtype dtype = mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    const mixp_dtype dtype = mixpi_watcher_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
@@ -22152,7 +22126,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
-    return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
+    return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
 }
 
 /* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
@@ -30178,14 +30152,6 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
-static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
-    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_crew_send(opt);
-    if (r != MIXP_OK) return r;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
-}
-
 /* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
  * newest group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
@@ -30246,32 +30212,33 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
-    const mixp_result r = mixpi_rows_send(opt);
+
+    /* Send the tables: Muon's, the ranks', the optimizer's own. */
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_crew_send(opt);
+    if (r == MIXP_OK)
+        r = mixpi_upload(ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
     if (r == MIXP_OK) opt->rows_changed = brought;
     return mixpi_crew_stop(ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"
 
-/* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
+/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. The
+ * kernel wrote each weight of this rank with its low copies, or skipped all of them: fresh copies
  * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_note_weight_write(mixp_tensor *p) {
-    for (int k = 0; k < 2; k++)
-        if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-    mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
-}
-
-/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
 static void mixpi_note_update(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
+        mixp_tensor *p = slot->param;
         if (!opt->rows[i].active) continue;
-        if (mixpi_is_own(opt, i)) mixpi_note_weight_write(slot->param);
-        else mixpi_note_write(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
-        slot->version = slot->param->version;
+        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
+            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+        mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
+        slot->version = p->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
-        else slot->param->grad = NULL;
+        else p->grad = NULL;
     }
 }
 
@@ -30543,19 +30510,6 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     return mixpi_row_low_weight(row);
 }
 
-static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-    mixp_look_args k;
-    if (!row->active) return MIXP_OK;
-    memset(&k, 0, sizeof k);
-    k.n = row->count;
-    k.x = mixpi_in(row->grad, row->grad_dtype);
-    k.low = mixpi_row_low(row);
-    k.row = &opt->tally[i].look;
-    k.exponents = opt->tally[i].exponents;
-    return MIXPI_STEP_RUN(opt, look, &k);
-}
-
 /* Counts the gradients of a step that is sampled or for which the user asked. Called before the
  * step's first look at its gradients. */
 static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
@@ -30568,7 +30522,18 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
-    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
+        const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
+        mixp_look_args k;
+        if (!row->active) continue;
+        memset(&k, 0, sizeof k);
+        k.n = row->count;
+        k.x = mixpi_in(row->grad, row->grad_dtype);
+        k.low = mixpi_row_low(row);
+        k.row = &opt->tally[i].look;
+        k.exponents = opt->tally[i].exponents;
+        r = MIXPI_STEP_RUN(opt, look, &k);
+    }
 
     /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
@@ -30617,7 +30582,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->saturated += from->saturated;
 }
 
-/* Adds a parameter's counts to out; mixpi_underflow_shares turns the sums into shares later. */
+/* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
 static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
                                  const mixp_param_row *row) {
     const int stored_low = row->active && row->grad_dtype != MIXP_F32;
@@ -30626,15 +30591,6 @@ static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
     for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
     out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
     out->subnormal += (double)t->look.subnormal;
-}
-
-/* Turns counts into shares. Estimated flushes of gradients stored low are among the zeros. */
-static void mixpi_underflow_shares(mixp_underflow *out) {
-    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
-    if (out->flushed > (double)out->look.flushed)
-        values += out->flushed - (double)out->look.flushed;
-    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
-    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_underflow *out) {
@@ -30655,7 +30611,13 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_un
         out->lost.updates += opt->lost_copy[k].updates;
         out->lost.lost += opt->lost_copy[k].lost;
     }
-    mixpi_underflow_shares(out);
+
+    /* Turn counts into shares. Estimated flushes of gradients stored low are among the zeros. */
+    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
     return 1;
 }
 
@@ -30812,27 +30774,23 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     return MIXPI_STEP_RUN(o, update, &k);
 }
 
-/* The first frozen parameter; NULL: none is. */
-static const mixp_tensor *mixpi_frozen_param(const mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++)
-        if (!opt->slots[i].grad && !opt->slots[i].param->requires_grad) return opt->slots[i].param;
-    return NULL;
-}
-
 static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
-    const mixp_tensor *frozen = mixpi_frozen_param(opt);
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
-    if (frozen)
+
+    /* A frozen parameter has no average. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_optimizer_set_ema: '%s' is frozen: call "
                                  "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
                                  "parameters that train",
-                                 frozen->name);
+                                 p->name);
+    }
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
@@ -31022,16 +30980,6 @@ static mixp_result mixpi_buffers_update(mixp_scaler *scaler) {
 }
 /* --- stepping ----------------------------------------------------------------------------- */
 
-/* A step with a spike rule for the loss needs a loss from this step. */
-static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
-    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
-    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the spike rule needs this step's loss; call "
-                             "mixp_optimizer_set_loss before the step",
-                             who);
-}
-
 /* Fails if operators were applied without mixp_step_begin: activations would pile up. A program
  * that applies none of mixprec's operators need not call mixp_step_begin. */
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
@@ -31049,22 +30997,6 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
 static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
     if (!t->own.is_param || t->own.optimizers || !t->requires_grad) return NULL;
     return t->grad;
-}
-
-/* Fails if walks add to a gradient that no optimizer uses and nothing clears: it grows without
- * bound. */
-static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
-    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
-        const mixp_tensor *g = mixpi_lone_grad(t);
-        if (!g || g->own.walks == g->own.walks_then) continue;
-        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
-                                 "from step to step: add the parameter with mixp_optimizer_add, or "
-                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
-                                 who, t->name);
-    }
-    return MIXP_OK;
 }
 
 /* Remembers, after an update, what the checks of the next step compare with. */
@@ -31122,71 +31054,85 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
-    if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
-    if (r == MIXP_OK) r = mixpi_need_factors(opt, who);
-    return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
+    if (r != MIXP_OK) return r;
+
+    /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
+        const mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g || g->own.walks == g->own.walks_then) continue;
+        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
+                                 "from step to step: add the parameter with mixp_optimizer_add, or "
+                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
+                                 who, t->name);
+    }
+
+    r = mixpi_need_factors(opt, who);
+    if (r != MIXP_OK) return r;
+
+    /* A spike rule for the loss needs a loss from this step. */
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: the spike rule needs this step's loss; call "
+                             "mixp_optimizer_set_loss before the step",
+                             who);
 }
 
 /* Looks at all gradients. With ranks, also combines what all of them have found. */
-static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale, int unscale,
-                                        const mixp_step_plan *plan, mixp_scaler_state *s) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
-    if (crew) return crew->look(opt, scale, unscale, plan, s);
-    return mixpi_opt_look(opt, scale, unscale, plan, s);
+static mixp_result mixpi_crew_look(mixp_optimizer *opt, const float *scale, int unscale,
+                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->look(opt, scale, unscale, plan, s)
+                                   : mixpi_opt_look(opt, scale, unscale, plan, s);
 }
 
-/* Decides whether the step is applied, after a look if the decision needs one. */
-static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
-                                    const mixpi_scaling *is) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+/* Decides without a look whether the step is applied. With ranks, all decide alike. */
+static mixp_result mixpi_crew_prepare(mixp_optimizer *opt, mixp_scaler_state *s) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
+}
+
+/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. If it fails,
+ * the caller stops the other ranks, which are on their way to the next sum. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
+    mixp_context *ctx = opt->ctx;
+    mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
-    const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
-    if (opt->plan.gathered && !opt->clipped)
-        return mixpi_gradients_look(opt, scale, 0, &opt->plan, s);
-    return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
-}
+    const int unscaled = mixpi_stage(opt) == MIXPI_UNSCALED;
 
-/* Takes the memory that the step needs, before anything is changed. On a device with memory of its
- * own, only Muon's products need any. */
-static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
+    /* Take the memory of the step, before anything is changed. On a device with memory of its own,
+     * only Muon's products need any. */
     mixp_result r = mixpi_crew_plan(opt);
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
-    if (r != MIXP_OK || opt->ctx->device->download) return r;
-    return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
-               ? MIXP_OK
-               : MIXP_ERR_MEMORY;
-}
-
-/* Enters in the plan what this step does with its gradients. */
-static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
-                            const mixpi_scaling *is) {
-    mixp_step_plan *plan = &opt->plan;
-    plan->seed = opt->ctx->seed;
-    plan->check = scaler != NULL;
-    plan->unscaled = is->is_true;
-    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
-    plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
-    plan->look_only = 0;
-    plan->gathered =
-        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
-}
-
-/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
-    mixp_result r = mixpi_opt_room(opt);
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+    if (r != MIXP_OK) return r;
+    if (!ctx->device->download &&
+        !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
+        return MIXP_ERR_MEMORY;
 
     /* A clip or a count of before holds only for the same gradients. */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
-    mixpi_step_plan(opt, scaler, is);
+    if (!unscaled) opt->tallied = 0;
+
+    /* Enter in the plan what this step does with its gradients. */
+    plan->seed = ctx->seed;
+    plan->check = scaler != NULL;
+    plan->unscaled = is->is_true;
+    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
+    plan->noted = scaler && unscaled;
+    plan->look_only = 0;
+    plan->gathered =
+        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
+
+    /* A sampled step counts its gradients. */
     r = mixpi_tally_step(opt);
     const int tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+    if (r != MIXP_OK) return r;
 
-    /* The device decides; the update, the averages and the counts follow its decision. */
-    r = mixpi_opt_decide(opt, scaler, is);
+    /* The device decides, after a look if the decision needs one; the update, the averages and the
+     * counts follow its decision. */
+    if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
+    else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -31197,8 +31143,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     opt->clipped = 0;
     opt->views_summed = 0;
-    opt->plan.loss = NULL;
-    return mixpi_crew_stop(opt->ctx, r); /* other ranks are on their way to the next sum */
+    plan->loss = NULL;
+    return r;
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -31212,7 +31158,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 
     /* One pass gathers the norm, another scales. */
-    if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_crew_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
     opt->clipped = r == MIXP_OK;
@@ -31242,7 +31188,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are));
 
     /* Without a scaler the step is the update. */
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
@@ -31267,12 +31213,13 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
                                  "%s: scaler and optimizer are of "
                                  "different contexts",
                                  who);
-    if (opt->scaler && opt->scaler != scaler && mixpi_stage(opt) != MIXPI_READY)
+    const int stage = mixpi_stage(opt);
+    if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "%s: another scaler works on this optimizer; "
                                  "update it first",
                                  who);
-    if (mixpi_stage(opt) == MIXPI_STEPPED)
+    if (stage == MIXPI_STEPPED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "%s: mixp_scaler_step was called already; "
                                  "call mixp_scaler_update first",
@@ -31307,14 +31254,6 @@ static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
     }
 }
 
-/* Marks the scaled gradients of opt as used by a step. */
-static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
-    for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
-        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
-    }
-}
-
 static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
@@ -31335,8 +31274,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                             scaler->state);
+    r = mixpi_crew_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                        scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
@@ -31366,9 +31305,14 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
     r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
 
-    if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is));
     if (r != MIXP_OK) return r;
-    mixpi_mark_used(scaler, opt);
+
+    /* The step has used the gradients that this scaler scaled. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
+    }
     mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
     return MIXP_OK;
 }
@@ -31542,17 +31486,6 @@ static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     return mixpi_free_begin(ctx, who);
 }
 
-/* Removes the scaler from all optimizers. */
-static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
-    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->training.optimizers;
-    for (; opt; opt = opt->next) {
-        if (opt->scaler != scaler) continue;
-        opt->scaler = NULL;
-        opt->stage = MIXPI_READY;
-        opt->next_checked = NULL;
-    }
-}
-
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
@@ -31565,20 +31498,15 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
-    mixpi_optimizers_lose(scaler);
+    for (mixp_optimizer *opt = (mixp_optimizer *)ctx->training.optimizers; opt; opt = opt->next) {
+        if (opt->scaler != scaler) continue;
+        opt->scaler = NULL;
+        opt->stage = MIXPI_READY;
+        opt->next_checked = NULL;
+    }
     mixpi_watcher_lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
-}
-
-/* Removes the optimizer from the lists of all scalers and optimizers. */
-static void mixpi_checked_lose(const mixp_optimizer *gone) {
-    mixp_scaler *s = (mixp_scaler *)gone->ctx->training.scalers;
-    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->training.optimizers;
-    for (; s; s = s->next)
-        if (s->checked == gone) s->checked = gone->next_checked;
-    for (; opt; opt = opt->next)
-        if (opt->next_checked == gone) opt->next_checked = gone->next_checked;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
@@ -31592,11 +31520,16 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
                                  "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
-    /* Out of the context's list, and out of all that names it. */
+    /* Out of the context's list, and out of the lists of what scalers have stepped. */
     if (before == opt) ctx->training.optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
-    mixpi_checked_lose(opt);
+    for (mixp_scaler *s = (mixp_scaler *)ctx->training.scalers; s; s = s->next)
+        if (s->checked == opt) s->checked = opt->next_checked;
+    for (mixp_optimizer *o = (mixp_optimizer *)ctx->training.optimizers; o; o = o->next)
+        if (o->next_checked == opt) o->next_checked = opt->next_checked;
+
+    /* Its parameters lose an optimizer. */
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;

@@ -99,7 +99,7 @@ static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_
  * A site that the user pinned stores the dtype of the pin. */
 static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
                                        const char *instead) {
-    const mixp_dtype dtype = mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    const mixp_dtype dtype = mixpi_watcher_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "%s: %s is %g, beyond the range of %s, whose largest number is %g; "

@@ -60,7 +60,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
-    return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
+    return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
 }
 
 /* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */

@@ -23,27 +23,23 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     return MIXPI_STEP_RUN(o, update, &k);
 }
 
-/* The first frozen parameter; NULL: none is. */
-static const mixp_tensor *mixpi_frozen_param(const mixp_optimizer *opt) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++)
-        if (!opt->slots[i].grad && !opt->slots[i].param->requires_grad) return opt->slots[i].param;
-    return NULL;
-}
-
 static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
-    const mixp_tensor *frozen = mixpi_frozen_param(opt);
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
-    if (frozen)
+
+    /* A frozen parameter has no average. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_optimizer_set_ema: '%s' is frozen: call "
                                  "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
                                  "parameters that train",
-                                 frozen->name);
+                                 p->name);
+    }
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");

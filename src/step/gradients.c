@@ -57,19 +57,6 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
     return mixpi_row_low_weight(row);
 }
 
-static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
-    mixp_look_args k;
-    if (!row->active) return MIXP_OK;
-    memset(&k, 0, sizeof k);
-    k.n = row->count;
-    k.x = mixpi_in(row->grad, row->grad_dtype);
-    k.low = mixpi_row_low(row);
-    k.row = &opt->tally[i].look;
-    k.exponents = opt->tally[i].exponents;
-    return MIXPI_STEP_RUN(opt, look, &k);
-}
-
 /* Counts the gradients of a step that is sampled or for which the user asked. Called before the
  * step's first look at its gradients. */
 static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
@@ -82,7 +69,18 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
-    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    for (int64_t i = 0; r == MIXP_OK && i < opt->count; i++) {
+        const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
+        mixp_look_args k;
+        if (!row->active) continue;
+        memset(&k, 0, sizeof k);
+        k.n = row->count;
+        k.x = mixpi_in(row->grad, row->grad_dtype);
+        k.low = mixpi_row_low(row);
+        k.row = &opt->tally[i].look;
+        k.exponents = opt->tally[i].exponents;
+        r = MIXPI_STEP_RUN(opt, look, &k);
+    }
 
     /* The host has no copy of these counts yet. */
     opt->tally_here = 0;
@@ -131,7 +129,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->saturated += from->saturated;
 }
 
-/* Adds a parameter's counts to out; mixpi_underflow_shares turns the sums into shares later. */
+/* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
 static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
                                  const mixp_param_row *row) {
     const int stored_low = row->active && row->grad_dtype != MIXP_F32;
@@ -140,15 +138,6 @@ static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
     for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
     out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
     out->subnormal += (double)t->look.subnormal;
-}
-
-/* Turns counts into shares. Estimated flushes of gradients stored low are among the zeros. */
-static void mixpi_underflow_shares(mixp_underflow *out) {
-    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
-    if (out->flushed > (double)out->look.flushed)
-        values += out->flushed - (double)out->look.flushed;
-    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
-    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
 }
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_underflow *out) {
@@ -169,7 +158,13 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i, mixp_un
         out->lost.updates += opt->lost_copy[k].updates;
         out->lost.lost += opt->lost_copy[k].lost;
     }
-    mixpi_underflow_shares(out);
+
+    /* Turn counts into shares. Estimated flushes of gradients stored low are among the zeros. */
+    double values = (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
     return 1;
 }
 

@@ -5,16 +5,6 @@
 #include "buffers.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
-/* A step with a spike rule for the loss needs a loss from this step. */
-static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
-    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
-    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
-    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the spike rule needs this step's loss; call "
-                             "mixp_optimizer_set_loss before the step",
-                             who);
-}
-
 /* Fails if operators were applied without mixp_step_begin: activations would pile up. A program
  * that applies none of mixprec's operators need not call mixp_step_begin. */
 static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
@@ -32,22 +22,6 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
 static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
     if (!t->own.is_param || t->own.optimizers || !t->requires_grad) return NULL;
     return t->grad;
-}
-
-/* Fails if walks add to a gradient that no optimizer uses and nothing clears: it grows without
- * bound. */
-static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
-    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
-        const mixp_tensor *g = mixpi_lone_grad(t);
-        if (!g || g->own.walks == g->own.walks_then) continue;
-        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
-                                 "from step to step: add the parameter with mixp_optimizer_add, or "
-                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
-                                 who, t->name);
-    }
-    return MIXP_OK;
 }
 
 /* Remembers, after an update, what the checks of the next step compare with. */
@@ -105,71 +79,85 @@ static mixp_result mixpi_need_factors(mixp_optimizer *opt, const char *who) {
 /* All checks of a step, before anything is changed. */
 static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     mixp_result r = mixpi_need_begin(opt, who);
-    if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
-    if (r == MIXP_OK) r = mixpi_need_factors(opt, who);
-    return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
+    if (r != MIXP_OK) return r;
+
+    /* A gradient that walks add to, no optimizer uses and nothing clears grows without bound. */
+    for (const mixp_tensor *t = opt->ctx->tensors; t; t = t->own.next) {
+        const mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g || g->own.walks == g->own.walks_then) continue;
+        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
+                                 "from step to step: add the parameter with mixp_optimizer_add, or "
+                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
+                                 who, t->name);
+    }
+
+    r = mixpi_need_factors(opt, who);
+    if (r != MIXP_OK) return r;
+
+    /* A spike rule for the loss needs a loss from this step. */
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: the spike rule needs this step's loss; call "
+                             "mixp_optimizer_set_loss before the step",
+                             who);
 }
 
 /* Looks at all gradients. With ranks, also combines what all of them have found. */
-static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale, int unscale,
-                                        const mixp_step_plan *plan, mixp_scaler_state *s) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
-    if (crew) return crew->look(opt, scale, unscale, plan, s);
-    return mixpi_opt_look(opt, scale, unscale, plan, s);
+static mixp_result mixpi_crew_look(mixp_optimizer *opt, const float *scale, int unscale,
+                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->look(opt, scale, unscale, plan, s)
+                                   : mixpi_opt_look(opt, scale, unscale, plan, s);
 }
 
-/* Decides whether the step is applied, after a look if the decision needs one. */
-static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
-                                    const mixpi_scaling *is) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+/* Decides without a look whether the step is applied. With ranks, all decide alike. */
+static mixp_result mixpi_crew_prepare(mixp_optimizer *opt, mixp_scaler_state *s) {
+    return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
+}
+
+/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. If it fails,
+ * the caller stops the other ranks, which are on their way to the next sum. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
+    mixp_context *ctx = opt->ctx;
+    mixp_step_plan *plan = &opt->plan;
     mixp_scaler_state *s = scaler ? scaler->state : NULL;
-    const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
-    if (opt->plan.gathered && !opt->clipped)
-        return mixpi_gradients_look(opt, scale, 0, &opt->plan, s);
-    return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
-}
+    const int unscaled = mixpi_stage(opt) == MIXPI_UNSCALED;
 
-/* Takes the memory that the step needs, before anything is changed. On a device with memory of its
- * own, only Muon's products need any. */
-static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
+    /* Take the memory of the step, before anything is changed. On a device with memory of its own,
+     * only Muon's products need any. */
     mixp_result r = mixpi_crew_plan(opt);
     if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
-    if (r != MIXP_OK || opt->ctx->device->download) return r;
-    return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
-               ? MIXP_OK
-               : MIXP_ERR_MEMORY;
-}
-
-/* Enters in the plan what this step does with its gradients. */
-static void mixpi_step_plan(mixp_optimizer *opt, const mixp_scaler *scaler,
-                            const mixpi_scaling *is) {
-    mixp_step_plan *plan = &opt->plan;
-    plan->seed = opt->ctx->seed;
-    plan->check = scaler != NULL;
-    plan->unscaled = is->is_true;
-    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
-    plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
-    plan->look_only = 0;
-    plan->gathered =
-        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
-}
-
-/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
-static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mixpi_scaling *is) {
-    mixp_result r = mixpi_opt_room(opt);
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+    if (r != MIXP_OK) return r;
+    if (!ctx->device->download &&
+        !mixpi_context_scratch(ctx, mixpi_chunk_room(opt->rows, opt->count)))
+        return MIXP_ERR_MEMORY;
 
     /* A clip or a count of before holds only for the same gradients. */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
-    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
-    mixpi_step_plan(opt, scaler, is);
+    if (!unscaled) opt->tallied = 0;
+
+    /* Enter in the plan what this step does with its gradients. */
+    plan->seed = ctx->seed;
+    plan->check = scaler != NULL;
+    plan->unscaled = is->is_true;
+    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
+    plan->noted = scaler && unscaled;
+    plan->look_only = 0;
+    plan->gathered =
+        scaler || opt->clipped || plan->max_norm > 0.0 || ((int)plan->spike.of & MIXP_SPIKE_NORM);
+
+    /* A sampled step counts its gradients. */
     r = mixpi_tally_step(opt);
     const int tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
+    if (r != MIXP_OK) return r;
 
-    /* The device decides; the update, the averages and the counts follow its decision. */
-    r = mixpi_opt_decide(opt, scaler, is);
+    /* The device decides, after a look if the decision needs one; the update, the averages and the
+     * counts follow its decision. */
+    if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
+    else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -180,8 +168,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     opt->clipped = 0;
     opt->views_summed = 0;
-    opt->plan.loss = NULL;
-    return mixpi_crew_stop(opt->ctx, r); /* other ranks are on their way to the next sum */
+    plan->loss = NULL;
+    return r;
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -195,7 +183,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 
     /* One pass gathers the norm, another scales. */
-    if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_crew_look(opt, NULL, 0, NULL, NULL);
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
     opt->clipped = r == MIXP_OK;
@@ -225,7 +213,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     mixp_result r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
-    if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, NULL, &as_they_are));
 
     /* Without a scaler the step is the update. */
     if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_buffers_step(opt));
@@ -250,12 +238,13 @@ static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, 
                                  "%s: scaler and optimizer are of "
                                  "different contexts",
                                  who);
-    if (opt->scaler && opt->scaler != scaler && mixpi_stage(opt) != MIXPI_READY)
+    const int stage = mixpi_stage(opt);
+    if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "%s: another scaler works on this optimizer; "
                                  "update it first",
                                  who);
-    if (mixpi_stage(opt) == MIXPI_STEPPED)
+    if (stage == MIXPI_STEPPED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "%s: mixp_scaler_step was called already; "
                                  "call mixp_scaler_update first",
@@ -290,14 +279,6 @@ static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
     }
 }
 
-/* Marks the scaled gradients of opt as used by a step. */
-static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
-    for (int64_t i = 0; i < opt->count; i++) {
-        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
-        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
-    }
-}
-
 static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
@@ -318,8 +299,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                             scaler->state);
+    r = mixpi_crew_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                        scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
@@ -349,9 +330,14 @@ static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt
     r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
 
-    if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_step(opt, scaler, &is));
     if (r != MIXP_OK) return r;
-    mixpi_mark_used(scaler, opt);
+
+    /* The step has used the gradients that this scaler scaled. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
+    }
     mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
     return MIXP_OK;
 }
@@ -525,17 +511,6 @@ static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     return mixpi_free_begin(ctx, who);
 }
 
-/* Removes the scaler from all optimizers. */
-static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
-    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->training.optimizers;
-    for (; opt; opt = opt->next) {
-        if (opt->scaler != scaler) continue;
-        opt->scaler = NULL;
-        opt->stage = MIXPI_READY;
-        opt->next_checked = NULL;
-    }
-}
-
 MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
@@ -548,20 +523,15 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     before->next = scaler->next;
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
-    mixpi_optimizers_lose(scaler);
+    for (mixp_optimizer *opt = (mixp_optimizer *)ctx->training.optimizers; opt; opt = opt->next) {
+        if (opt->scaler != scaler) continue;
+        opt->scaler = NULL;
+        opt->stage = MIXPI_READY;
+        opt->next_checked = NULL;
+    }
     mixpi_watcher_lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
-}
-
-/* Removes the optimizer from the lists of all scalers and optimizers. */
-static void mixpi_checked_lose(const mixp_optimizer *gone) {
-    mixp_scaler *s = (mixp_scaler *)gone->ctx->training.scalers;
-    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->training.optimizers;
-    for (; s; s = s->next)
-        if (s->checked == gone) s->checked = gone->next_checked;
-    for (; opt; opt = opt->next)
-        if (opt->next_checked == gone) opt->next_checked = gone->next_checked;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
@@ -575,11 +545,16 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
                                  "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
-    /* Out of the context's list, and out of all that names it. */
+    /* Out of the context's list, and out of the lists of what scalers have stepped. */
     if (before == opt) ctx->training.optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
-    mixpi_checked_lose(opt);
+    for (mixp_scaler *s = (mixp_scaler *)ctx->training.scalers; s; s = s->next)
+        if (s->checked == opt) s->checked = opt->next_checked;
+    for (mixp_optimizer *o = (mixp_optimizer *)ctx->training.optimizers; o; o = o->next)
+        if (o->next_checked == opt) o->next_checked = opt->next_checked;
+
+    /* Its parameters lose an optimizer. */
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;

@@ -80,14 +80,6 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
-static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
-    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_crew_send(opt);
-    if (r != MIXP_OK) return r;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
-}
-
 /* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
  * newest group. */
 static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
@@ -148,32 +140,33 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.guard = mixpi_watcher_mark(ctx);
     if (!opt->rows_changed) return MIXP_OK;
     mixpi_warn_of_empty_group(opt);
-    const mixp_result r = mixpi_rows_send(opt);
+
+    /* Send the tables: Muon's, the ranks', the optimizer's own. */
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_crew_send(opt);
+    if (r == MIXP_OK)
+        r = mixpi_upload(ctx, opt->device_rows, opt->rows, (size_t)opt->count * sizeof *opt->rows);
     if (r == MIXP_OK) opt->rows_changed = brought;
     return mixpi_crew_stop(ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"
 
-/* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
+/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. The
+ * kernel wrote each weight of this rank with its low copies, or skipped all of them: fresh copies
  * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_note_weight_write(mixp_tensor *p) {
-    for (int k = 0; k < 2; k++)
-        if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-    mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
-}
-
-/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
 static void mixpi_note_update(mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->count; i++) {
         mixpi_slot *slot = &opt->slots[i];
+        mixp_tensor *p = slot->param;
         if (!opt->rows[i].active) continue;
-        if (mixpi_is_own(opt, i)) mixpi_note_weight_write(slot->param);
-        else mixpi_note_write(slot->param, MIXPI_BY_OPTIMIZER); /* its low copies are stale */
-        slot->version = slot->param->version;
+        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
+            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+        mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
+        slot->version = p->version;
         if (!opt->zero_grad) continue;
         if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
-        else slot->param->grad = NULL;
+        else p->grad = NULL;
     }
 }
 

@@ -27,30 +27,25 @@ static mixp_result mixpi_watcher_stored(mixpi_tape_entry *e, mixp_tensor *const 
     return mixpi_watcher_of(ctx) ? ctx->watcher->stored(e, given) : MIXP_OK;
 }
 
-/* Has the user pinned the operator's site? */
-static int mixpi_call_is_pinned(const mixp_call *c) { return mixpi_watcher_is_pinned(c); }
-
-/* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
-static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
-    if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
-    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it "
-                             "as f16 or bf16, or choose level 2, which keeps f32 weights",
-                             c->op->name, param->name);
-}
-
-/* Casts the inputs of a LOW operator to the region's dtype. */
-static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+/* Casts the inputs of a LOW operator to the region's dtype: weights to their cached low copies. */
+static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
+    const mixp_dtype low = region.dtype;
     mixp_result r = MIXP_OK;
-    int i, cached;
     if (watcher) watcher->casts(c);
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+    for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
-        cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
-        if (cached) r = mixpi_check_level(c, t);
-        if (r != MIXP_OK) return r;
+
+        /* At level 3 an f32 parameter would silently make it level 2. */
+        const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (cached && region.level >= 3)
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: "
+                                     "create it as f16 or bf16, or choose level 2, which keeps f32 "
+                                     "weights",
+                                     c->op->name, t->name);
+
         if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
@@ -72,17 +67,8 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* Sets the dtype of a result that autocast and the guard may choose. */
-static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
-    mixp_tensor *out = c->out;
-    const mixp_tensor *first = c->in[0];
-    mixp_dtype natural = out->dtype;
-    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
-    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
-    out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
-    mixpi_watcher_choose(c, cls);
-}
-
+/* Gives the result that infer declared its memory, in the dtype that autocast and the guard
+ * choose. */
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
@@ -94,8 +80,17 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         out->own.origin = mixpi_origin(c->in[0]);
         return MIXP_OK;
     }
-    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
-    else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+
+    /* Its dtype, unless infer has fixed it. The guard may also choose that of a cast. */
+    if (!e->fixed_dtype) {
+        const mixp_tensor *first = c->in[0];
+        mixp_dtype natural = out->dtype;
+        if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
+        else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
+        out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
+        mixpi_watcher_choose(c, cls);
+    } else if (mixpi_is_cast(c->op)) mixpi_watcher_choose(c, MIXP_CLASS_KEEP);
+
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -118,7 +113,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
-    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region);
 
     /* infer says the result's shape; its dtype is that of the class, or of the guard. */
     if (r == MIXP_OK) r = c->op->infer(c);
@@ -174,29 +169,6 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
     ctx->tape.newest = e;
 }
 
-/* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
-static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
-    mixp_context *ctx = e->call.ctx;
-    if (ctx->tape.in_block != MIXPI_BLOCK_NO_GRAD) return;
-    e->older = ctx->tape.unrecorded;
-    ctx->tape.unrecorded = e;
-}
-
-/* Notes the name of the operator that stops gradients to a result. */
-static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
-    const mixp_call *c = &e->call;
-    if (grad && !c->op->backward) c->out->own.cut = c->op->name;
-    for (int i = 0; i < c->n_in && !c->out->own.cut; i++)
-        if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
-}
-
-/* Notes the name of the operator that made a result's values. */
-static void mixpi_note_maker(mixpi_tape_entry *e) {
-    const mixp_call *c = &e->call;
-    const int copies = e->alias || mixpi_is_cast(c->op);
-    c->out->own.made = copies ? c->in[0]->own.made : c->op->name;
-}
-
 /* Which inputs need a gradient? Returns 1 if any does. */
 static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
     int grad = 0;
@@ -225,17 +197,28 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     r = mixpi_watcher_stored(e, in);
     if (mixpi_note_failure_since(ctx, reported, op->name, r) != MIXP_OK) return NULL;
 
-    /* Record it, if a gradient will flow back. */
+    /* Record it, if a gradient will flow back. Messages name the operator that made the values. */
+    mixp_tensor *out = e->call.out;
     const int grad = mixpi_note_inputs(e, in);
-    mixpi_note_maker(e);
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype)) {
+    const int copies = e->alias || mixpi_is_cast(op);
+    out->own.made = copies ? e->call.in[0]->own.made : op->name;
+    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(out->dtype)) {
         mixpi_record_call(e);
-        return e->call.out;
+        return out;
     }
-    if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
-    mixpi_note_cut(e, grad);
-    mixpi_list_unrecorded(e);
-    return e->call.out;
+
+    /* Otherwise name the operator that stops the gradients, for the message of mixp_backward. */
+    if (e->alias) mixpi_origin(out)->own.aliased = 1;
+    if (grad && !op->backward) out->own.cut = op->name;
+    for (int i = 0; i < n_in && !out->own.cut; i++)
+        if (e->call.in[i]) out->own.cut = e->call.in[i]->own.cut;
+
+    /* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
+    if (ctx->tape.in_block == MIXPI_BLOCK_NO_GRAD) {
+        e->older = ctx->tape.unrecorded;
+        ctx->tape.unrecorded = e;
+    }
+    return out;
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,

@@ -51,14 +51,16 @@ static mixp_result mixpi_walk_start(mixp_context *ctx, mixp_tensor *loss) {
     return mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
 }
 
-/* Walks back one entry, if a gradient has reached its result. */
+/* Walks back one entry, if a gradient has reached its result. A block that is computed again is in
+ * memory while the walk passes its entries. */
 static mixp_result mixpi_walk_pass(mixp_context *ctx, mixpi_tape_entry *e) {
+    mixpi_rerun *b = e->block;
     mixp_result r = MIXP_OK;
     if (e->call.out->own.pending) {
-        r = mixpi_rerun_enter(e);
+        if (b && !b->live) r = mixpi_rerun_restore(b);
         if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
     }
-    mixpi_rerun_leave(e);
+    if (b && b->live && e == b->entries[0]) mixpi_rerun_spill(b);
     return r == MIXP_OK ? mixpi_crew_walk_passed(ctx, &e->call) : r;
 }
 

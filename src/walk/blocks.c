@@ -92,7 +92,8 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     return r;
 }
 
-/* A backward may have changed attrs: forward begins with those that its first run left. */
+/* Runs the forward of a block again. A backward may have changed attrs: forward begins with those
+ * that its first run left. */
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
     const unsigned char *attrs = b->attrs;
@@ -107,16 +108,6 @@ static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixpi_no_grad_set(ctx, no_grad);
     b->live = r == MIXP_OK;
     return r;
-}
-
-/* Before a walk reads the inputs and the result of e. */
-static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e) {
-    return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK;
-}
-
-/* After a walk has passed e. */
-static void mixpi_rerun_leave(mixpi_tape_entry *e) {
-    if (e->block && e->block->live && e == e->block->entries[0]) mixpi_rerun_spill(e->block);
 }
 
 /* Does e, or a tensor that it reads, no longer own its memory? */

@@ -5,16 +5,9 @@
  * Before an operator is walked back: nothing that its gradients are made from was overwritten.
  * Afterwards: its backward has given each gradient that is wanted.
  */
-/* The tensors that the gradients still wanted are made from, as a set of mixp_call_reads. */
-static uint32_t mixpi_call_read_set(const mixp_call *c) {
-    const mixpi_tape_entry *e = mixpi_entry_of(c);
-    uint32_t what = 0;
-    for (int i = 0; i < c->n_in; i++)
-        if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
-    return what;
-}
 
-/* who: the public function that would read it. */
+/* Fails because tensor i of c was written since forward read it. who: the public function that
+ * would read it again. */
 static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
@@ -31,8 +24,13 @@ static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *w
 
 /* A walk reads what forward read: fails if any of it was written since. */
 static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
-    const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
+
+    /* The tensors that the gradients still wanted are made from, as a set of mixp_call_reads. */
+    uint32_t what = 0;
+    for (int i = 0; i < c->n_in; i++)
+        if (mixp_call_wants(c, i)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
+
     for (int i = 0; i <= c->n_in && what; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
