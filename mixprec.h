@@ -4349,7 +4349,8 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
- * (low, high). Numbers of normal beyond the range of t's dtype become Inf, as PyTorch's do.
+ * (low, high), then rounded to t's dtype, which may give the rounded low or high. Numbers of normal
+ * beyond the range of t's dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */
@@ -4679,7 +4680,8 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
  * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
- * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators.
+ * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
+ * unless rules leave both its linears in bf16.
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
  * also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
@@ -5179,8 +5181,8 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
  * s is the query's largest score. So most[h] is at least the largest score of the head, and at most
  * ln(keys) above. Scores beyond about 100 mean that bf16's rounding of q and k changes the weights
  * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key, or has a
- * NaN, does not count; most[h] is -Inf if no query counts. The function reads what the tape keeps
- * for backward. It computes nothing, and waits for the device.
+ * NaN, does not count; most[h] is -Inf if no query counts, as in an empty batch. The function reads
+ * what the tape keeps for backward. It computes nothing, and waits for the device.
  *
  * y: the result of mixp_attention or mixp_attention_apply in this step, before or after
  * mixp_backward. heads: the heads of q. MIXP_ERR_ORDER: y is something else, was made in an earlier
@@ -5311,7 +5313,8 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
  * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
  * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
- * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
+ * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
+ * negative or Inf. */
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep);
 
@@ -5416,7 +5419,9 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, i
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
- * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. */
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. For
+ * scaled frequencies (Llama 3, YaRN) multiply the halves of the heads by tables of cosines and
+ * sines, as examples/llama.c does. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;
@@ -6143,7 +6148,9 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
-    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
+                                   the program computed before and reads again, such as a cache of
+                                   keys and values, unless it is a buffer               */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
@@ -6642,8 +6649,9 @@ typedef struct mixp_site_info {
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */
-    float       scores;         /* of attention, newest sample: the largest magnitude of a query's
-                                   log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
+    float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
+                                   scores, as mixp_attention_scores gives it for each head; 0 if
+                                   none is above 0. Otherwise 0 */
     mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on
                                    this rank. All 0 on a device with memory of its own  */
 } mixp_site_info;
@@ -22165,14 +22173,18 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
+/* The recipe that the rules give a linear with this weight; NULL: it multiplies in bf16. */
+static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
+    const mixp_tensor *w = mixpi_lasting(weight);
+    return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
+}
+
 /* The recipe of a linear; NULL: it multiplies in bf16. */
 static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
     mixpi_casting *casting = c->ctx->casting;
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    const mixp_tensor *w;
     if (!mixpi_recipe_is_rules(casting, r)) return r;
-    w = mixpi_lasting(c->in[1]);
-    r = mixpi_rules_recipe(casting, w ? w->name : "");
+    r = mixpi_recipe_by_rules(c->ctx, c->in[1]);
     if (!r) casting->recipes.kept++;
     return r;
 }
@@ -23307,18 +23319,34 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
+/* Do the rules of recipes leave both layers in bf16? One recipe for all linears counts them
+ * (keep_first), and needs three operators. */
+static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
+    const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
+    if (!recipe) return 1;
+    return mixpi_recipe_is_rules(ctx->casting, recipe) &&
+           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_UP]) &&
+           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_DOWN]);
+}
+
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     if (!ctx || !mixpi_is_live(x) || !mixpi_gelu_is_wanted(ctx, x)) return 0;
-    if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
         return 0;
     return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
-           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
+           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
+           mixpi_mlp_is_bf16(ctx, in);
+}
+
+/* Applies the joined operator; counts the layers that rules of recipes leave in bf16. */
+static mixp_tensor *mixpi_mlp_joined(mixp_context *ctx, mixp_tensor **in) {
+    if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+    return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
@@ -23329,8 +23357,7 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
-    if (mixpi_mlp_joins(ctx, in))
-        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    if (mixpi_mlp_joins(ctx, in)) return mixpi_mlp_joined(ctx, in);
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
     if (x) x->own.disposable = 1;
@@ -23700,7 +23727,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
 /* --- scores --- */
 
 /* The call that made y, or that made what y transposes; NULL: no recorded attention made it, or
- * what it keeps is not in memory. */
+ * what it keeps is not in memory. A call with an empty result keeps nothing. */
 static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
     const mixpi_tape_entry *e = y->ctx->tape.newest;
     for (; e; e = e->older) {
@@ -23709,6 +23736,7 @@ static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
         y = e->call.in[0];
     }
     if (!e || e->call.op != mixp_op_builtin(MIXP_OP_ATTENTION) || e->block) return NULL;
+    if (!e->call.out->count) return &e->call;
     return e->call.saved[0] && e->call.saved[0]->data ? &e->call : NULL;
 }
 
@@ -23737,19 +23765,19 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
                                  most ? "heads is wrong" : "most is NULL", (double)k->heads);
 
     /* The log-sum-exp of each query, [b, heads, t]. */
-    const int64_t count = c->saved[0]->count;
+    const int64_t count = c->out->count ? c->saved[0]->count : 0;
     const size_t bytes = (size_t)count * sizeof(float);
-    float *lse = (float *)mixpi_host_take(y->ctx, bytes);
-    if (!lse) return mixpi_out_of_memory(y->ctx, bytes);
-    mixp_result r = mixp_read(c->saved[0], lse, MIXP_F32, count);
+    float *lse = count ? (float *)mixpi_host_take(y->ctx, bytes) : NULL;
+    if (!lse && count) return mixpi_out_of_memory(y->ctx, bytes);
+    mixp_result r = count ? mixp_read(c->saved[0], lse, MIXP_F32, count) : MIXP_OK;
     for (int64_t h = 0; h < heads && r == MIXP_OK; h++) {
         most[h] = mixp_f32_of_bits(0xFF800000u);
-        for (int64_t b = 0; b < k->b; b++) {
+        for (int64_t b = 0; b < k->b && count; b++) {
             const float one = mixpi_largest_finite(lse + (b * heads + h) * k->t, k->t);
             if (one > most[h]) most[h] = one;
         }
     }
-    mixpi_host_free(y->ctx, lse);
+    if (lse) mixpi_host_free(y->ctx, lse);
     return r;
 }
 /* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
@@ -27337,6 +27365,16 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
     return mixpi_guarded_pow(ctx, t, 1.0f / p->order, at_0);
 }
 
+/* Does x have elements along dim? A norm of a negative order needs one. */
+static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
+    if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
+    if (!to.n) mixpi_bad_shapes(c, "there is no norm of a negative order of 0 elements");
+    return to.n > 0;
+}
+
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep) {
     mixpi_form p;
@@ -27345,6 +27383,7 @@ MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float orde
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "norm: the order is NaN; pass a number");
         return NULL;
     }
+    if (order < 0.0f && !mixpi_norm_has_elements(ctx, x, dim)) return NULL;
     memset(&p, 0, sizeof p);
     p.dim = dim;
     p.keep = keep;
@@ -35409,13 +35448,21 @@ static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     return r == MIXP_OK ? copy : NULL;
 }
 
+/* Does a recipe quantise the operands of this call? Not if a rule, a pin, the guard or the sizes
+ * keep the linear in bf16. */
+static int mixpi_is_quantised(const mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    if (c->op != mixp_op_builtin(MIXP_OP_LINEAR)) return 0;
+    return p->quantise.recipe.kind != MIXP_RECIPE_NONE;
+}
+
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
  * weights itself, and is judged by its operands. */
 static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_call *c = &e->call;
     const mixpi_site *site = mixpi_site_at(c->ctx, e->site);
     mixpi_reweighed done = MIXPI_AS_READ;
-    if (!site->casts || mixp_autocast_current(c->ctx).recipe) return done;
+    if (!site->casts || mixpi_is_quantised(c)) return done;
     for (int i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
         mixp_tensor *t = given[i];
         if (!t || t->dtype != MIXP_F32 || t->own.generation || !t->requires_grad) continue;
@@ -35580,13 +35627,33 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
     site->written = written;
 }
 
-/* In a sampled step looks at the log-sum-exp of attention's scores. */
+/* x where x is above 0, else 0, in an array of the arena; NULL: an error, in *r. */
+static mixp_tensor *mixpi_above_zero(mixp_context *ctx, const mixp_tensor *x, mixp_result *r) {
+    mixp_tensor *y = mixp_activation(ctx, MIXP_F32, x->rank, x->shape);
+    mixp_unary_args k;
+    *r = MIXP_ERR_MEMORY;
+    if (!y) return NULL;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_RELU;
+    k.n = x->count;
+    k.a = mixpi_tensor_in(x);
+    k.y = mixpi_tensor_out(y, 0);
+    *r = mixpi_note_failure(ctx, "look", ctx->device->kernels->unary(&ctx->exec, &k));
+    return y;
+}
+
+/* In a sampled step looks at the log-sum-exp of attention's scores. Those below 0 do not count: a
+ * query whose keys are all hidden by a finite mask, such as -1e30, has the mask's value. */
 static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
     const mixp_tensor *lse = e->call.saved[0];
+    mixp_result r;
     if (!mixpi_context_is_sampled(ctx) || !lse || !lse->data) return MIXP_OK;
     if (!(mixpi_site_at(ctx, e->site)->traits & MIXPI_SCORES)) return MIXP_OK;
-    return mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, lse);
+    mixp_tensor *counts = mixpi_above_zero(ctx, lse, &r);
+    if (r == MIXP_OK) r = mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, counts);
+    if (counts) mixpi_arena_free(ctx, &ctx->memory.dev, counts->data, mixpi_bytes(counts));
+    return r;
 }
 
 /* After the forward pass of a call. */

@@ -1233,14 +1233,11 @@ static mixp_tensor *conv_adaptive_positions(mixp_context *ctx, int64_t n, int64_
     return mixp_minimum(ctx, mixp_add(ctx, tap, conv_first_of(ctx, n, m)), last);
 }
 
-/* The largest number of values of a window. */
+/* The largest number of values of a window. Windows are n / m long; with a rest r, a window meets one more value, or
+ * two if a multiple of n / m lies inside of a value's two bounds: if r does not divide m. */
 static int64_t conv_adaptive_taps(int64_t n, int64_t m) {
-    int64_t i, most = 1;
-    for (i = 0; i < m; i++) {
-        int64_t taps = ((i + 1) * n + m - 1) / m - i * n / m;
-        if (taps > most) most = taps;
-    }
-    return most;
+    const int64_t r = n % m, most = n / m + (r ? 1 + (m % r != 0) : 0);
+    return most ? most : 1;
 }
 
 /* torch.nn.functional.adaptive_max_pool1d, 2d and 3d: the result has size[i] values along dimension i behind the

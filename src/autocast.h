@@ -76,7 +76,8 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
  * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
- * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators.
+ * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators,
+ * unless rules leave both its linears in bf16.
  * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
  * also after a resume. */
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);

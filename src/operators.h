@@ -159,8 +159,8 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
  * s is the query's largest score. So most[h] is at least the largest score of the head, and at most
  * ln(keys) above. Scores beyond about 100 mean that bf16's rounding of q and k changes the weights
  * by tens of percent; examples/qk_clip.h bounds them. A query that sees no key, or has a
- * NaN, does not count; most[h] is -Inf if no query counts. The function reads what the tape keeps
- * for backward. It computes nothing, and waits for the device.
+ * NaN, does not count; most[h] is -Inf if no query counts, as in an empty batch. The function reads
+ * what the tape keeps for backward. It computes nothing, and waits for the device.
  *
  * y: the result of mixp_attention or mixp_attention_apply in this step, before or after
  * mixp_backward. heads: the heads of q. MIXP_ERR_ORDER: y is something else, was made in an earlier
@@ -291,7 +291,8 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
 /* F32. The norm of any order: sum(|x|^order)^(1/order). Order 0 counts the elements that are not 0,
  * without a gradient. Orders Inf and -Inf give the largest and the smallest |x|, with the gradient
  * of mixp_max. The gradient is 0 where x is 0. Several operators run, in f32, and the result is
- * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. */
+ * rounded once. MIXP_ERR_ARGUMENT: the order is NaN. MIXP_ERR_SHAPE: 0 elements, and the order is
+ * negative or Inf. */
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep);
 
@@ -396,7 +397,9 @@ MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, i
                                    mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
- * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. */
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. For
+ * scaled frequencies (Llama 3, YaRN) multiply the halves of the heads by tables of cosines and
+ * sines, as examples/llama.c does. */
 typedef struct mixp_rope_desc {
     int     head_dim;
     int     interleaved;

@@ -107,7 +107,9 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_UNSCALE,        /* it arose only when the gradients were unscaled */
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` computed from finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight or a buffer that `site` reads is not finite */
-    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
+                                   the program computed before and reads again, such as a cache of
+                                   keys and values, unless it is a buffer               */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask

@@ -501,7 +501,8 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. uniform: in
- * (low, high). Numbers of normal beyond the range of t's dtype become Inf, as PyTorch's do.
+ * (low, high), then rounded to t's dtype, which may give the rounded low or high. Numbers of normal
+ * beyond the range of t's dtype become Inf, as PyTorch's do.
  *
  * MIXP_ERR_ARGUMENT: a finite value or a bound is beyond the range of t's dtype, low > high, or
  * std < 0. */

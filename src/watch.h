@@ -228,8 +228,9 @@ typedef struct mixp_site_info {
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */
-    float       scores;         /* of attention, newest sample: the largest magnitude of a query's
-                                   log-sum-exp of scores; see mixp_attention_scores. Otherwise 0 */
+    float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
+                                   scores, as mixp_attention_scores gives it for each head; 0 if
+                                   none is above 0. Otherwise 0 */
     mixp_block_look blocks[3];  /* of a linear under a recipe, newest sample: of x, w and dy, on
                                    this rank. All 0 on a device with memory of its own  */
 } mixp_site_info;

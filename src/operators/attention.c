@@ -364,7 +364,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
 /* --- scores --- */
 
 /* The call that made y, or that made what y transposes; NULL: no recorded attention made it, or
- * what it keeps is not in memory. */
+ * what it keeps is not in memory. A call with an empty result keeps nothing. */
 static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
     const mixpi_tape_entry *e = y->ctx->tape.newest;
     for (; e; e = e->older) {
@@ -373,6 +373,7 @@ static const mixp_call *mixpi_attention_of(const mixp_tensor *y) {
         y = e->call.in[0];
     }
     if (!e || e->call.op != mixp_op_builtin(MIXP_OP_ATTENTION) || e->block) return NULL;
+    if (!e->call.out->count) return &e->call;
     return e->call.saved[0] && e->call.saved[0]->data ? &e->call : NULL;
 }
 
@@ -401,18 +402,18 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
                                  most ? "heads is wrong" : "most is NULL", (double)k->heads);
 
     /* The log-sum-exp of each query, [b, heads, t]. */
-    const int64_t count = c->saved[0]->count;
+    const int64_t count = c->out->count ? c->saved[0]->count : 0;
     const size_t bytes = (size_t)count * sizeof(float);
-    float *lse = (float *)mixpi_host_take(y->ctx, bytes);
-    if (!lse) return mixpi_out_of_memory(y->ctx, bytes);
-    mixp_result r = mixp_read(c->saved[0], lse, MIXP_F32, count);
+    float *lse = count ? (float *)mixpi_host_take(y->ctx, bytes) : NULL;
+    if (!lse && count) return mixpi_out_of_memory(y->ctx, bytes);
+    mixp_result r = count ? mixp_read(c->saved[0], lse, MIXP_F32, count) : MIXP_OK;
     for (int64_t h = 0; h < heads && r == MIXP_OK; h++) {
         most[h] = mixp_f32_of_bits(0xFF800000u);
-        for (int64_t b = 0; b < k->b; b++) {
+        for (int64_t b = 0; b < k->b && count; b++) {
             const float one = mixpi_largest_finite(lse + (b * heads + h) * k->t, k->t);
             if (one > most[h]) most[h] = one;
         }
     }
-    mixpi_host_free(y->ctx, lse);
+    if (lse) mixpi_host_free(y->ctx, lse);
     return r;
 }

@@ -31,6 +31,16 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
     return mixpi_guarded_pow(ctx, t, 1.0f / p->order, at_0);
 }
 
+/* Does x have elements along dim? A norm of a negative order needs one. */
+static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
+    if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
+    if (!to.n) mixpi_bad_shapes(c, "there is no norm of a negative order of 0 elements");
+    return to.n > 0;
+}
+
 MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
                                    int keep) {
     mixpi_form p;
@@ -39,6 +49,7 @@ MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float orde
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "norm: the order is NaN; pass a number");
         return NULL;
     }
+    if (order < 0.0f && !mixpi_norm_has_elements(ctx, x, dim)) return NULL;
     memset(&p, 0, sizeof p);
     p.dim = dim;
     p.keep = keep;

@@ -637,18 +637,34 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
+/* Do the rules of recipes leave both layers in bf16? One recipe for all linears counts them
+ * (keep_first), and needs three operators. */
+static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
+    const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
+    if (!recipe) return 1;
+    return mixpi_recipe_is_rules(ctx->casting, recipe) &&
+           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_UP]) &&
+           !mixpi_recipe_by_rules(ctx, in[MIXPI_MLP_DOWN]);
+}
+
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     if (!ctx || !mixpi_is_live(x) || !mixpi_gelu_is_wanted(ctx, x)) return 0;
-    if (mixp_autocast_current(ctx).recipe) return 0;
     if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
         return 0;
     return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
-           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
+           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
+           mixpi_mlp_is_bf16(ctx, in);
+}
+
+/* Applies the joined operator; counts the layers that rules of recipes leave in bf16. */
+static mixp_tensor *mixpi_mlp_joined(mixp_context *ctx, mixp_tensor **in) {
+    if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+    return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
@@ -659,8 +675,7 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
-    if (mixpi_mlp_joins(ctx, in))
-        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    if (mixpi_mlp_joins(ctx, in)) return mixpi_mlp_joined(ctx, in);
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
     if (x) x->own.disposable = 1;

@@ -99,14 +99,18 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     return MIXP_OK;
 }
 
+/* The recipe that the rules give a linear with this weight; NULL: it multiplies in bf16. */
+static const mixp_recipe *mixpi_recipe_by_rules(const mixp_context *ctx, mixp_tensor *weight) {
+    const mixp_tensor *w = mixpi_lasting(weight);
+    return mixpi_rules_recipe(ctx->casting, w ? w->name : "");
+}
+
 /* The recipe of a linear; NULL: it multiplies in bf16. */
 static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
     mixpi_casting *casting = c->ctx->casting;
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
-    const mixp_tensor *w;
     if (!mixpi_recipe_is_rules(casting, r)) return r;
-    w = mixpi_lasting(c->in[1]);
-    r = mixpi_rules_recipe(casting, w ? w->name : "");
+    r = mixpi_recipe_by_rules(c->ctx, c->in[1]);
     if (!r) casting->recipes.kept++;
     return r;
 }

@@ -102,13 +102,33 @@ static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *g
     site->written = written;
 }
 
-/* In a sampled step looks at the log-sum-exp of attention's scores. */
+/* x where x is above 0, else 0, in an array of the arena; NULL: an error, in *r. */
+static mixp_tensor *mixpi_above_zero(mixp_context *ctx, const mixp_tensor *x, mixp_result *r) {
+    mixp_tensor *y = mixp_activation(ctx, MIXP_F32, x->rank, x->shape);
+    mixp_unary_args k;
+    *r = MIXP_ERR_MEMORY;
+    if (!y) return NULL;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_RELU;
+    k.n = x->count;
+    k.a = mixpi_tensor_in(x);
+    k.y = mixpi_tensor_out(y, 0);
+    *r = mixpi_note_failure(ctx, "look", ctx->device->kernels->unary(&ctx->exec, &k));
+    return y;
+}
+
+/* In a sampled step looks at the log-sum-exp of attention's scores. Those below 0 do not count: a
+ * query whose keys are all hidden by a finite mask, such as -1e30, has the mask's value. */
 static mixp_result mixpi_look_scores(const mixpi_tape_entry *e) {
     mixp_context *ctx = e->call.ctx;
     const mixp_tensor *lse = e->call.saved[0];
+    mixp_result r;
     if (!mixpi_context_is_sampled(ctx) || !lse || !lse->data) return MIXP_OK;
     if (!(mixpi_site_at(ctx, e->site)->traits & MIXPI_SCORES)) return MIXP_OK;
-    return mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, lse);
+    mixp_tensor *counts = mixpi_above_zero(ctx, lse, &r);
+    if (r == MIXP_OK) r = mixpi_look(ctx, e->site, MIXPI_LOOK_LOSS, counts);
+    if (counts) mixpi_arena_free(ctx, &ctx->memory.dev, counts->data, mixpi_bytes(counts));
+    return r;
 }
 
 /* After the forward pass of a call. */

@@ -156,13 +156,21 @@ static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     return r == MIXP_OK ? copy : NULL;
 }
 
+/* Does a recipe quantise the operands of this call? Not if a rule, a pin, the guard or the sizes
+ * keep the linear in bf16. */
+static int mixpi_is_quantised(const mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    if (c->op != mixp_op_builtin(MIXP_OP_LINEAR)) return 0;
+    return p->quantise.recipe.kind != MIXP_RECIPE_NONE;
+}
+
 /* Lets a call read its weights in the precision in which it has not read them. A recipe quantises
  * weights itself, and is judged by its operands. */
 static mixpi_reweighed mixpi_reweigh(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_call *c = &e->call;
     const mixpi_site *site = mixpi_site_at(c->ctx, e->site);
     mixpi_reweighed done = MIXPI_AS_READ;
-    if (!site->casts || mixp_autocast_current(c->ctx).recipe) return done;
+    if (!site->casts || mixpi_is_quantised(c)) return done;
     for (int i = 0; i < c->n_in && i < MIXPI_WEIGHED && done != MIXPI_NOT_WEIGHED; i++) {
         mixp_tensor *t = given[i];
         if (!t || t->dtype != MIXP_F32 || t->own.generation || !t->requires_grad) continue;

@@ -199,9 +199,24 @@ static void indices_of_lowest_windows(void) {
     }
 }
 
+/* The largest number of values of a window, by a loop over the windows. */
+static void sizes_of_adaptive_windows(void) {
+    int64_t n, m, i;
+    for (n = 1; n < 40; n++)
+        for (m = 1; m < 90; m++) {
+            int64_t most = 1;
+            for (i = 0; i < m; i++) {
+                const int64_t taps = ((i + 1) * n + m - 1) / m - i * n / m;
+                if (taps > most) most = taps;
+            }
+            CHECK_INT(conv_adaptive_taps(n, m), most);
+        }
+}
+
 static void refused_windows(void) {
     static const int sx[4] = { 1, 2, 4, 4 }, flat[2] = { 2, 4 };
     const int64_t zero[2] = { 2, 0 }, other[2] = { 4, 4 }, small[2] = { 1, 1 }, eight = 8;
+    const int64_t absurd[2] = { (int64_t)1 << 55, 1 };  /* beyond any address: refused at once */
     mixp_context *ctx = conv_context();
     mixp_tensor  *x = window_param(ctx, "x", 4, sx), *f = window_param(ctx, "f", 2, flat), *at, *y;
     interpolate_desc resize;
@@ -228,6 +243,8 @@ static void refused_windows(void) {
     d.dilation[0] = -1;
     refused(ctx, max_pool(ctx, x, &d, NULL), MIXP_ERR_SHAPE, "at least 1");
     refused(ctx, adaptive_max_pool(ctx, x, zero, &at), MIXP_ERR_SHAPE, "at least 1");
+    refused(ctx, adaptive_max_pool(ctx, x, absurd, &at), MIXP_ERR_MEMORY, "memory");
+    refused(ctx, adaptive_avg_pool(ctx, x, absurd), MIXP_ERR_MEMORY, "memory");
     refused(ctx, adaptive_avg_pool(ctx, x, NULL), MIXP_ERR_SHAPE, "at least 1");
     refused(ctx, adaptive_avg_pool(ctx, f, zero), MIXP_ERR_SHAPE, "its rank is 2");
     resize.scale[1] = 0.1;
@@ -345,6 +362,7 @@ int main(void) {
     RUN(refused_convolutions);
     RUN(refused_empty_sides);
     RUN(refused_sizes);
+    RUN(sizes_of_adaptive_windows);
     RUN(refused_windows);
     RUN(refused_norms);
     RUN(indices_of_lowest_windows);

@@ -1087,13 +1087,13 @@ static void scores_are_told(void) {
         CHECK(memcmp(most, twice, sizeof most) == 0);
     }
 
-    /* The guard's number: of all heads, by magnitude, and of no other site. The sample settles at the next step. */
+    /* The guard's number: of all heads, and of no other site. The sample settles at the next step. */
     for (h = 0; h < S_HEADS; h++) all = fmax(all, (double)most[h]);
     mixp_step_begin(s.ctx);
     for (i = 0; mixp_site(s.ctx, i, &info); i++) {
         if (strcmp(info.op, "attention") != 0) CHECK(info.scores == 0);
         else if (info.samples) {
-            CHECK((double)info.scores >= all);
+            CHECK_NEAR((double)info.scores, all, 1e-6 * all);
             CHECK(!info.fallen && info.operands == 0);
             seen++;
         }
@@ -1131,6 +1131,83 @@ static void scores_are_refused(void) {
     CHECK_INT(mixp_attention_scores(scored_apply(&s, 0), S_HEADS, most), MIXP_OK);
     CHECK(most[0] < 0 && mixp_bits_of_f32(most[0]) == 0xFF800000u);
     mixp_context_free(s.ctx);
+}
+
+/* An empty batch, and no queries: no query counts. */
+static void scores_of_nothing(void) {
+    static scored s;
+    int no_queries;
+    scored_new(&s, 1.0);
+    CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
+    for (no_queries = 0; no_queries < 2; no_queries++) {
+        const int64_t of_q[3] = { no_queries ? 2 : 0, no_queries ? 0 : S_T, S_IN };
+        const int64_t of_k[3] = { no_queries ? 2 : 0, S_KEYS, S_IN };
+        float most[S_HEADS] = { 7, 7, 7, 7 };
+        mixp_tensor *q, *k, *y;
+        mixp_attention_desc a;
+        int h;
+        memset(&a, 0, sizeof a);
+        a.heads = S_HEADS;
+        a.kv_heads = S_KV;
+        mixp_step_begin(s.ctx);
+        q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
+        k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
+        y = mixp_attention_apply(s.ctx, q, k, k, &a);
+        CHECK(y && y->count == 0);
+        CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
+        for (h = 0; h < S_HEADS; h++) CHECK_INT(mixp_bits_of_f32(most[h]), 0xFF800000u);
+        MIXP_NO_GRAD(s.ctx) y = mixp_attention_apply(s.ctx, q, k, k, &a);
+        CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_ERR_ORDER);
+        mixp_context_clear_error(s.ctx);
+    }
+    mixp_context_free(s.ctx);
+}
+
+/* What the guard saw of the attention's scores. A mask adds `hides` to all scores of the first queries, and `shifts`
+ * to the others. *all: the largest of mixp_attention_scores. */
+static float scores_under_a_mask(float hides, float shifts, double *all) {
+    static scored s;
+    const int64_t of_q[3] = { S_B, S_T, S_IN }, of_k[3] = { S_B, S_KEYS, S_IN }, of_mask[2] = { S_T, S_KEYS };
+    float mask[S_T * S_KEYS], most[S_HEADS], seen = -1;
+    mixp_tensor *q, *k, *y;
+    mixp_attention_desc a;
+    mixp_site_info info;
+    int i;
+    scored_new(&s, 1.0);
+    memset(&a, 0, sizeof a);
+    a.heads = S_HEADS;
+    a.kv_heads = S_KV;
+    CHECK_INT(mixp_guard_start(s.ctx, NULL), MIXP_OK);
+    for (i = 0; i < S_T * S_KEYS; i++) mask[i] = i < 2 * S_KEYS ? hides : shifts;
+    mixp_step_begin(s.ctx);
+    q = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_q, s.x[0]), s.w[0], s.bias[0]);
+    k = mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 3, of_k, s.x[1]), s.w[1], s.bias[1]);
+    a.mask = mixp_input(s.ctx, MIXP_F32, 2, of_mask, mask);
+    y = mixp_attention_apply(s.ctx, q, k, k, &a);
+    CHECK_INT(mixp_attention_scores(y, S_HEADS, most), MIXP_OK);
+    for (*all = (double)most[0], i = 1; i < S_HEADS; i++) *all = fmax(*all, (double)most[i]);
+    mixp_step_begin(s.ctx);
+    for (i = 0; mixp_site(s.ctx, i, &info); i++)
+        if (strcmp(info.op, "attention") == 0) seen = info.scores;
+    mixp_context_free(s.ctx);
+    return seen;
+}
+
+/* A finite mask that hides all keys of a query is no score; without it, the number is the same. */
+static void a_finite_mask_is_no_score(void) {
+    static const float hides[] = { -1e30f, -3.4e38f, -65504.0f, -1e4f, -INFINITY };
+    double all, masked;
+    const float seen = scores_under_a_mask(0, 0, &all);
+    size_t i;
+    CHECK_NEAR((double)seen, all, 1e-6 * all);
+    CHECK(all > 1);
+    for (i = 0; i < sizeof hides / sizeof *hides; i++) {
+        const float one = scores_under_a_mask(hides[i], 0, &masked);
+        CHECK(masked > 1);
+        CHECK_NEAR((double)one, masked, 1e-6 * masked);
+    }
+    CHECK(scores_under_a_mask(0, 90, &masked) > 90 && masked > 90);
+    CHECK(scores_under_a_mask(-90, -90, &masked) == 0 && masked < 0);
 }
 
 /* QK-clip: each head's scores are multiplied by its own factor; none stays above tau. */
@@ -1194,6 +1271,8 @@ int main(void) {
     RUN(messages_name_tensors);
     RUN(scores_are_told);
     RUN(scores_are_refused);
+    RUN(scores_of_nothing);
+    RUN(a_finite_mask_is_no_score);
     RUN(clipped_scores);
     return test_report();
 }

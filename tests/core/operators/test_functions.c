@@ -677,6 +677,31 @@ static void test_refusals(void) {
     refused(mixp_linear(ctx, x, v, NULL), MIXP_ERR_SHAPE, "w[out, in]");
 }
 
+/* Norms of 0 elements, as torch.linalg.vector_norm: 0 for orders from 0 on, an error for negative orders and Inf. */
+static void test_norms_of_nothing(void) {
+    static const float orders[] = { 0.0f, 0.5f, 1.0f, 2.0f, 3.0f }, without[] = { -0.5f, -1.0f, -2.0f, -INFINITY, INFINITY };
+    static const int64_t none[1] = { 0 }, wide[2] = { 0, 3 };
+    mixp_tensor *x, *rows, *y;
+    int i, k;
+    mixp_step_begin(ctx);
+    x = mixp_full(ctx, MIXP_F32, 1, none, 1.0);
+    rows = mixp_full(ctx, MIXP_F32, 2, wide, 1.0);
+    for (i = 0; i < 5; i++) {
+        float three[3] = { 7, 7, 7 };
+        y = mixp_norm(ctx, rows, orders[i], 0, 0);
+        CHECK(mixp_item(mixp_norm(ctx, x, orders[i], MIXP_ALL, 0)) == 0);
+        CHECK_INT(mixp_read(y, three, MIXP_F32, 3), MIXP_OK);
+        for (k = 0; k < 3; k++) CHECK(three[k] == 0);
+        refused(mixp_norm(ctx, x, without[i], MIXP_ALL, 0), MIXP_ERR_SHAPE, "of 0 elements");
+        refused(mixp_norm(ctx, rows, without[i], 0, 0), MIXP_ERR_SHAPE, "of 0 elements");
+        y = mixp_norm(ctx, rows, without[i], 1, 0);
+        CHECK(y && y->count == 0);
+    }
+    refused(mixp_norm(ctx, x, -2.0f, 1, 0), MIXP_ERR_SHAPE, "norm: ");
+    refused(mixp_norm(ctx, NULL, -2.0f, 1, 0), MIXP_ERR_ARGUMENT, "norm: ");
+    CHECK(mixp_norm(NULL, x, -2.0f, 1, 0) == NULL);
+}
+
 /* --- initialisers ------------------------------------------------------------------------------- */
 
 /* The mean of squares, and the largest, of 40,000 values. */
@@ -804,6 +829,7 @@ int main(void) {
     RUN(test_get_and_put);
     RUN(test_put_adds_in_double);
     RUN(test_refusals);
+    RUN(test_norms_of_nothing);
     RUN(test_initialisers);
     RUN(test_same_bits);
     mixp_context_free(ctx);

@@ -253,6 +253,37 @@ static void others_are_three(void) {
     calls_are(2, 0, 0);
 }
 
+/* Rules of recipes that leave both layers in bf16 leave them one operator, with its bits; a recipe for either, or one
+ * recipe for all, makes them three. No size fits a recipe, so all products are bf16. */
+static void rules_of_recipes_join_what_they_leave(void) {
+    static float plain[VALUES], ruled[VALUES];
+    mixp_recipe fp8;
+    memset(&fp8, 0, sizeof fp8);
+    fp8.kind = MIXP_RECIPE_FP8_CURRENT;
+    const mixp_recipe_rule rules[4][2] = { { { "x", &fp8 }, { "*", NULL } },
+                                           { { "x", &fp8 }, { "up.b", &fp8 } },
+                                           { { "up", &fp8 }, { "*", NULL } },
+                                           { { "down", &fp8 }, { "*", NULL } } };
+    model m = model_new(MIXP_EPILOGUES_GELU, 1);
+    values_of(&m, MIXP_BF16, 1, plain);
+    calls_are(0, 1, 1);
+    for (int i = 0; i < 5; i++) {
+        mixp_recipe_counts counts;
+        m = model_new(MIXP_EPILOGUES_GELU, 1);
+        if (i < 4) CHECK_INT(mixp_autocast_set_recipes(m.ctx, rules[i], 2), MIXP_OK);
+        else CHECK_INT(mixp_autocast_set_recipe(m.ctx, &fp8), MIXP_OK);
+        mixp_step_begin(m.ctx);
+        MIXP_AUTOCAST(m.ctx, MIXP_BF16) layers(&m);
+        counts = mixp_autocast_recipe_counts(m.ctx);
+        CHECK_INT(counts.kept, i < 2 ? 2 : i < 4 ? 1 : 0);
+        CHECK_INT(counts.unfit, i < 2 ? 0 : i < 4 ? 1 : 2);
+        memset(seen.calls, 0, sizeof seen.calls);
+        values_of(&m, MIXP_BF16, 1, ruled);
+        calls_are(0, i < 2, i < 2);
+        CHECK_INT(memcmp(plain, ruled, sizeof plain), 0);
+    }
+}
+
 static void refusals(void) {
     model m = model_new(BOTH, 1);
     mixp_tensor **p = m.p;
@@ -321,6 +352,7 @@ int main(void) {
     RUN(what_nobody_wants_is_not_made);
     RUN(what_was_written_matters_as_to_three);
     RUN(others_are_three);
+    RUN(rules_of_recipes_join_what_they_leave);
     RUN(refusals);
     RUN(a_tensor_of_an_earlier_step);
     RUN(choices_of_a_cpu);

@@ -127,14 +127,17 @@ static void an_offset_that_costs_little_precision(void) {
     }
 }
 
-/* Where rounding costs a linear too much, its rounded weights would as well: it reads both in f32. */
-static void imprecise_products_read_f32_weights(void) {
+/* Where rounding costs a linear too much, its rounded weights would as well: it reads both in f32. recipes 1: under
+ * rules that leave the linear in bf16; 2, 3: under a recipe that keeps it, or whose sizes do not fit. */
+static void imprecise_products_read_f32_weights_under(int recipes) {
     enum { ROWS = 16, IN = 4, OUT = 8 };
     static const int64_t xs[2] = { ROWS, IN }, ws[2] = { OUT, IN };
     float x[ROWS * IN], w[OUT * IN], y[ROWS * OUT];
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *weight = mixp_param(ctx, "w", MIXP_F32, 2, ws);
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    const mixp_recipe_rule rule = { "w", NULL };
+    mixp_recipe fp8;
     uint32_t seed = 1;
     int i, k, j, step;
     for (i = 0; i < ROWS * IN; i++) x[i] = (float)(100 + uniform(&seed));
@@ -142,6 +145,11 @@ static void imprecise_products_read_f32_weights(void) {
     mixp_write(weight, w, MIXP_F32, OUT * IN);
     mixp_optimizer_add(opt, weight, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    memset(&fp8, 0, sizeof fp8);
+    fp8.kind = MIXP_RECIPE_FP8_CURRENT;
+    fp8.keep_first = recipes == 2;
+    if (recipes == 1) CHECK_INT(mixp_autocast_set_recipes(ctx, &rule, 1), MIXP_OK);
+    if (recipes > 1) CHECK_INT(mixp_autocast_set_recipe(ctx, &fp8), MIXP_OK);
     for (step = 0; step < 2; step++) {
         mixp_tensor *out = NULL;
         mixp_step_begin(ctx);
@@ -158,6 +166,10 @@ static void imprecise_products_read_f32_weights(void) {
             CHECK_NEAR(y[i * OUT + k], sum, 1e-4);  /* a bf16 weight would be off by 0.1 */
         }
     mixp_context_free(ctx);
+}
+
+static void imprecise_products_read_f32_weights(void) {
+    for (int recipes = 0; recipes < 4; recipes++) imprecise_products_read_f32_weights_under(recipes);
 }
 
 static mixp_result no_reduce(const mixp_exec *x, const mixp_reduce_args *k) {
