@@ -19287,17 +19287,6 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
-static int mixpi_region_is_pushed(mixpi_region_kind kind) {
-    return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
-}
-
-/* Counts a region of f16 or bf16 that differs from the region around it. */
-static void mixpi_region_count(mixp_context *ctx, mixp_autocast cast) {
-    const mixp_autocast now = mixp_autocast_current(ctx);
-    const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
-}
-
 /* The length of the history of amax. */
 static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
 
@@ -19464,7 +19453,11 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
-    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_count(ctx, cast);
+
+    /* Count a region of f16 or bf16 that differs from the region around it. */
+    const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
+    if (kind != MIXPI_REGION_IN_WALK && cast.level && low)
+        ctx->low_copies.regions += cast.dtype != now.dtype || cast.level != now.level;
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -19477,7 +19470,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
-    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
+    const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
+    if (!wrong || !has_pop) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
@@ -19860,13 +19854,6 @@ static void mixpi_count_activation_cast(mixp_context *ctx) {
     ctx->casting->casts.activation_casts++;
 }
 
-static void mixpi_count_weight(mixp_context *ctx, int fresh) {
-    mixpi_casting *c = mixpi_casting_of(ctx);
-    if (!c) return;
-    if (fresh) c->casts.weight_hits++;
-    else c->casts.weight_casts++;
-}
-
 MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
@@ -19909,7 +19896,10 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
-    mixpi_count_weight(ctx, fresh);
+
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (c && fresh) c->casts.weight_hits++;
+    else if (c) c->casts.weight_casts++;
     if (fresh) return low;
 
     /* The weight was written since: convert it again. */
@@ -29201,10 +29191,6 @@ static int mixpi_schedule_ends(const mixp_schedule *s) {
     }
 }
 
-static int mixpi_is_cyclic(const mixp_schedule *s) {
-    return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
-}
-
 /* gamma to the power of the number of milestones. */
 static double mixpi_multi_step_most(const mixp_schedule *s) {
     double most = 1.0;
@@ -29216,7 +29202,8 @@ static double mixpi_multi_step_most(const mixp_schedule *s) {
 /* Returns what is wrong with gamma, every, decay and growth, or NULL. */
 static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
-    const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    const int is_cyclic = s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
     const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
 
     /* The steps of a period, and the factor after each. */
@@ -29363,14 +29350,6 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
     return g;
 }
 
-/* Allocates memory for the values of applied steps. Returns 0 if out of memory. */
-static int mixpi_spike_start(mixp_optimizer *opt) {
-    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
-    if (!opt->plan.spike.of) return 1;
-    opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
-    return opt->plan.spike_window != NULL;
-}
-
 /* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
 static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
                                               mixp_spike_rule *spike) {
@@ -29424,7 +29403,14 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
 /* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (!opt->state || !mixpi_spike_start(opt)) return 0;
+    if (!opt->state) return 0;
+
+    /* The values of applied steps, among which a spike stands out. */
+    const size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (opt->plan.spike.of)
+        opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
+    if (opt->plan.spike.of && !opt->plan.spike_window) return 0;
+
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
     return mixpi_crew_enter(opt) == MIXP_OK;
 }
@@ -33210,19 +33196,17 @@ static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
 }
 
-/* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
- * "optimizer.0.m.spike.w". */
-static int mixpi_is_unasked_name(const char *name) {
+/* May the file have this name although the program has no use for it? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
+    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
+
+    /* "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
+     * "optimizer.0.m.spike.w". */
     if (strncmp(name, "optimizer.", 10) != 0) return 0;
     name += 10;
     name += strspn(name, "0123456789");
     return strncmp(name, ".spike.", 7) == 0 || strncmp(name, ".ema.", 5) == 0;
-}
-
-/* May the file have this name although the program has no use for it? */
-static int mixpi_is_optional_name(const char *name) {
-    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_unasked_name(name);
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
@@ -34935,22 +34919,18 @@ static int mixpi_class_carries(mixp_op_class cls) {
     return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE;
 }
 
-/* Does this result become f32 because an input was raised? */
-static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
-                              mixp_tensor *const *in) {
-    int i, raised = 0;
-    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
-    if (site && site->pinned == 2) return 0;
-    return raised && mixpi_class_carries(cls);
-}
-
 /* The dtype in which a result is stored under a guard. plain: autocast's choice. */
 static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
                                       mixp_op_class cls, int n, mixp_tensor *const *in,
                                       mixp_dtype plain) {
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
-    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
+
+    /* An input that was raised to f32 raises the result. */
+    int raised = 0;
+    for (int i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
+    if (site && site->pinned == 2) return plain;
+    return raised && mixpi_class_carries(cls) ? MIXP_F32 : plain;
 }
 /* --- sites ----------------------------------------------------------------------------- *
  *
@@ -35259,19 +35239,12 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     return NULL;
 }
 
-/* Moves the host's copy of the rows to new memory. */
-static mixp_look *mixpi_seen_longer(mixp_context *ctx, int room) {
-    const mixpi_watch *w = ctx->watch;
-    mixp_look *p = (mixp_look *)mixpi_owner_new(ctx, mixpi_rows_bytes(room));
-    if (p && w->seen) memcpy(p, w->seen, mixpi_rows_bytes(w->rows_room));
-    return p;
-}
-
-/* Replaces memory of the rows by longer memory. */
+/* Moves the rows, and the host's copy of them, to longer memory. */
 static mixp_result mixpi_rows_grow(mixp_context *ctx, int room) {
     mixpi_watch *w = ctx->watch;
     const size_t bytes = mixpi_rows_bytes(room), used = mixpi_rows_bytes(w->rows_room);
-    mixp_look *seen = mixpi_seen_longer(ctx, room);
+    mixp_look *seen = (mixp_look *)mixpi_owner_new(ctx, bytes);
+    if (seen && w->seen) memcpy(seen, w->seen, used);
     mixp_look *rows = (mixp_look *)mixpi_device_longer(ctx, w->rows, used, bytes);
     if (!rows && seen) mixpi_owned_free(ctx, seen);
     if (!seen && rows) mixpi_owned_free(ctx, rows);
@@ -35661,7 +35634,10 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     mixp_context *ctx = e->call.ctx;
     mixp_tensor *out = e->call.out;
     mixp_result r = MIXP_OK;
-    int i, through = mixpi_is_seen_through(e);
+    const int through = mixpi_is_seen_through(e);
+
+    /* The result carries its site. Behind an alias, a cast or a dropout it carries that of the
+     * input. */
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
@@ -35670,11 +35646,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     mixpi_note_constant(e, given);
     if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
-    r = mixpi_site_stored(ctx, e->site, out,
-                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
+
+    /* Look at what was stored, what it was made from, and what f32 would have given. */
+    const mixp_dtype plain = mixpi_plain_dtype(out);
+    r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
     if (r == MIXP_OK) r = mixpi_look_scores(e);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
+    for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
+        r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 
@@ -35826,25 +35805,6 @@ enum {
     MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * (int)MIXPI_ROLES
 };
 
-static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
-    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
-        const mixpi_lossy *o = &site->operands[i];
-        words[0] = (double)o->seen;
-        words[1] = o->error;
-        words[2] = o->clipped;
-        words[3] = o->excess;
-    }
-}
-static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
-    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
-        mixpi_lossy *o = &site->operands[i];
-        o->seen |= words[0] > 0.0;
-        o->error = fmax(o->error, words[1]);
-        o->clipped = fmax(o->clipped, words[2]);
-        o->excess = fmax(o->excess, words[3]);
-    }
-}
-
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
     const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
@@ -35852,7 +35812,14 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
-    mixpi_operands_to_words(site, words + MIXPI_SITE_OPERANDS);
+    for (int i = 0; i < MIXPI_ROLES; i++) {
+        const mixpi_lossy *o = &site->operands[i];
+        double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
+        operand[0] = (double)o->seen;
+        operand[1] = o->error;
+        operand[2] = o->clipped;
+        operand[3] = o->excess;
+    }
     if (!site->op) return;
     words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
 }
@@ -35865,7 +35832,14 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
-    mixpi_operands_join_words(site, words + MIXPI_SITE_OPERANDS);
+    for (int i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        const double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
+        o->seen |= operand[0] > 0.0;
+        o->error = fmax(o->error, operand[1]);
+        o->clipped = fmax(o->clipped, operand[2]);
+        o->excess = fmax(o->excess, operand[3]);
+    }
     if (site->op || stores < 0) return;
     site->low = (mixp_dtype)(stores % 32);
     site->dtype = (mixp_dtype)(stores / 32);
@@ -36143,19 +36117,17 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
     return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
 }
 
-/* The largest number, and the smallest normal number, of a low dtype. */
+/* The largest number of a low dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
-}
-static double mixpi_low_normal(mixp_dtype low) {
-    return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
 }
 
 /* Do flushed values matter in this array? If the array has a number of at least 16 times the
  * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
  * number: a long tail of tiny values does no harm. */
 static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
-    return (double)look->largest < 16.0 * mixpi_low_normal(low);
+    const double normal = low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
+    return (double)look->largest < 16.0 * normal;
 }
 
 /* --- events ------------------------------------------------------------------------------ */
@@ -36254,19 +36226,6 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
 }
 
-/* The part of the site that the event is about; "" for its value. */
-static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
-    snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
-    if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
-}
-
-/* Writes how many other sites fell back in the same event; writes "" if no other site did. */
-static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
-    *text = 0;
-    if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
-        snprintf(text, space, ", and %d more sites with this operator and parameter", e->also);
-}
-
 /* Why a step was skipped: the words before and after the name of the site, and what to do. */
 typedef struct mixpi_skip_words {
     const char *before, *after, *advice;
@@ -36307,7 +36266,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
 
 MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
-    char number[64], others[64], subject[64];
+    char number[64], others[64] = "", subject[64] = "";
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
@@ -36318,10 +36277,17 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
         return text;
     }
 
-    /* A site's event: who, what, how much, what to do. */
+    /* The part of the site that the event is about, unless it is about the site's value. */
+    if (event->operand && *event->operand)
+        snprintf(subject, sizeof subject, "operand %.4s of ", event->operand);
+    else if (event->of_gradient) snprintf(subject, sizeof subject, "the gradient of ");
+
+    /* How much, and how many other sites fell back in the same event. */
     mixpi_event_number(event, number, sizeof number);
-    mixpi_event_others(event, others, sizeof others);
-    mixpi_event_subject(event, subject, sizeof subject);
+    if (event->also > 0)
+        snprintf(others, sizeof others, ", and %d more sites with this operator and parameter",
+                 event->also);
+
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
              event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
              mixpi_event_advice(event));
@@ -36855,12 +36821,6 @@ static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
     return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
 }
 
-/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_measure_all(mixpi_watch *w) {
-    w->inspect_all = 1;
-    w->since = 2 * w->every;
-}
-
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
@@ -36887,7 +36847,11 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
+        if (trouble != MIXP_EVENT_IMPRECISE) return;
+
+        /* The readers of a site that no longer rounds may now round instead: measure all soon. */
+        w->inspect_all = 1;
+        w->since = 2 * w->every;
         return;
     }
 
@@ -37031,9 +36995,6 @@ static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step
     return MIXP_OK;
 }
 
-/* Bytes of the rows in use. */
-static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
-
 /* Settles a sample. If the device can post, the sample is sent first and settled when the step
  * after the next begins, or, with several ranks, at the next update. This delay is constant, so
  * every run makes the same decisions.
@@ -37061,7 +37022,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     if (r != MIXP_OK || !fresh) return r;
 
     /* The new one is sent, or settled if the device cannot post. */
-    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_bytes = mixpi_rows_bytes(w->n_sites);
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
     if (d->post) {
@@ -37117,40 +37078,20 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
     return most;
 }
 
-/* The scale of the newest update's gradients. */
-static float mixpi_scale_used(const mixp_scaler_state *state) {
-    return state->past[0] > 0.0f ? state->past[0] : state->scale;
-}
-
-/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
- * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
- * forward pass. */
-static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
-    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
-        w->origin = MIXP_ORIGIN_UNSCALE;
-    int forward = mixpi_began_forward((mixp_origin)w->origin);
-    int bad = forward || state->forgiven > 0;
-
-    /* Samples the next steps of these optimizers, as probes if an ordinary sample saw nothing. */
-    w->force |= bits;
-    w->forced = 0;
-    w->probe &= ~bits;
-    if (bad && !w->probed) w->probe |= w->deep & bits;
-    w->deep = bad ? w->deep | bits : w->deep & ~bits;
-    return forward;
-}
-
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
 static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
                                      int32_t bits) {
     mixpi_watch *w = ctx->watch;
-    const int acted = w->acted;
-    int forward = 0;
+    const int acted = w->acted, probed = w->probed;
 
-    /* Where did the skip begin? */
+    /* Where did the skip begin? If all looks were finite, and the scale of the gradients was below
+     * 1, their unscaling has overflowed. */
+    const float scale = state->past[0] > 0.0f ? state->past[0] : state->scale;
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
-    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+    if (state->skipped && w->looked && w->whole && !w->origin && scale < 1.0f)
+        w->origin = MIXP_ORIGIN_UNSCALE;
+    const int forward = state->skipped && mixpi_began_forward((mixp_origin)w->origin);
 
     w->found = w->found_site = w->looked = w->acted = w->probed = 0;
     int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
@@ -37162,6 +37103,15 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
         w->probe &= ~bits;
         return MIXP_OK;
     }
+
+    /* After a skip the optimizers' next steps are sampled; the samples are probes if an ordinary
+     * sample saw nothing. */
+    const int bad = forward || state->forgiven > 0;
+    w->force |= bits;
+    w->forced = 0;
+    w->probe &= ~bits;
+    if (bad && !probed) w->probe |= w->deep & bits;
+    w->deep = bad ? w->deep | bits : w->deep & ~bits;
 
     /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
@@ -37194,9 +37144,7 @@ static void mixpi_window_close(mixpi_watch *w) {
     /* Forced samples end when the skipped optimizer makes no more updates. */
     if (!w->force) w->forced = 0;
     else if (w->forced <= 64) w->forced++;
-    if (w->forced <= 64) return;
-    /* The skipped optimizer makes no more updates. */
-    w->force = w->deep = w->probe = w->forced = 0;
+    if (w->forced > 64) w->force = w->deep = w->probe = w->forced = 0;
 }
 
 /* Hook before an update: settles available samples first, so that the scaler forgives skips of the
@@ -37537,13 +37485,6 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 
 /* --- retry --------------------------------------------------------------------------------- */
 
-/* Sets the random step back to the start of the skipped step. */
-static void mixpi_retry_rewind(const mixp_scaler *s) {
-    mixp_context *ctx = s->ctx;
-    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
-    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
-}
-
 /* Was the newest update skipped, and could another attempt succeed? */
 static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
@@ -37557,25 +37498,28 @@ static int mixpi_retry_pays(mixp_scaler *s) {
 
 MIXPI_SELDOM
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
-    int updated;
+    mixp_context *ctx = scaler ? scaler->ctx : NULL;
     if (!scaler) return 0;
     if (times < 1) {
-        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_retry: times is %d; pass at least 1", times);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1",
+                          times);
         return 0;
     }
 
     /* One retry for each update, and only if another attempt can differ. */
-    scaler->ctx->buffers.retries = 1;
-    updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
-    scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
+    const uint64_t update = scaler->epoch + ctx->capture.replays;
+    const int updated = update != scaler->retried;
+    ctx->buffers.retries = 1;
+    scaler->retried = update;
     if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
         return 0;
     }
 
+    /* The random step is again that of the skipped step. */
     scaler->tries++;
-    mixpi_retry_rewind(scaler);
+    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
+    else if (scaler->first) ctx->step = scaler->first - mixpi_world(ctx);
     return 1;
 }
 
@@ -37965,34 +37909,29 @@ static void mixpi_watch_words(const mixp_context *ctx, double *row) {
     row[9] = (double)(ctx->device->post != NULL);
 }
 
-/* One skip in a row is forgiven, on every device. On a device that posts, the step after a skip may
- * run before the host learns of the skip. It lowers the scale, if it is skipped as well. */
-static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
-    k->forgives = 1;
-    k->falls = ctx->watch->falls;
-}
-
-/* The look at the low gradients of the update's sample, in device memory. Several ranks have just
- * added theirs on the host. */
-static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narrow) {
-    mixpi_watch *w = ctx->watch;
-    mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
-    *narrow = row;
-    if (mixpi_world(ctx) == 1) return MIXP_OK;
-    return mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
-}
-
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
+    mixpi_watch *w = ctx->watch;
     const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
-    const int fresh = decides && ctx->watch->fresh;
+    const int fresh = decides && w->fresh, alone = mixpi_world(ctx) == 1;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
-    if (on) mixpi_update_forgives(ctx, k);
-    if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
+
+    /* One skip in a row is forgiven, on every device. On a device that posts, the step after a skip
+     * may run before the host learns of the skip. It lowers the scale, if it is skipped as well. */
+    k->forgives = on;
+    if (on) k->falls = w->falls;
+
+    /* The look at the low gradients of the update's sample, in device memory. Several ranks have
+     * just added theirs on the host. */
+    if (fresh && r == MIXP_OK) {
+        mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
+        k->narrow = row;
+        if (!alone) r = mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
+    }
+
     /* With several ranks, a rank's own look would change only its own scale. */
-    if (mixpi_world(ctx) == 1 && mixpi_context_is_sampled(ctx))
-        k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
+    if (alone && mixpi_context_is_sampled(ctx)) k->wide = &w->rows[MIXPI_ROW_WIDE];
     return r;
 }
 

@@ -139,17 +139,6 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
-static int mixpi_region_is_pushed(mixpi_region_kind kind) {
-    return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
-}
-
-/* Counts a region of f16 or bf16 that differs from the region around it. */
-static void mixpi_region_count(mixp_context *ctx, mixp_autocast cast) {
-    const mixp_autocast now = mixp_autocast_current(ctx);
-    const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
-    ctx->low_copies.regions += low && (cast.dtype != now.dtype || cast.level != now.level);
-}
-
 /* The length of the history of amax. */
 static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
 
@@ -316,7 +305,11 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
     else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
-    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_count(ctx, cast);
+
+    /* Count a region of f16 or bf16 that differs from the region around it. */
+    const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
+    if (kind != MIXPI_REGION_IN_WALK && cast.level && low)
+        ctx->low_copies.regions += cast.dtype != now.dtype || cast.level != now.level;
 
     /* A refused region casts as the one around it. */
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
@@ -329,7 +322,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
-    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
+    const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
+    if (!wrong || !has_pop) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
@@ -712,13 +706,6 @@ static void mixpi_count_activation_cast(mixp_context *ctx) {
     ctx->casting->casts.activation_casts++;
 }
 
-static void mixpi_count_weight(mixp_context *ctx, int fresh) {
-    mixpi_casting *c = mixpi_casting_of(ctx);
-    if (!c) return;
-    if (fresh) c->casts.weight_hits++;
-    else c->casts.weight_casts++;
-}
-
 MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
@@ -761,7 +748,10 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
     low->requires_grad = t->requires_grad;
-    mixpi_count_weight(ctx, fresh);
+
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (c && fresh) c->casts.weight_hits++;
+    else if (c) c->casts.weight_casts++;
     if (fresh) return low;
 
     /* The weight was written since: convert it again. */

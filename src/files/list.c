@@ -344,19 +344,17 @@ static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
 }
 
-/* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
- * "optimizer.0.m.spike.w". */
-static int mixpi_is_unasked_name(const char *name) {
+/* May the file have this name although the program has no use for it? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
+    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
+
+    /* "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
+     * "optimizer.0.m.spike.w". */
     if (strncmp(name, "optimizer.", 10) != 0) return 0;
     name += 10;
     name += strspn(name, "0123456789");
     return strncmp(name, ".spike.", 7) == 0 || strncmp(name, ".ema.", 5) == 0;
-}
-
-/* May the file have this name although the program has no use for it? */
-static int mixpi_is_optional_name(const char *name) {
-    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_unasked_name(name);
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */

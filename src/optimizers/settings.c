@@ -190,10 +190,6 @@ static int mixpi_schedule_ends(const mixp_schedule *s) {
     }
 }
 
-static int mixpi_is_cyclic(const mixp_schedule *s) {
-    return s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
-}
-
 /* gamma to the power of the number of milestones. */
 static double mixpi_multi_step_most(const mixp_schedule *s) {
     double most = 1.0;
@@ -205,7 +201,8 @@ static double mixpi_multi_step_most(const mixp_schedule *s) {
 /* Returns what is wrong with gamma, every, decay and growth, or NULL. */
 static const char *mixpi_schedule_cycle_wrong(const mixp_schedule *s) {
     const int64_t most = (int64_t)1 << 40; /* a sum of two cannot overflow */
-    const int is_step = s->kind == MIXP_SCHEDULE_STEP, is_cyclic = mixpi_is_cyclic(s);
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    const int is_cyclic = s->kind == MIXP_SCHEDULE_CYCLIC || s->kind == MIXP_SCHEDULE_CYCLIC_EXP;
     const int is_power = is_step || is_cyclic || s->kind == MIXP_SCHEDULE_EXPONENTIAL;
 
     /* The steps of a period, and the factor after each. */
@@ -352,14 +349,6 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
     return g;
 }
 
-/* Allocates memory for the values of applied steps. Returns 0 if out of memory. */
-static int mixpi_spike_start(mixp_optimizer *opt) {
-    size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
-    if (!opt->plan.spike.of) return 1;
-    opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
-    return opt->plan.spike_window != NULL;
-}
-
 /* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
 static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
                                               mixp_spike_rule *spike) {
@@ -413,7 +402,14 @@ static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *setti
 /* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
 static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (!opt->state || !mixpi_spike_start(opt)) return 0;
+    if (!opt->state) return 0;
+
+    /* The values of applied steps, among which a spike stands out. */
+    const size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    if (opt->plan.spike.of)
+        opt->plan.spike_window = (double *)mixpi_opt_device(opt, values * sizeof(double));
+    if (opt->plan.spike.of && !opt->plan.spike_window) return 0;
+
     if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
     return mixpi_crew_enter(opt) == MIXP_OK;
 }

@@ -272,13 +272,6 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 
 /* --- retry --------------------------------------------------------------------------------- */
 
-/* Sets the random step back to the start of the skipped step. */
-static void mixpi_retry_rewind(const mixp_scaler *s) {
-    mixp_context *ctx = s->ctx;
-    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
-    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
-}
-
 /* Was the newest update skipped, and could another attempt succeed? */
 static int mixpi_retry_pays(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
@@ -292,25 +285,28 @@ static int mixpi_retry_pays(mixp_scaler *s) {
 
 MIXPI_SELDOM
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
-    int updated;
+    mixp_context *ctx = scaler ? scaler->ctx : NULL;
     if (!scaler) return 0;
     if (times < 1) {
-        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_retry: times is %d; pass at least 1", times);
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1",
+                          times);
         return 0;
     }
 
     /* One retry for each update, and only if another attempt can differ. */
-    scaler->ctx->buffers.retries = 1;
-    updated = scaler->epoch + scaler->ctx->capture.replays != scaler->retried;
-    scaler->retried = scaler->epoch + scaler->ctx->capture.replays;
+    const uint64_t update = scaler->epoch + ctx->capture.replays;
+    const int updated = update != scaler->retried;
+    ctx->buffers.retries = 1;
+    scaler->retried = update;
     if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
         scaler->tries = 0;
         return 0;
     }
 
+    /* The random step is again that of the skipped step. */
     scaler->tries++;
-    mixpi_retry_rewind(scaler);
+    if (ctx->capture.replayed && ctx->step == ctx->capture.replayed) ctx->step -= mixpi_world(ctx);
+    else if (scaler->first) ctx->step = scaler->first - mixpi_world(ctx);
     return 1;
 }
 

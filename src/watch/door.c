@@ -102,34 +102,29 @@ static void mixpi_watch_words(const mixp_context *ctx, double *row) {
     row[9] = (double)(ctx->device->post != NULL);
 }
 
-/* One skip in a row is forgiven, on every device. On a device that posts, the step after a skip may
- * run before the host learns of the skip. It lowers the scale, if it is skipped as well. */
-static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
-    k->forgives = 1;
-    k->falls = ctx->watch->falls;
-}
-
-/* The look at the low gradients of the update's sample, in device memory. Several ranks have just
- * added theirs on the host. */
-static mixp_result mixpi_watch_narrow(mixp_context *ctx, const mixp_look **narrow) {
-    mixpi_watch *w = ctx->watch;
-    mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
-    *narrow = row;
-    if (mixpi_world(ctx) == 1) return MIXP_OK;
-    return mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
-}
-
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
+    mixpi_watch *w = ctx->watch;
     const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
-    const int fresh = decides && ctx->watch->fresh;
+    const int fresh = decides && w->fresh, alone = mixpi_world(ctx) == 1;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
-    if (on) mixpi_update_forgives(ctx, k);
-    if (fresh && r == MIXP_OK) r = mixpi_watch_narrow(ctx, &k->narrow);
+
+    /* One skip in a row is forgiven, on every device. On a device that posts, the step after a skip
+     * may run before the host learns of the skip. It lowers the scale, if it is skipped as well. */
+    k->forgives = on;
+    if (on) k->falls = w->falls;
+
+    /* The look at the low gradients of the update's sample, in device memory. Several ranks have
+     * just added theirs on the host. */
+    if (fresh && r == MIXP_OK) {
+        mixp_look *row = &w->rows[MIXPI_ROW_NARROW];
+        k->narrow = row;
+        if (!alone) r = mixpi_upload(ctx, row, &w->seen[MIXPI_ROW_NARROW], sizeof *row);
+    }
+
     /* With several ranks, a rank's own look would change only its own scale. */
-    if (mixpi_world(ctx) == 1 && mixpi_context_is_sampled(ctx))
-        k->wide = &ctx->watch->rows[MIXPI_ROW_WIDE];
+    if (alone && mixpi_context_is_sampled(ctx)) k->wide = &w->rows[MIXPI_ROW_WIDE];
     return r;
 }
 

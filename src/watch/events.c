@@ -37,19 +37,17 @@ MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
     return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
 }
 
-/* The largest number, and the smallest normal number, of a low dtype. */
+/* The largest number of a low dtype. */
 static double mixpi_low_largest(mixp_dtype low) {
     return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX;
-}
-static double mixpi_low_normal(mixp_dtype low) {
-    return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
 }
 
 /* Do flushed values matter in this array? If the array has a number of at least 16 times the
  * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
  * number: a long tail of tiny values does no harm. */
 static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
-    return (double)look->largest < 16.0 * mixpi_low_normal(low);
+    const double normal = low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN;
+    return (double)look->largest < 16.0 * normal;
 }
 
 /* --- events ------------------------------------------------------------------------------ */
@@ -148,19 +146,6 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
 }
 
-/* The part of the site that the event is about; "" for its value. */
-static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
-    snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
-    if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
-}
-
-/* Writes how many other sites fell back in the same event; writes "" if no other site did. */
-static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
-    *text = 0;
-    if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
-        snprintf(text, space, ", and %d more sites with this operator and parameter", e->also);
-}
-
 /* Why a step was skipped: the words before and after the name of the site, and what to do. */
 typedef struct mixpi_skip_words {
     const char *before, *after, *advice;
@@ -201,7 +186,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
 
 MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
-    char number[64], others[64], subject[64];
+    char number[64], others[64] = "", subject[64] = "";
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
@@ -212,10 +197,17 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
         return text;
     }
 
-    /* A site's event: who, what, how much, what to do. */
+    /* The part of the site that the event is about, unless it is about the site's value. */
+    if (event->operand && *event->operand)
+        snprintf(subject, sizeof subject, "operand %.4s of ", event->operand);
+    else if (event->of_gradient) snprintf(subject, sizeof subject, "the gradient of ");
+
+    /* How much, and how many other sites fell back in the same event. */
     mixpi_event_number(event, number, sizeof number);
-    mixpi_event_others(event, others, sizeof others);
-    mixpi_event_subject(event, subject, sizeof subject);
+    if (event->also > 0)
+        snprintf(others, sizeof others, ", and %d more sites with this operator and parameter",
+                 event->also);
+
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
              event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
              mixpi_event_advice(event));

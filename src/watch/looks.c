@@ -136,7 +136,10 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     mixp_context *ctx = e->call.ctx;
     mixp_tensor *out = e->call.out;
     mixp_result r = MIXP_OK;
-    int i, through = mixpi_is_seen_through(e);
+    const int through = mixpi_is_seen_through(e);
+
+    /* The result carries its site. Behind an alias, a cast or a dropout it carries that of the
+     * input. */
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
@@ -145,11 +148,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     mixpi_note_constant(e, given);
     if (e->alias) e->site = 0; /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
-    r = mixpi_site_stored(ctx, e->site, out,
-                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out) : MIXP_F32);
+
+    /* Look at what was stored, what it was made from, and what f32 would have given. */
+    const mixp_dtype plain = mixpi_plain_dtype(out);
+    r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
     if (r == MIXP_OK) r = mixpi_look_scores(e);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++) r = mixpi_look_data(ctx, e->site, given[i]);
+    for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
+        r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 

@@ -26,19 +26,12 @@ static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size
     return NULL;
 }
 
-/* Moves the host's copy of the rows to new memory. */
-static mixp_look *mixpi_seen_longer(mixp_context *ctx, int room) {
-    const mixpi_watch *w = ctx->watch;
-    mixp_look *p = (mixp_look *)mixpi_owner_new(ctx, mixpi_rows_bytes(room));
-    if (p && w->seen) memcpy(p, w->seen, mixpi_rows_bytes(w->rows_room));
-    return p;
-}
-
-/* Replaces memory of the rows by longer memory. */
+/* Moves the rows, and the host's copy of them, to longer memory. */
 static mixp_result mixpi_rows_grow(mixp_context *ctx, int room) {
     mixpi_watch *w = ctx->watch;
     const size_t bytes = mixpi_rows_bytes(room), used = mixpi_rows_bytes(w->rows_room);
-    mixp_look *seen = mixpi_seen_longer(ctx, room);
+    mixp_look *seen = (mixp_look *)mixpi_owner_new(ctx, bytes);
+    if (seen && w->seen) memcpy(seen, w->seen, used);
     mixp_look *rows = (mixp_look *)mixpi_device_longer(ctx, w->rows, used, bytes);
     if (!rows && seen) mixpi_owned_free(ctx, seen);
     if (!seen && rows) mixpi_owned_free(ctx, rows);

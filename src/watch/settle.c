@@ -107,12 +107,6 @@ static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
     return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
 }
 
-/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_measure_all(mixpi_watch *w) {
-    w->inspect_all = 1;
-    w->since = 2 * w->every;
-}
-
 static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
@@ -139,7 +133,11 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
+        if (trouble != MIXP_EVENT_IMPRECISE) return;
+
+        /* The readers of a site that no longer rounds may now round instead: measure all soon. */
+        w->inspect_all = 1;
+        w->since = 2 * w->every;
         return;
     }
 
@@ -283,9 +281,6 @@ static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step
     return MIXP_OK;
 }
 
-/* Bytes of the rows in use. */
-static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
-
 /* Settles a sample. If the device can post, the sample is sent first and settled when the step
  * after the next begins, or, with several ranks, at the next update. This delay is constant, so
  * every run makes the same decisions.
@@ -313,7 +308,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     if (r != MIXP_OK || !fresh) return r;
 
     /* The new one is sent, or settled if the device cannot post. */
-    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_bytes = mixpi_rows_bytes(w->n_sites);
     w->posted_step = w->rows_step;
     w->posted_probe = probe;
     if (d->post) {
@@ -369,40 +364,20 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
     return most;
 }
 
-/* The scale of the newest update's gradients. */
-static float mixpi_scale_used(const mixp_scaler_state *state) {
-    return state->past[0] > 0.0f ? state->past[0] : state->scale;
-}
-
-/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
- * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
- * forward pass. */
-static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
-    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
-        w->origin = MIXP_ORIGIN_UNSCALE;
-    int forward = mixpi_began_forward((mixp_origin)w->origin);
-    int bad = forward || state->forgiven > 0;
-
-    /* Samples the next steps of these optimizers, as probes if an ordinary sample saw nothing. */
-    w->force |= bits;
-    w->forced = 0;
-    w->probe &= ~bits;
-    if (bad && !w->probed) w->probe |= w->deep & bits;
-    w->deep = bad ? w->deep | bits : w->deep & ~bits;
-    return forward;
-}
-
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
 static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
                                      int32_t bits) {
     mixpi_watch *w = ctx->watch;
-    const int acted = w->acted;
-    int forward = 0;
+    const int acted = w->acted, probed = w->probed;
 
-    /* Where did the skip begin? */
+    /* Where did the skip begin? If all looks were finite, and the scale of the gradients was below
+     * 1, their unscaling has overflowed. */
+    const float scale = state->past[0] > 0.0f ? state->past[0] : state->scale;
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
-    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+    if (state->skipped && w->looked && w->whole && !w->origin && scale < 1.0f)
+        w->origin = MIXP_ORIGIN_UNSCALE;
+    const int forward = state->skipped && mixpi_began_forward((mixp_origin)w->origin);
 
     w->found = w->found_site = w->looked = w->acted = w->probed = 0;
     int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
@@ -414,6 +389,15 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
         w->probe &= ~bits;
         return MIXP_OK;
     }
+
+    /* After a skip the optimizers' next steps are sampled; the samples are probes if an ordinary
+     * sample saw nothing. */
+    const int bad = forward || state->forgiven > 0;
+    w->force |= bits;
+    w->forced = 0;
+    w->probe &= ~bits;
+    if (bad && !probed) w->probe |= w->deep & bits;
+    w->deep = bad ? w->deep | bits : w->deep & ~bits;
 
     /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
@@ -446,9 +430,7 @@ static void mixpi_window_close(mixpi_watch *w) {
     /* Forced samples end when the skipped optimizer makes no more updates. */
     if (!w->force) w->forced = 0;
     else if (w->forced <= 64) w->forced++;
-    if (w->forced <= 64) return;
-    /* The skipped optimizer makes no more updates. */
-    w->force = w->deep = w->probe = w->forced = 0;
+    if (w->forced > 64) w->force = w->deep = w->probe = w->forced = 0;
 }
 
 /* Hook before an update: settles available samples first, so that the scaler forgives skips of the

@@ -65,25 +65,6 @@ enum {
     MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * (int)MIXPI_ROLES
 };
 
-static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
-    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
-        const mixpi_lossy *o = &site->operands[i];
-        words[0] = (double)o->seen;
-        words[1] = o->error;
-        words[2] = o->clipped;
-        words[3] = o->excess;
-    }
-}
-static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
-    for (int i = 0; i < MIXPI_ROLES; i++, words += 4) {
-        mixpi_lossy *o = &site->operands[i];
-        o->seen |= words[0] > 0.0;
-        o->error = fmax(o->error, words[1]);
-        o->clipped = fmax(o->clipped, words[2]);
-        o->excess = fmax(o->excess, words[3]);
-    }
-}
-
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
     const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
@@ -91,7 +72,14 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
-    mixpi_operands_to_words(site, words + MIXPI_SITE_OPERANDS);
+    for (int i = 0; i < MIXPI_ROLES; i++) {
+        const mixpi_lossy *o = &site->operands[i];
+        double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
+        operand[0] = (double)o->seen;
+        operand[1] = o->error;
+        operand[2] = o->clipped;
+        operand[3] = o->excess;
+    }
     if (!site->op) return;
     words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
 }
@@ -104,7 +92,14 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
-    mixpi_operands_join_words(site, words + MIXPI_SITE_OPERANDS);
+    for (int i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        const double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
+        o->seen |= operand[0] > 0.0;
+        o->error = fmax(o->error, operand[1]);
+        o->clipped = fmax(o->clipped, operand[2]);
+        o->excess = fmax(o->excess, operand[3]);
+    }
     if (site->op || stores < 0) return;
     site->low = (mixp_dtype)(stores % 32);
     site->dtype = (mixp_dtype)(stores / 32);

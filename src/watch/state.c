@@ -274,20 +274,16 @@ static int mixpi_class_carries(mixp_op_class cls) {
     return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE;
 }
 
-/* Does this result become f32 because an input was raised? */
-static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
-                              mixp_tensor *const *in) {
-    int i, raised = 0;
-    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
-    if (site && site->pinned == 2) return 0;
-    return raised && mixpi_class_carries(cls);
-}
-
 /* The dtype in which a result is stored under a guard. plain: autocast's choice. */
 static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
                                       mixp_op_class cls, int n, mixp_tensor *const *in,
                                       mixp_dtype plain) {
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
-    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
+
+    /* An input that was raised to f32 raises the result. */
+    int raised = 0;
+    for (int i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
+    if (site && site->pinned == 2) return plain;
+    return raised && mixpi_class_carries(cls) ? MIXP_F32 : plain;
 }
