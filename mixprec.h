@@ -13390,8 +13390,8 @@ MIXPI_V __mmask32 MIXPI_P(tiles_lanes)(int64_t n) {
     return n > 0 ? (1u << n) - 1u : 0u;
 }
 
-/* Packs `lines` rows of 32 elements; row i begins at from + i * ld. Rows from `rows` on and elements
- * from k on become 0. With 32 lines this packs a step of a, whose rows are summed along. */
+/* Packs `lines` rows of 32 elements; row i begins at from + i * ld. Rows from `rows` on and
+ * elements from k on become 0. With 32 lines this packs a step of a, whose rows are summed along. */
 MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld, int lines,
                                   int64_t rows, int64_t k) {
     const __mmask32 there = MIXPI_P(tiles_lanes)(k);

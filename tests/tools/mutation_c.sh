@@ -337,6 +337,10 @@ plant recipe_weight_low  zero    recipe_weights two_optimizers
 plant recipe_rounded     zero    recipe_weights random_rounding
 
 # By an emulation of AMX, whose packing needs AVX-512.
+plant tiles_again        logic   amx         inf_and_nan_are_avx512s
+plant tiles_bad          drop    amx         inf_and_nan_are_avx512s
+plant tiles_bad_columns  never   amx         inf_and_nan_are_avx512s
+plant tiles_bad_rows     never   amx         inf_and_nan_are_avx512s
 plant tiles_bias         never   amx         bf16_in_the_stated_order
 plant tiles_old          drop    amx         bf16_in_the_stated_order
 plant tiles_passes       never   amx         bf16_in_the_stated_order
