@@ -13962,7 +13962,10 @@ MIXPI_K void MIXPI_P(tiles_pass)(mixpi_tiles_block *s) {
     t.how = s->job->how;
     t.c_row = 32;
     MIXPI_P(tiles_pack_b)(s);
-    if (last && t.how == MIXPI_TILES_SPLIT) mixpi_tiles_mark_columns(s);
+
+    /* Which columns are bad? None, if nothing packed so far is: all of op(b) is packed by now. */
+    if (last && s->bad) mixpi_tiles_mark_columns(s);
+    else if (last && t.how == MIXPI_TILES_SPLIT) memset(s->bad_columns, 0, (size_t)n);
 
     for (int64_t i = s->at.m0; i < s->at.m1; i += 32) {
         MIXPI_P(tiles_panel)(s, &t, i);
