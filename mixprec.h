@@ -2356,12 +2356,12 @@ MIXPREC_HD uint32_t mixpi_grid_keep(uint32_t x, uint32_t a, uint32_t number)
 /* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
 typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
-MIXPREC_HD int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
+MIXPREC_HD int mixpi_amax_is_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
 
 /* limit / amax, at most the largest f32; 1 where that says nothing. */
 MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
     float s;
-    if (!mixpi_amax_usable(amax)) return 1.0f;
+    if (!mixpi_amax_is_usable(amax)) return 1.0f;
     s = limit / mixp_f32_of_bits(amax);
     return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
 }
@@ -2451,8 +2451,8 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
                                    f16 (each f16 as two bf16). Its bits differ (SAME BITS
-                                   above), so it is never the default: ask for it by name. The first query asks Linux to permit the
-                                   process to use the tiles                                    */
+                                   above), so it is never the default: ask for it by name. The
+                                   first query asks Linux to permit the process to use the tiles */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
     MIXP_ISA_COUNT
 } mixp_isa;
@@ -2626,13 +2626,13 @@ typedef enum mixp_binary {
 
 /* Is the slope of op computed from its result? The other slopes are computed from the operand,
  * except those of SCALE and AFFINE, which are p. */
-MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
+MIXPREC_HD int mixpi_slope_reads_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
            op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT || op == MIXP_UNARY_TAN;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
-MIXPREC_HD int mixpi_unary_by_factor(mixp_unary op)
+MIXPREC_HD int mixpi_slope_is_factor(mixp_unary op)
 { return op == MIXP_UNARY_SCALE || op == MIXP_UNARY_AFFINE; }
 
 typedef enum mixp_loss_kind {
@@ -3078,7 +3078,7 @@ typedef struct mixp_turn_args {
 MIXPREC_HD float mixpi_delayed_scale(const mixp_turn_args *k, int i, float newest, float largest,
                                      float old) {
     const uint32_t amax = mixp_bits_of_f32(k->most_recent ? newest : largest);
-    return mixpi_amax_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
+    return mixpi_amax_is_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
 }
 
 /* The sign of row i of 16. */
@@ -7057,11 +7057,11 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
 }
 #endif
 
-static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+static int mixpi_is_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
 /* Is d converted by vector code? */
 static int mixpi_has_vectors(mixp_dtype d) {
-    return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
 }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {
@@ -7203,10 +7203,10 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 /* May a kernel read a, or write y? In the second pair, the array may also be missing. */
-static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
-static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
-static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
-static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+static int mixpi_reads(mixp_in a) { return mixpi_is_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_is_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_is_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype); }
 
 /* The same array from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
@@ -7447,7 +7447,7 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
     int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
     *r = MIXP_ERR_DTYPE;
     if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
-    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    if (!bits && !(mixpi_is_real(k->dst.dtype) && mixpi_is_real(k->src.dtype))) return 0;
     *r = MIXP_ERR_SHAPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
     for (i = 0; i < k->rank; i++) {
@@ -7823,12 +7823,12 @@ static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
 static int mixpi_binary_repeats(const mixp_binary_args *k)
 { return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
 
-static int mixpi_binary_valid(const mixp_binary_args *k) {
+static int mixpi_binary_is_valid(const mixp_binary_args *k) {
     return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 &&
            k->rank <= MIXP_MAX_RANK;
 }
 
-static int mixpi_where_valid(const mixp_where_args *k) {
+static int mixpi_where_is_valid(const mixp_where_args *k) {
     return k->rank >= 0 && k->rank <= MIXP_MAX_RANK && k->mask.data &&
            (k->a.data || k->b.data);
 }
@@ -8104,7 +8104,7 @@ typedef struct mixpi_random_job {
     uint64_t key;
 } mixpi_random_job;
 
-static int mixpi_comparable(mixp_in a) {
+static int mixpi_is_comparable(mixp_in a) {
     return a.data && (mixpi_reads(a) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
 }
 
@@ -8136,7 +8136,7 @@ static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k)
     int64_t lines = 1;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
-    if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!mixpi_is_comparable(k->a) || !mixpi_is_comparable(k->b)) return MIXP_ERR_DTYPE;
     for (int axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
     return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
                            mixpi_compare_unit, k);
@@ -8497,8 +8497,8 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
     mixpi_map_source(&m, k->dy, NULL);
-    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
-    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
+    if (mixpi_slope_reads_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (!mixpi_slope_is_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
     m.q = k->q;
     return mixpi_map_run(x, &m, units->map);
@@ -8507,7 +8507,7 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
 static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
                                     const mixpi_map_units *units) {
     mixpi_map m;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
     mixpi_map_source(&m, k->a, k->a_strides);
     mixpi_map_source(&m, k->b, k->b_strides);
@@ -8519,7 +8519,7 @@ static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_bina
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int sums;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     sums = mixpi_binary_repeats(k);
     mixpi_binary_slope_map(&s.map, k, sums);
     s.map.p = s.factor = sign;
@@ -8563,7 +8563,7 @@ static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_ar
 static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
                                    const mixpi_map_units *units) {
     mixpi_map m;
-    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_where_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_where_map(&m, k);
     return mixpi_map_run(x, &m, units->map);
 }
@@ -9097,7 +9097,7 @@ static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t w
     return MIXP_OK;
 }
 
-static int mixpi_gemm_readable(const mixp_gemm_args *g) {
+static int mixpi_gemm_is_readable(const mixp_gemm_args *g) {
     if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
     return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
 }
@@ -9284,7 +9284,7 @@ static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pa
 static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
     *r = MIXP_OK;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return 0;
-    if (!mixpi_gemm_readable(g)) *r = MIXP_ERR_DTYPE;
+    if (!mixpi_gemm_is_readable(g)) *r = MIXP_ERR_DTYPE;
     return *r == MIXP_OK;
 }
 
@@ -11530,8 +11530,8 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
 }
 
 /* One row for each mixp_unary that mixpi_library_value lacks, X(name, value of a, slope of b times
- * dy); b is x, or y where mixpi_unary_by_result says so. LOOP: functions that dominate a step, or
- * are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
+ * dy); b is x, or y where mixpi_slope_reads_result says so. LOOP: functions that dominate a step,
+ * or are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
 #define MIXPI_UNARIES(LOOP, CALL)                                                             \
     LOOP(RELU, MIXPI_P(relu)(a), MIXPI_P(relu_slope)(dy, b))                                  \
     LOOP(GELU_TANH, MIXPI_P(gelu_tanh)(a), MIXPI_P(gelu_tanh_slope)(dy, b))                   \
@@ -16983,7 +16983,7 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
     "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
-static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
     char stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
@@ -17226,7 +17226,7 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_perman
 
 /* Like mixpi_permanent, for memory that may be freed before the context: the piece knows its
  * owner. */
-static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
+static void *mixpi_owned_alloc(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
     void *p = mixpi_permanent(ctx, bytes, on_device);
     if (p) ctx->memory.pieces->owner = owner;
     return p;
@@ -17613,9 +17613,9 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 #if MIXPI_OPENMP
-static int mixpi_threads_there(void) { return omp_get_max_threads(); }
+static int mixpi_threads_available(void) { return omp_get_max_threads(); }
 #elif MIXPI_POOL
-static int mixpi_threads_there(void) {
+static int mixpi_threads_available(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
 }
@@ -17668,7 +17668,7 @@ struct mixpi_crew {
     mixp_result (*replayed)(mixp_context *ctx);
     mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
     mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
-    int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
+    int         (*set_busy)(mixp_context *ctx, int on);     /* returns the state before */
     /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
@@ -17752,8 +17752,8 @@ static void mixpi_crew_forget(mixp_context *ctx) {
 }
 #ifndef MIXPREC_NO_CHECKPOINT
 /* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0;
+static int mixpi_crew_set_busy(mixp_context *ctx, int on) {
+    return mixpi_crew_of(ctx) ? ctx->crew->set_busy(ctx, on) : 0;
 }
 #endif
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
@@ -17797,8 +17797,8 @@ static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
 }
 
 /* Does t still own its memory? */
-static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
-    mixp_result r = mixpi_tensor_live(t, who);
+static mixp_result mixpi_check_memory(const mixp_tensor *t, const char *who) {
+    mixp_result r = mixpi_check_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                              "%s: the tensor is no longer there: it was disposable, and its last "
@@ -17807,8 +17807,8 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
 }
 
 /* Does t still own its memory, and is all of it here? */
-static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
-    const mixp_result r = mixpi_tensor_there(t, who);
+static mixp_result mixpi_check_whole(const mixp_tensor *t, const char *who) {
+    const mixp_result r = mixpi_check_memory(t, who);
     return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
 /* --- the door of the guard --------------------------------------------------------------- *
@@ -18134,7 +18134,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->threads = 1; /* without threads, no loop could use more */
     x->least_work = MIXPI_LEAST_WORK;
 #if MIXPI_POOL || MIXPI_OPENMP
-    x->threads = d->threads ? d->threads : mixpi_threads_there();
+    x->threads = d->threads ? d->threads : mixpi_threads_available();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }
@@ -18622,14 +18622,14 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_requires_grad");
+    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_requires_grad");
     if (r != MIXP_OK) return r;
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
                                  "use mixp_param for a tensor that trains",
                                  t->name);
-    if (on && !mixpi_real(t->dtype))
+    if (on && !mixpi_is_real(t->dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "mixp_tensor_set_requires_grad '%s': gradients need f32, "
                                  "f16 or bf16, not %s",
@@ -18644,7 +18644,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_disposable");
+    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_disposable");
     if (r != MIXP_OK) return r;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -18657,7 +18657,7 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
     const mixpi_backup *b;
-    if (mixpi_tensor_live(t, "mixp_tensor_touch") != MIXP_OK) return;
+    if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
     b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
         mixpi_warn(t->ctx,
@@ -18670,7 +18670,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
     char shape[224];
-    mixp_result r = mixpi_tensor_whole(t, who);
+    mixp_result r = mixpi_check_whole(t, who);
     if (r != MIXP_OK) return r;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
@@ -18720,10 +18720,10 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 
 /* Can `from` be copied to `to`? Reports the reason if not. */
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
-    mixp_result r = mixpi_tensor_there(to, "mixp_copy");
+    mixp_result r = mixpi_check_memory(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
-    r = mixpi_tensor_whole(from, "mixp_copy");
+    r = mixpi_check_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
@@ -18758,7 +18758,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
         t = NULL;
     }
 
-    if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
+    if (mixpi_check_memory(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
@@ -18793,14 +18793,14 @@ static double mixpi_largest(mixp_dtype dtype) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    mixp_result r = mixpi_tensor_there(t, "mixp_fill");
+    mixp_result r = mixpi_check_memory(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
                                  "%g; use a number in that range%s",
                                  value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
-                                 mixpi_real(t->dtype) ? ", or INFINITY" : "");
+                                 mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
     r = mixpi_write_begin(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
@@ -18823,7 +18823,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
-    mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
     if (r != MIXP_OK) return r;
     for (i = 0; i < t->count; i += n) {
@@ -18841,14 +18841,14 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    const mixp_result r = mixpi_tensor_there(t, "mixp_init_normal");
+    const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
     if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    const mixp_result r = mixpi_tensor_there(t, "mixp_init_uniform");
+    const mixp_result r = mixpi_check_memory(t, "mixp_init_uniform");
     if (r != MIXP_OK) return r;
     if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
         !mixpi_overflows(t->dtype, high))
@@ -18863,7 +18863,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r != MIXP_OK) return r;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
@@ -19021,7 +19021,7 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
                                     const int64_t *shape) {
     mixp_tensor *t;
-    if (!mixpi_real(dtype)) {
+    if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                           "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
                           name ? name : "", mixp_dtype_name(dtype));
@@ -19056,7 +19056,7 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
 
 /* Can a buffer, and its entry in a file, have this dtype? */
 static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
-    return mixpi_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
+    return mixpi_is_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
            dtype == MIXP_U8;
 }
 
@@ -19089,7 +19089,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
 /* Returns t's backup; NULL, with the error set, if t is no buffer. */
 static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mixp_result *r) {
     mixpi_backup *b = NULL;
-    *r = mixpi_tensor_live(t, who);
+    *r = mixpi_check_live(t, who);
     if (*r == MIXP_OK) b = mixpi_backup_of(t);
     if (*r == MIXP_OK && !b)
         *r = mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -19104,7 +19104,7 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
     const char *wrong = NULL;
     if (!b) return r;
     if ((unsigned)ranks > MIXP_BUFFER_MEAN) wrong = "ranks is not a mixp_buffer_ranks";
-    else if (ranks == MIXP_BUFFER_MEAN && !mixpi_real(buffer->dtype))
+    else if (ranks == MIXP_BUFFER_MEAN && !mixpi_is_real(buffer->dtype))
         wrong = "a mean needs f32, f16 or bf16: use MIXP_BUFFER_RANK_0 or MIXP_BUFFER_OWN";
     if (wrong)
         return mixp_context_fail(buffer->ctx, MIXP_ERR_ARGUMENT,
@@ -19266,7 +19266,7 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
     return region->cast;
 }
 
-static int mixpi_no_grad_now(const mixp_context *ctx) {
+static int mixpi_is_no_grad(const mixp_context *ctx) {
     const mixpi_region *region = mixpi_region_now(ctx);
     return region && region->no_grad;
 }
@@ -19451,7 +19451,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
 
-    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    if (!mixpi_is_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
@@ -19469,7 +19469,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         region->cast = wrong ? now : cast;
         mixpi_region_recipe(c, region);
         region->kind = kind;
-        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+        region->no_grad = no_grad || mixpi_is_no_grad(ctx);
         mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
@@ -19675,7 +19675,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
 
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
-static int mixpi_regions_open(const mixp_context *ctx) {
+static int mixpi_regions_count(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
 }
 
@@ -19713,19 +19713,19 @@ MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
-    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    int opened = ctx ? mixpi_regions_count(ctx) : -1;
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
     return opened;
 }
 
 MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
-    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    int opened = ctx ? mixpi_regions_count(ctx) : -1;
     if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
     return opened;
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
-    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+    if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
 }
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
@@ -19741,14 +19741,14 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes the region of an abandoned walk, and all regions opened in it. */
 static void mixpi_regions_of_walk(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_count(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_WALK) i++;
     if (i < open) ctx->casting->n_regions = i;
 }
 
 /* Closes blocks that were left by return, goto or break, and reports them. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_count(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;
@@ -19803,7 +19803,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
 static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
                                      int rank) {
-    if (region.level == 0 || !mixpi_real(natural)) return natural;
+    if (region.level == 0 || !mixpi_is_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
@@ -19820,7 +19820,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     for (int i = 0; i < n; i++) {
         mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
-        if (!t[i] || !mixpi_real(one)) continue;
+        if (!t[i] || !mixpi_is_real(one)) continue;
         d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
@@ -20015,7 +20015,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
-    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+    if (t && t->own.is_grad && !mixpi_is_no_grad(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
@@ -20097,7 +20097,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
     if (watcher) watcher->casts(c);
     for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
-        if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
+        if (!t || !mixpi_is_real(t->dtype) || t->dtype == low) continue;
 
         /* At level 3 an f32 parameter would silently make it level 2. */
         const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
@@ -20185,7 +20185,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     /* A result without elements needs no forward; the walk passes zeros back from it. */
     if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
-    if (!mixpi_real(c->out->dtype)) return r;
+    if (!mixpi_is_real(c->out->dtype)) return r;
     mixpi_count_call(ctx, c->op, c->out->dtype);
     if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
     return r;
@@ -20264,7 +20264,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     const int grad = mixpi_note_inputs(e, in);
     const int copies = e->alias || mixpi_is_cast(op);
     out->own.made = copies ? e->call.in[0]->own.made : op->name;
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(out->dtype)) {
+    if (grad && op->backward && !mixpi_is_no_grad(ctx) && mixpi_is_real(out->dtype)) {
         mixpi_record_call(e);
         return out;
     }
@@ -20662,7 +20662,7 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
 }
 
 /* How backward failed to give the gradient of input i; NULL: it gave the gradient. */
-static const char *mixpi_not_given(const mixp_call *c, int i) {
+static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
     if (!mixpi_was_asked(c, i)) return "did not request";
@@ -20677,7 +20677,7 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
     int i;
-    for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_not_given(c, i);
+    for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_gradient_wrong(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s backward: it %s the gradient of input %d%s, which is needed: "
@@ -20975,7 +20975,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
-    const int no_grad = mixpi_no_grad_now(ctx);
+    const int no_grad = mixpi_is_no_grad(ctx);
     int64_t i;
     if (plain) return fn(ctx, x, user);
 
@@ -21089,7 +21089,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
-    const int opened = mixpi_regions_open(ctx);
+    const int opened = mixpi_regions_count(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (mixpi_tape_entry *e = ctx->tape.newest; e && r == MIXP_OK; e = e->older)
         r = mixpi_walk_pass(ctx, e);
@@ -21110,7 +21110,7 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 /* --- a step begins ------------------------------------------------------------------------ */
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
-static void mixpi_put_in_order(mixp_context *ctx) {
+static void mixpi_recover(mixp_context *ctx) {
     if (ctx->errors.depth) mixpi_float_leave(ctx->errors.float_mode);
     ctx->tape.inside = ctx->errors.depth = ctx->tape.refused = 0;
     mixpi_regions_of_walk(ctx);
@@ -21142,7 +21142,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
 /* A step begins, at the caller's stack address `frame`. */
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_inside_was_left(ctx, frame)) mixpi_put_in_order(ctx);
+    if (mixpi_inside_was_left(ctx, frame)) mixpi_recover(ctx);
     ctx->tape.refused = ctx->tape.inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -21279,11 +21279,11 @@ MIXPI_SELDOM_END
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_real(from) && from != MIXP_U8 && from != MIXP_I32)
+    if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
                                  mixp_dtype_name(from));
-    if (!mixpi_real(to))
+    if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "cast: the result must be f32, f16 or bf16, not %s",
                                  mixp_dtype_name(to));
@@ -21334,6 +21334,9 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 /* The same outside of operators, with a report: the tape reports failures of operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+
+/* Is x above 0 and finite? */
+static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {
@@ -21392,7 +21395,7 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
         if (!t && i < required)
             return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
                                      i);
-        if (t && !mixpi_real(t->dtype))
+        if (t && !mixpi_is_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
                                      "bf16%s",
@@ -21441,7 +21444,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
 }
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
-static const char *mixpi_call_named(const mixp_call *c) {
+static const char *mixpi_call_first_name(const mixp_call *c) {
     int i;
     for (i = 0; i < c->n_in; i++)
         if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
@@ -21494,7 +21497,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
 static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text, size_t room) {
     const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
-    const char *of = maker ? mixpi_call_named(maker) : "";
+    const char *of = maker ? mixpi_call_first_name(maker) : "";
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)
@@ -21650,11 +21653,11 @@ typedef struct mixpi_scaled {
 } mixpi_scaled;
 
 /* Does the device have memory of its own? */
-static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
+static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
  * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
-static int mixpi_scaled_on(const mixp_context *ctx) {
+static int mixpi_scaled_is_on(const mixp_context *ctx) {
     return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
 }
 
@@ -21875,7 +21878,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
 static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
     const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
-    if (!mixpi_scaled_on(ctx)) return MIXP_OK;
+    if (!mixpi_scaled_is_on(ctx)) return MIXP_OK;
     if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
     for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
     return r;
@@ -22018,7 +22021,7 @@ static mixpi_lossy *mixpi_lossy_of(const mixp_call *c) {
 }
 
 /* Bits of the operands that have fallen back. */
-static int mixpi_lossy_fallen(const mixpi_lossy *operands) {
+static int mixpi_lossy_has_fallen(const mixpi_lossy *operands) {
     int i, bits = 0;
     for (i = 0; operands && i < MIXPI_ROLES; i++) bits |= operands[i].fallen << i;
     return bits;
@@ -22126,7 +22129,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 }
 
 /* Does the guard, or a pin, leave this linear out? */
-static int mixpi_recipe_guarded(const mixp_call *c) {
+static int mixpi_recipe_is_guarded(const mixp_call *c) {
     return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
 }
 
@@ -22146,7 +22149,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 
 /* Does a linear train, rather than evaluate or compare? */
 static int mixpi_recipe_trains(const mixp_context *ctx) {
-    return !mixpi_no_grad_now(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
+    return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
 /* Takes the recipe r for a linear. */
@@ -22158,7 +22161,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
         if (out->enters) out->scaled->recipe = *r;
     }
     out->lossy = mixpi_lossy_of(c);
-    out->fallen = mixpi_lossy_fallen(out->lossy);
+    out->fallen = mixpi_lossy_has_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->tape.rounded++;
@@ -22200,7 +22203,7 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     /* Kept in 16 bits, of a size that does not fit, or quantised. */
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_is_guarded(c) ||
                c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
@@ -22252,7 +22255,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
 }
 
-static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
+static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
     if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
@@ -22328,8 +22331,8 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
     return *place = copy;
 }
 
-static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
-                              const uint64_t versions[2]) {
+static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
+                                 const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
@@ -22347,7 +22350,7 @@ static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
     k->y = (mixp_bf16 *)copy->y->data;
 
     /* The copy of this version serves again. */
-    if (mixpi_weight_fresh(copy, k, versions)) {
+    if (mixpi_weight_is_fresh(copy, k, versions)) {
         if (k->amax) *k->amax = copy->amax;
         return MIXP_OK;
     }
@@ -22403,7 +22406,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
 static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
                                  mixpi_role role, float *amax, mixp_quantise_args *k) {
     const mixpi_scaled *s = rc->scaled;
-    if (!mixpi_scaled_apart(ctx)) {
+    if (!mixpi_has_own_memory(ctx)) {
         k->given = s->scales[role];
         k->amax = amax;
         return;
@@ -22414,7 +22417,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
- * rows. Give q->y back with mixpi_recipe_give. */
+ * rows. Give q->y back with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
                                         int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
@@ -22439,7 +22442,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
-    mixpi_recipe_give(c->ctx, transformed);
+    mixpi_recipe_free(c->ctx, transformed);
     if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
@@ -22455,11 +22458,11 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
 }
 
 /* Gives back what a product quantised for itself. */
-static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
+static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
-    mixpi_recipe_give(ctx, q->y);
-    mixpi_recipe_give(ctx, q->factor);
-    mixpi_recipe_give(ctx, q->scales);
+    mixpi_recipe_free(ctx, q->y);
+    mixpi_recipe_free(ctx, q->factor);
+    mixpi_recipe_free(ctx, q->scales);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
@@ -22509,8 +22512,8 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
         r = mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
-    mixpi_recipe_done(c->ctx, a);
-    mixpi_recipe_done(c->ctx, b);
+    mixpi_quantised_free(c->ctx, a);
+    mixpi_quantised_free(c->ctx, b);
     return r;
 }
 MIXPI_SELDOM_END
@@ -22666,7 +22669,7 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
 
 /* Frees the input of the linear that was recorded last, if codes replace it; of a cast, also the
  * cast's input. */
-static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
+static void mixpi_coded_free(mixp_context *ctx, const mixp_tensor *x) {
     const mixpi_tape_entry *maker = mixpi_unread_maker(ctx, x);
     while (maker) {
         mixp_tensor *freed = maker->call.out;
@@ -22855,7 +22858,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
     mixp_result r;
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
     r = mixpi_coded_keep(c, &p->quantise, &x, q);
-    mixpi_recipe_give(c->ctx, q->y);
+    mixpi_recipe_free(c->ctx, q->y);
     return r;
 }
 
@@ -23133,7 +23136,7 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
         r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
         r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
-    mixpi_recipe_done(c->ctx, &both);
+    mixpi_quantised_free(c->ctx, &both);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
@@ -23150,9 +23153,9 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 }
 
 /* Frees x after the linear that was recorded last, if its codes are kept. */
-static void mixpi_linear_give(mixp_context *ctx, const mixp_call *c) {
+static void mixpi_linear_free_input(mixp_context *ctx, const mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.coded) mixpi_coded_give(ctx, c->in[0]);
+    if (p->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -23163,7 +23166,7 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape.newest->call);
+    if (y && y->own.from_tape) mixpi_linear_free_input(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -23300,8 +23303,8 @@ static const mixp_op mixpi_mlp_op = {
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
     if (!mixpi_is_live(w) || (b && !mixpi_is_live(b))) return 0;
-    return w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
-           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
+    return w->rank == 2 && mixpi_is_real(w->dtype) && w->shape[1] == width &&
+           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_is_real(b->dtype)));
 }
 
 /* Does the context want GELU in a product's pass, for an x of this dtype? */
@@ -23330,7 +23333,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
         return 0;
-    return x->rank >= 1 && mixpi_real(x->dtype) &&
+    return x->rank >= 1 && mixpi_is_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
            mixpi_mlp_is_bf16(ctx, in);
@@ -23386,18 +23389,13 @@ static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double
                              value, rule);
 }
 
-static int mixpi_positive(float x) /* tests the bits: above 0, and finite */
-{
-    return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu;
-}
-
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
-    if (!mixpi_positive(k->scale))
+    if (!mixpi_f32_is_positive(k->scale))
         return mixpi_attention_number(c, "scale", (double)k->scale,
                                       "above 0, or 0 for 1/sqrt(c/heads)");
-    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
+    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_f32_is_positive(k->softcap))
         return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
@@ -23514,7 +23512,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_key = stride[3];
 
     /* Nothing gives the mask a gradient. */
-    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
+    if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "attention: the mask '%.60s' requires a gradient, but attention gives "
                              "a mask none; for a learned bias, compute the scores with mixp_matmul "
@@ -23541,7 +23539,7 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     int64_t shape[3];
     int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
-    if (mask && !mixpi_real(mask->dtype))
+    if (mask && !mixpi_is_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "attention: the mask is %s; a mask is added to the scores and "
                                  "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
@@ -23945,9 +23943,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
-    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op)   ? MIXP_READS_RESULT
-                            : mixpi_unary_by_factor(k->op) ? 0u
-                                                           : 1u);
+    mixpi_call_reads_all(c, mixpi_slope_reads_result(k->op) ? MIXP_READS_RESULT
+                            : mixpi_slope_is_factor(k->op)  ? 0u
+                                                            : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -24041,19 +24039,16 @@ MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float valu
     return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value);
 }
 
-/* Tests the bits: above 0 and finite. */
-static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
-
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
                              (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }
@@ -24729,7 +24724,7 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
                                  mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
-        if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
+        if (own < 0 || mixpi_is_real(c->in[own]->dtype)) continue;
         return mixp_context_fail(
             c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
             c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
@@ -24925,7 +24920,7 @@ static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_arg
 }
 
 /* Does a target count? */
-static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
+static int mixpi_has_target(const int32_t *targets, int64_t n, int32_t ignore) {
     int64_t i = 0;
     while (i < n && targets[i] == ignore) i++;
     return i < n;
@@ -24935,7 +24930,7 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
  * mixp_scaler_verdict. */
 static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
     if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
-    if (!n || mixpi_any_counts(k->targets, n, k->ignore)) return;
+    if (!n || mixpi_has_target(k->targets, n, k->ignore)) return;
     mixpi_warn(c->ctx,
                "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
                "and its gradients are 0; leave such batches out",
@@ -25061,7 +25056,7 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
-    if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
+    if (bias && (!mixpi_is_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
         return mixpi_bad_shapes(c, "the bias must be f32, f16 or bf16 [vocab]");
     mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
@@ -25341,7 +25336,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     mixpi_warn_of_target(c, k->kind);
-    if (bounded && !mixpi_is_positive(k->delta))
+    if (bounded && !mixpi_f32_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);
@@ -26034,7 +26029,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
 }
 
 /* Do the sizes fill a dimension of this size, each at least 0? */
-static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
+static int mixpi_sizes_are_complete(int n, const int64_t *sizes, int64_t size) {
     for (int i = 0; i < n; i++) {
         if (sizes[i] < 0 || sizes[i] > size) return 0;
         size -= sizes[i];
@@ -26048,7 +26043,7 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
     mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
     char text[336];
     if (r != MIXP_OK) return r;
-    if (axis >= 0 && sizes && mixpi_sizes_fill(n, sizes, x->shape[axis]))
+    if (axis >= 0 && sizes && mixpi_sizes_are_complete(n, sizes, x->shape[axis]))
         return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -26081,7 +26076,7 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
                                  const int64_t *shape) {
     mixp_tensor *t;
-    if (ctx && !mixpi_real(k->y.dtype)) {
+    if (ctx && !mixpi_is_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
                           who, mixp_dtype_name(k->y.dtype));
         return NULL;
@@ -26112,7 +26107,7 @@ MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int r
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
     const double most = (double)(low + k.by > -low ? low + k.by : -low);
     if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
-        !(mixpi_real(dtype) && mixpi_overflows(dtype, most)))
+        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most)))
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "
@@ -26338,7 +26333,7 @@ MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
 /* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
 
 static int mixpi_compared_dtype(mixp_dtype d) {
-    return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32;
+    return mixpi_is_real(d) || d == MIXP_U8 || d == MIXP_I32;
 }
 
 static mixp_result mixpi_compare_infer(mixp_call *c) {
@@ -26429,7 +26424,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     mixp_tensor *real;
     mixp_result r;
-    if (mixpi_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
+    if (mixpi_is_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
     real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
     if (!real) return MIXP_ERR_MEMORY;
     r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
@@ -26689,12 +26684,22 @@ static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, in
     return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
 }
 
+/* Has x a smallest element along dim? Reports under the name of `name` if not. */
+static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
+    if (!to.n) mixpi_bad_shapes(c, "there is no smallest of 0 elements");
+    return to.n > 0;
+}
+
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    if (!mixpi_reduces(ctx, "min", x, dim)) return NULL;
+    if (!mixpi_has_smallest(ctx, "min", x, dim)) return NULL;
     return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep));
 }
 MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    if (!mixpi_reduces(ctx, "argmin", x, dim)) return NULL;
+    if (!mixpi_has_smallest(ctx, "argmin", x, dim)) return NULL;
     return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep);
 }
 
@@ -27028,7 +27033,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
     if (!c) return NULL;
 
     /* One weight for each class; class weights do not train. */
-    if (!mixpi_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
+    if (!mixpi_is_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -27037,7 +27042,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
                           loss, mixp_dtype_name(weight->dtype), text, (double)classes);
         return NULL;
     }
-    if (mixpi_wants_grad(weight) && !mixpi_no_grad_now(ctx)) {
+    if (mixpi_wants_grad(weight) && !mixpi_is_no_grad(ctx)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "%s: weight requires a gradient, and class weights get none: pass "
                           "mixp_detach of it",
@@ -27142,7 +27147,7 @@ static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_t
     const mixp_op *op = mixp_op_builtin(id);
     const mixpi_entropy p = mixpi_entropy_of(d, id == MIXP_OP_NLL);
     mixp_tensor *weights = NULL;
-    if (id == MIXP_OP_CROSS_ENTROPY && mixpi_is_live(t) && mixpi_real(t->dtype))
+    if (id == MIXP_OP_CROSS_ENTROPY && mixpi_is_live(t) && mixpi_is_real(t->dtype))
         return mixpi_soft_entropy(ctx, x, t, d);
     if (mixpi_check_input(ctx, op, 0, 1, x) != MIXP_OK) return NULL;
     if (d->weight) weights = mixpi_class_weights(ctx, op->name, d->weight, mixpi_last_dim(x));
@@ -27191,7 +27196,7 @@ static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, con
 /* Do weights of elements repeat to x's shape, without making it larger? */
 static mixp_result mixpi_weights_fit(mixp_call *c, mixp_tensor *w, const char *name) {
     const mixp_tensor *x = c->in[0];
-    int fits = !w || (mixpi_is_live(w) && mixpi_real(w->dtype) && w->rank <= x->rank);
+    int fits = !w || (mixpi_is_live(w) && mixpi_is_real(w->dtype) && w->rank <= x->rank);
     for (int i = 1; w && fits && i <= w->rank; i++)
         fits = w->shape[w->rank - i] == 1 || w->shape[w->rank - i] == x->shape[x->rank - i];
     if (fits) return MIXP_OK;
@@ -27334,7 +27339,7 @@ static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
 }
 
 /* t to the power p, with slope 0 and this value where t is 0. */
-static mixp_tensor *mixpi_guarded_pow(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
+static mixp_tensor *mixpi_pow_except_0(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
     mixp_tensor *none = mixp_eq(ctx, t, mixpi_constant(ctx, 0.0));
     t = mixp_pow(ctx, mixp_masked_fill(ctx, t, none, 1.0f), p);
     return mixp_masked_fill(ctx, t, none, at_0);
@@ -27354,8 +27359,8 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
     if (order == inf) return mixp_max(ctx, t, p->dim, p->keep);
     if (order == (inf | 0x80000000u)) return mixp_min(ctx, t, p->dim, p->keep);
     if (p->order == 1.0f) return mixp_sum(ctx, t, p->dim, p->keep);
-    t = mixp_sum(ctx, mixpi_guarded_pow(ctx, t, p->order, at_0), p->dim, p->keep);
-    return mixpi_guarded_pow(ctx, t, 1.0f / p->order, at_0);
+    t = mixp_sum(ctx, mixpi_pow_except_0(ctx, t, p->order, at_0), p->dim, p->keep);
+    return mixpi_pow_except_0(ctx, t, 1.0f / p->order, at_0);
 }
 
 /* Does x have elements along dim? A norm of a negative order needs one. */
@@ -27952,7 +27957,7 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     mixp_context *ctx = c->ctx;
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
-    if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
+    if (mixpi_slope_is_factor(k->op)) return mixp_scale(ctx, d, k->p);
 
     /* Above 0 the slope is 1; what is it below? */
     switch (k->op) {
@@ -28098,7 +28103,7 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     for (i = 0; in && i < c->n_in; i++) {
         in[i] = c->in[i];
         if (!in[i]) continue;
-        if (mixpi_real(in[i]->dtype)) in[i] = mixpi_tangent_or_zeros(c, i);
+        if (mixpi_is_real(in[i]->dtype)) in[i] = mixpi_tangent_or_zeros(c, i);
         required = i + 1;
     }
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
@@ -28148,7 +28153,7 @@ static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
 }
 
 /* The operator of a call; in a tangent, the operator of the program whose tangent it is. */
-static const char *mixpi_called(const mixp_call *c) {
+static const char *mixpi_operator_name(const mixp_call *c) {
     const char *of = mixpi_entry_of(c)->tangent_of;
     return of ? of : c->op->name;
 }
@@ -28173,7 +28178,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* What is applied now is a part of the tangent of this operator. */
-    c->ctx->tape.tangent_of = mixpi_called(c);
+    c->ctx->tape.tangent_of = mixpi_operator_name(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
@@ -28223,7 +28228,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     /* A y that does not depend on x has a tangent of zeros. */
     if (r != MIXP_OK) return NULL;
     if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
-    if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
+    if (d) d->own.derivative = !mixpi_is_no_grad(ctx) && !d->own.cut;
     return d;
 }
 
@@ -28241,7 +28246,7 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "gradient" MIXPI_ASK_X);
 
     /* The tangent itself: real, and of the shape of x. */
-    if (!mixpi_real(d->dtype))
+    if (!mixpi_is_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                  "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");
@@ -28299,9 +28304,6 @@ struct mixp_scaler {
 
 /* --- rules ------------------------------------------------------------------------------ */
 
-/* Tests the bits, because fast-math would delete a comparison. */
-static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
-
 /* Is x in [2^-126, 2^126], where both x and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x) {
     return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
@@ -28346,10 +28348,11 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
-    return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
-           mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale) &&
-           mixpi_finite((double)d->low_largest);
+    return mixpi_f64_is_finite(d->growth_factor) && mixpi_f64_is_finite(d->backoff_factor) &&
+           mixpi_f64_is_finite((double)d->init_scale) &&
+           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale) &&
+           mixpi_f64_is_finite((double)d->recovery_scale) &&
+           mixpi_f64_is_finite((double)d->low_largest);
 }
 
 /* Returns what is wrong with the factors and intervals of a rule, or NULL. */
@@ -28470,7 +28473,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
-    s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
+    s->state = (mixp_scaler_state *)mixpi_owned_alloc(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
 
     s->next = (mixp_scaler *)ctx->training.scalers;
@@ -28589,7 +28592,7 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
         return "a counter is negative";
     if (in->ahead != 0.0f && !mixpi_scale_is_usable(in->ahead))
         return "ahead is neither 0 nor in [2^-126, 2^126]";
-    if (!mixpi_finite((double)in->largest) || !mixpi_finite((double)in->peak) ||
+    if (!mixpi_f64_is_finite((double)in->largest) || !mixpi_f64_is_finite((double)in->peak) ||
         in->largest < 0.0f || in->peak < 0.0f)
         return "largest or peak is negative, Inf or NaN";
     return NULL;
@@ -28684,7 +28687,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
     mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
-    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
+    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_is_real(loss->dtype)) return MIXP_OK;
     if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
     s->began = 1; /* a loss of this update is known */
     memset(&k, 0, sizeof k);
@@ -28813,7 +28816,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
-        !logits->own.from_tape || mixpi_no_grad_now(ctx))
+        !logits->own.from_tape || mixpi_is_no_grad(ctx))
         return 0;
     memset(&reader, 0, sizeof reader);
     reader.ctx = scaler->ctx;
@@ -28953,10 +28956,10 @@ struct mixp_optimizer {
 
 /* Allocates zeroed memory that is freed with the optimizer. Returns NULL with the error set. */
 static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes) {
-    return mixpi_owned(opt->ctx, opt, bytes, 0);
+    return mixpi_owned_alloc(opt->ctx, opt, bytes, 0);
 }
 static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes) {
-    return mixpi_owned(opt->ctx, opt, bytes, 1);
+    return mixpi_owned_alloc(opt->ctx, opt, bytes, 1);
 }
 
 /* Fails while the averages are in the weights. */
@@ -29105,8 +29108,8 @@ MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     return d;
 }
 
-static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
-static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
+static int mixpi_is_at_least_0(double x) { return mixpi_f64_is_finite(x) && x >= 0.0; }
+static int mixpi_is_beta(double x) { return mixpi_is_at_least_0(x) && x < 1.0; }
 
 /* Do steps divide by a second moment? */
 static int mixpi_has_v(mixp_optimizer_kind kind) {
@@ -29126,7 +29129,7 @@ static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad ||
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_is_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
-    return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    return mixpi_is_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
@@ -29140,20 +29143,20 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
         return "Adagrad's eps must be above 0: start from the defaults";
-    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_at_least_0(g->lr_decay))
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_is_at_least_0(g->lr_decay))
         return "lr_decay must be finite and at least 0";
-    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_at_least_0(g->momentum_decay))
+    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_is_at_least_0(g->momentum_decay))
         return "momentum_decay must be finite and at least 0";
-    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
+    return mixpi_is_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
 /* Returns what is wrong with a group, or NULL. */
 static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
-    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
-    if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->lr)) return "lr must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
-    if (!mixpi_finite(g->dampening)) return "dampening must be finite";
+    if (!mixpi_f64_is_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
     return NULL;
@@ -29267,7 +29270,7 @@ static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
     if (wrong) return wrong;
     if (!(s->start_factor >= 0.0 && s->start_factor <= 1.0))
         return "schedule.start_factor must lie in [0,1]";
-    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_at_least_0(s->power))
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_is_at_least_0(s->power))
         return "schedule.power must be finite and at least 0";
     if (s->kind != MIXP_SCHEDULE_FUNCTION) return NULL;
     if (!s->factor) return "schedule.factor is NULL";
@@ -29281,7 +29284,7 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     if (s->warmup < 0) return "schedule.warmup is negative";
     wrong = mixpi_schedule_part_wrong(s);
     if (wrong) return wrong;
-    if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
+    if (!mixpi_is_at_least_0(s->min_factor) || s->min_factor > 1.0)
         return "schedule.min_factor must lie in [0,1]";
     return NULL;
 }
@@ -29291,7 +29294,7 @@ static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
     if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is not a mixp_spike_of";
     if (r->window == 0) r->window = 128;
     if (r->max_in_a_row == 0) r->max_in_a_row = 8;
-    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!mixpi_is_at_least_0(r->z)) return "spike.z must be finite and at least 0";
     if (!(r->z > 0.0)) r->z = 6.0;
     if (r->window >= 4 && r->window <= 4096) return NULL;
     return "spike.window must lie in [4, 4096]";
@@ -29328,7 +29331,7 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
 static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     const mixp_muon_settings *m = &d->muon;
     if (d->kind != MIXP_OPTIMIZER_MUON) return NULL;
-    if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
+    if (!mixpi_f64_is_finite(m->a) || !mixpi_f64_is_finite(m->b) || !mixpi_f64_is_finite(m->c))
         return "muon.a, muon.b and muon.c must be finite";
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
     if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
@@ -29362,13 +29365,13 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if (!wrong) wrong = mixpi_spike_resolve(spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
-    if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
+    if (!mixpi_is_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
     if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
         wrong = "centered subtracts two moments, which must be f32: set states.v to "
                 "MIXP_MOMENT_F32";
-    if (!mixpi_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
+    if (!mixpi_is_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
         wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }
@@ -29623,7 +29626,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
+    if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
         code = MIXP_ERR_DTYPE;
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
@@ -29993,7 +29996,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
     const char *wrong;
-    mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
+    mixp_result r = opt ? mixpi_check_memory(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
@@ -30281,7 +30284,7 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 }
 
 /* The table, as kernels see it, of the gradients to look at. */
-static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o) {
+static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
     return o->looks_own ? o->device_own_rows : o->device_rows;
 }
 
@@ -30289,7 +30292,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = mixpi_looked_at(o);
+    k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -30476,7 +30479,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = mixpi_looked_at(o);
+    k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -31064,7 +31067,7 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
-        if (!mixpi_at_least_0(factor))
+        if (!mixpi_is_at_least_0(factor))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                      "%s: schedule.factor returned %g for step %.0f: return a "
                                      "finite factor of at least 0",
@@ -31177,7 +31180,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
+    if (!mixpi_is_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
                                  "only measures",
@@ -32113,7 +32116,7 @@ static int mixpi_open(const char *path, int flags, mode_t mode) {
 
 /* Does errno say that this file system offers no such call? Network and shared drives, FUSE and
  * containers refuse a flush of a folder, or of any file. */
-static int mixpi_not_offered(void) {
+static int mixpi_is_not_offered(void) {
     return errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EOPNOTSUPP ||
            errno == EPERM || errno == EACCES || errno == EBADF;
 }
@@ -32124,7 +32127,7 @@ static int mixpi_sync(int descriptor) {
     if (fcntl(descriptor, F_FULLFSYNC) == 0) return 0;
 #  endif
     while (fsync(descriptor) != 0)
-        if (errno != EINTR) return mixpi_not_offered() ? 0 : -1;
+        if (errno != EINTR) return mixpi_is_not_offered() ? 0 : -1;
     return 0;
 }
 
@@ -32248,7 +32251,7 @@ static void mixpi_save_sync_folder(mixpi_save *s) {
     int folder, done;
     if (slash) slash[1] = '\0';
     folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
-    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_not_offered();
+    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
     if (!done)
         mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
@@ -33760,7 +33763,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
 /* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
  * take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
-    const int busy = mixpi_crew_busy(what->ctx, 1);
+    const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
     mixpi_text_pair *pairs;
@@ -33781,7 +33784,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_st_free(what->ctx, pairs);
     mixpi_st_free(what->ctx, kinds);
     mixpi_st_free(what->ctx, groups);
-    mixpi_crew_busy(what->ctx, busy);
+    mixpi_crew_set_busy(what->ctx, busy);
 }
 
 /* Collects the ranks' own buffers on rank 0, in memory that the caller releases. */
@@ -33967,8 +33970,8 @@ static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file)
 static int mixpi_number_is_good(mixpi_must must, double x) {
     const double most = 4611686018427387904.0; /* 2^62 */
     switch (must) {
-    case MIXPI_FINITE: return mixpi_finite(x);
-    case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
+    case MIXPI_FINITE: return mixpi_f64_is_finite(x);
+    case MIXPI_AT_LEAST_0: return mixpi_is_at_least_0(x);
     case MIXPI_BETA: return mixpi_is_beta(x);
     case MIXPI_SCALE: return mixpi_scale_is_usable((float)x);
     case MIXPI_SCALE_OR_0:
@@ -33977,7 +33980,7 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_FLAG: return x >= 0.0 && x <= 1.0;
     case MIXPI_LOSSY: return x >= 0.0 && x < 1073741824.0;
     case MIXPI_AMAX: return x >= 0.0;
-    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_finite(x);
+    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_f64_is_finite(x);
     default: return 0;
     }
 }
@@ -34343,7 +34346,7 @@ static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_i
 }
 
 /* Do the prefix and the pattern of desc exclude this tensor of the file? */
-static int mixpi_weights_pass_over(const mixp_weights_desc *desc, const char *name) {
+static int mixpi_weight_is_excluded(const mixp_weights_desc *desc, const char *name) {
     size_t n = desc->prefix ? strlen(desc->prefix) : 0;
     return strncmp(name, desc->prefix ? desc->prefix : "", n) != 0 ||
            !mixpi_is_chosen(desc, name + n);
@@ -34381,7 +34384,7 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
         else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
         else if (order > 0) {
             int state = (has_state && mixpi_is_state_name(there->e.name)) ||
-                        mixpi_weights_pass_over(desc, there->e.name);
+                        mixpi_weight_is_excluded(desc, there->e.name);
             there->wanted = 0;
             if (!state && !desc->allow_extra)
                 mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
@@ -34456,7 +34459,7 @@ static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *fil
     for (i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)) &&
-            !mixpi_weights_pass_over(desc, item->e.name))
+            !mixpi_weight_is_excluded(desc, item->e.name))
             desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
     }
 }
@@ -34541,7 +34544,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     if (result != MIXP_OK) return result;
 
     /* What is saved, as the description chooses. */
-    int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
+    int busy = mixpi_crew_set_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
 
@@ -34553,7 +34556,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_plan_save(&r, &plan);
 
     mixpi_state_free(&state);
-    mixpi_crew_busy(ctx, busy);
+    mixpi_crew_set_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
@@ -34827,11 +34830,11 @@ static size_t mixpi_rows_bytes(int sites) {
 }
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w) {
+static int mixpi_rows_to_clear(const mixpi_watch *w) {
     return w->n_sites > w->filled ? w->n_sites : w->filled;
 }
 
-static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+static int mixpi_guard_is_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
 /* Distance in updates to the next sample: about `every`. The distance varies because a constant
  * even distance would always hit the same one of two networks that are trained in turn. */
@@ -34866,7 +34869,7 @@ MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;
-    if (!mixpi_guard_on(ctx)) return 0;
+    if (!mixpi_guard_is_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
     words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
@@ -34905,7 +34908,7 @@ static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
 }
 
 /* Does the site's own state make it store f32? */
-static int mixpi_site_fell(const mixpi_site *site) {
+static int mixpi_site_stays_f32(const mixpi_site *site) {
     if (!site || site->pinned == 2) return 0;
     return site->pinned == 1 || site->fallen;
 }
@@ -34913,7 +34916,7 @@ static int mixpi_site_fell(const mixpi_site *site) {
 /* Must the site store f32 in this step? */
 static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
     if (site && site->pinned != 2 && ctx->watch->probing) return 1;
-    return mixpi_site_fell(site);
+    return mixpi_site_stays_f32(site);
 }
 
 /* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
@@ -35077,7 +35080,7 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 }
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
-static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
     int n;
     for (uint64_t sibling = 0;; sibling++) {
         const mixpi_site *site;
@@ -35179,7 +35182,7 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
 static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     mixpi_site *site;
     uint64_t hash;
-    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    int number = mixpi_visited_site(ctx->watch, v, &hash);
     if (!number) number = mixpi_site_new(ctx, hash);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
@@ -35198,7 +35201,7 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp
     mixpi_visit v;
     mixpi_site *site;
     int number;
-    if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
+    if (!mixpi_guard_is_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
     ctx->watch->reader = 0;
@@ -35381,7 +35384,7 @@ static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor
     const mixpi_site *site = mixpi_site_at(ctx, number);
     const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
     if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
-    if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
+    if (site->inspected == w->fresh || t->rank < 1 || mixpi_is_no_grad(ctx)) return 0;
     if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
     return (site->traits & MIXPI_ROUNDS) != 0;
 }
@@ -35533,7 +35536,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
 
 /* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */
 static int mixpi_is_data(const mixp_tensor *t) {
-    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    if (!t || !mixpi_is_real(t->dtype) || t->requires_grad || t->own.master) return 0;
     if (t->own.generation) return !t->own.watch.site && !t->own.from_tape;
     return !t->own.is_param && !t->own.backup;
 }
@@ -35648,7 +35651,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (through) out->own.watch.written = given[0]->own.watch.written;
     mixpi_note_constant(e, given);
     if (e->alias) e->site = 0; /* its memory has been looked at already */
-    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    if (e->alias || !mixpi_is_real(out->dtype)) return MIXP_OK;
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
@@ -35669,7 +35672,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 
 /* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
 static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
-    return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
+    return mixpi_guard_is_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
 }
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
@@ -35716,7 +35719,7 @@ static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     mixp_tensor *out = c->out;
     const mixp_dtype plain = out->dtype;
-    if (!mixpi_guard_on(c->ctx)) return;
+    if (!mixpi_guard_is_on(c->ctx)) return;
     if (site) site->carries = mixpi_class_carries(cls);
     out->dtype = mixpi_guarded_dtype(c->ctx, site, cls, c->n_in, c->in, plain);
     if (out->dtype != plain) out->own.watch.raised = plain;
@@ -36161,7 +36164,7 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     e->site = number;
     e->origin = origin;
     e->look = *look;
-    e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->dtype = site ? (mixpi_site_stays_f32(site) ? MIXP_F32 : site->low) : MIXP_F32;
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
     e->lost = site ? site->lost : 0.0;
     e->of_grad = e->also = e->operand = 0;
@@ -36343,7 +36346,7 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
 }
 
 /* The internal number of the site that users call i; 0 if there is no such site. */
-static int mixpi_site_listed(const mixpi_watch *w, int i) {
+static int mixpi_listed_site(const mixpi_watch *w, int i) {
     int n, at = -1;
     for (n = 0; w && n < w->n_sites && at < i; n++) at += mixpi_site_number(w, n + 1)->stores;
     return i < 0 || at < i ? 0 : n;
@@ -36352,7 +36355,7 @@ static int mixpi_site_listed(const mixpi_watch *w, int i) {
 MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
+    const int number = mixpi_listed_site(w, i);
     if (!number || !out) return 0;
     const mixpi_site *site = mixpi_site_at(ctx, number);
 
@@ -36379,7 +36382,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
 }
 /* --- what a sample shows ------------------------------------------------------------------- */
 
-static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which) {
+static const mixp_look *mixpi_look_of(const mixpi_watch *w, int number, int which) {
     return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
 }
 
@@ -36445,7 +36448,7 @@ static int mixpi_site_has_zero_weight(mixp_context *ctx, const mixpi_site *site)
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
-        if (!mixpi_real(read.dtype)) continue;
+        if (!mixpi_is_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
         if (found.zeros == found.count) return 1;
     }
@@ -36459,10 +36462,10 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         const int value =
-            mixpi_has_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
-                               mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
-        const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
-                                            mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+            mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
+                               mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_has_vanished(mixpi_look_of(w, site->from[i], MIXPI_LOOK_GRAD),
+                                            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
@@ -36496,7 +36499,7 @@ static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) 
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
-        if (!mixpi_real(read.dtype)) continue;
+        if (!mixpi_is_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;
     }
@@ -36511,7 +36514,7 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
     for (int n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
+        if (site->from[0] != from || !mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
         if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
     }
     return 0;
@@ -36524,7 +36527,8 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
     int i, bad = 0;
     if (!number) return 0;
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
+        if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
+            bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
     return bad;
@@ -36537,8 +36541,9 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     int n, scalar = 0;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
-        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+        const int bad = mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
+        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) &&
+            mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->count) {
             const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
             if (loss) return loss;
             scalar = -1;
@@ -36557,8 +36562,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
-            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
-            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite)
+            mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
+            !mixpi_look_of(w, n, MIXPI_LOOK_DATA)->nonfinite)
             return n;
     return 0;
 }
@@ -36568,10 +36573,10 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
-        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
+        mixpi_look_of(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
         return 0;
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
+        if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
 }
 
@@ -36586,7 +36591,7 @@ static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
         site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
-            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
+            if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
                 before = site->from[i];
     }
     return at;
@@ -36608,10 +36613,10 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
 static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
-    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    if (mixpi_look_of(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
     if (mixpi_inf_was_written(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
     return !mixpi_site_has_bad_weight(ctx, site);
@@ -36622,7 +36627,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     const mixpi_watch *w = ctx->watch;
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
-        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!mixpi_look_of(w, n, which)->nonfinite) continue;
         if (!best || mixpi_site_at(ctx, n)->place > mixpi_site_at(ctx, best)->place) best = n;
     }
     return best;
@@ -36638,7 +36643,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
+    if (mixpi_look_of(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
     if (mixpi_site_has_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
@@ -36664,8 +36669,8 @@ static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, in
 /* Computes the share of a site's variation that rounding lost. A variation below a millionth of the
  * largest value does not count. */
 static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int number) {
-    const mixp_look *row = mixpi_seen(w, number, MIXPI_LOOK_LOSS);
-    const double size = 1e-6 * (double)mixpi_seen(w, number, MIXPI_LOOK_VALUE)->largest;
+    const mixp_look *row = mixpi_look_of(w, number, MIXPI_LOOK_LOSS);
+    const double size = 1e-6 * (double)mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->largest;
     const double lost = (double)row->largest;
     float varied;
     double all;
@@ -36695,9 +36700,9 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
 /* Did this rank see the gradient of a site? For a cast that was left out, its producer's gradient
  * counts. */
 static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
-    if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
+    if (mixpi_look_of(w, number, MIXPI_LOOK_GRAD)->count) return 1;
     if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;
-    return !site->from[0] || mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD)->count;
+    return !site->from[0] || mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD)->count;
 }
 
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
@@ -36746,7 +36751,7 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (n == number || site->weights != first->weights || site->low != first->low) continue;
         if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
-        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+        if (mixpi_look_of(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
             site->why |= first->why & MIXPI_FELL_GRAD;
         site->why |= first->why & MIXPI_FELL_IMPRECISE;
         mixpi_site_raise(ctx, site);
@@ -36776,7 +36781,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
                     !value)
         ->flushed = 1.0; /* all values: zeros are in no count */
 }
@@ -36798,7 +36803,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
 static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
     for (int i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
         const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+        if (mixpi_site_stays_f32(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
     }
     return 0;
 }
@@ -36829,16 +36834,16 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixp_event_kind trouble;
     int of_grad;
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
     /* What the sample saw. */
-    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
-    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    site->value = *mixpi_look_of(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
-        site->scores = mixpi_seen(w, number, MIXPI_LOOK_LOSS)->largest;
+        site->scores = mixpi_look_of(w, number, MIXPI_LOOK_LOSS)->largest;
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
-        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+        site->grad = *mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD);
 
     site->samples++;
 
@@ -36937,7 +36942,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
         if (mixpi_site_can_fall(site))
-            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_look_of(w, n, MIXPI_LOOK_VALUE), 0);
     }
     for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
@@ -37082,8 +37087,8 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
-static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
-                                     int32_t bits) {
+static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scaler_state *state,
+                                             int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted, probed = w->probed;
 
@@ -37163,7 +37168,7 @@ static mixp_result mixpi_guard_updating(mixp_context *ctx) {
 }
 
 /* After a scaler's update. If the device can post, a step's result arrives one step later. */
-static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
+static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *s) {
     mixpi_watch *w = ctx->watch;
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
@@ -37173,13 +37178,13 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
-        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
+        return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, mixpi_update_bits(s)) : r;
     }
 
     /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
         r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
-        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
+        if (r == MIXP_OK) r = mixpi_guard_settle_update(ctx, &state, w->posted_bits);
     }
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
@@ -37195,7 +37200,7 @@ static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
     const mixp_scaler *s = (const mixp_scaler *)scaler;
     mixp_result r = MIXP_OK;
     ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
-    if (s) return mixpi_guard_scaled(ctx, s);
+    if (s) return mixpi_guard_take_state(ctx, s);
     r = mixpi_guard_updating(ctx);
     return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
 }
@@ -37205,7 +37210,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     mixp_result r;
-    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    if (!mixpi_guard_is_on(ctx)) return MIXP_OK;
     /* One rank may save on its own, so it must not ask the others. */
     if (mixpi_world(ctx) > 1) return MIXP_OK;
     r = mixpi_guard_settle(ctx);
@@ -37214,7 +37219,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
     r = mixpi_scaler_get(s, &state);
-    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
+    return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, w->posted_bits) : r;
 }
 /* --- on and off ---------------------------------------------------------------------------- */
 
@@ -37231,7 +37236,7 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
 static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
     mixp_format f;
     if (!out) return "out is NULL: pass a mixp_look";
-    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if (!mixpi_is_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
     if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is not a mixp_dtype";
     f = mixp_format_of(low);
     if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
@@ -37243,7 +37248,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
+    mixp_result r = mixpi_check_whole(t, "mixp_look_at");
     if (r != MIXP_OK) return r;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
@@ -37328,9 +37333,9 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
 
 /* Refuses a change of the guard or the observer inside a region or during a capture. A captured
  * step keeps the guard and the observer that it began with. */
-static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+static mixp_result mixpi_check_between_steps(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
-    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    if (!mixpi_regions_count(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a region or a scope is open; change the guard between steps, "
                              "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
@@ -37343,7 +37348,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     const char *wrong;
     mixpi_watch *w;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
 
@@ -37400,7 +37405,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!w || !w->on) return MIXP_OK;
     w->on = w->sampled = w->probing = w->fresh = w->posted = 0;
     w->force = w->deep = w->probe = 0;
@@ -37441,7 +37446,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
-    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+    if (!mixpi_is_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT to free the sites";
     if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
         return "64 patterns exist, which is the limit: pass one of them again to replace it, or "
@@ -37461,7 +37466,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     mixpi_pin *pin;
     int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_pin_wrong(ctx, pattern, dtype);
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
@@ -37489,13 +37494,13 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 /* --- retry --------------------------------------------------------------------------------- */
 
 /* Was the newest update skipped, and could another attempt succeed? */
-static int mixpi_retry_pays(mixp_scaler *s) {
+static int mixpi_retry_helps(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
     const mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
+    if (!mixpi_guard_is_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -37514,7 +37519,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     const int updated = update != scaler->retried;
     ctx->buffers.retries = 1;
     scaler->retried = update;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
+    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler)) {
         scaler->tries = 0;
         return 0;
     }
@@ -37544,7 +37549,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
-    int again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+    int again = !w->repeated && mixpi_check_whole(loss, "mixp_retry_loss") == MIXP_OK &&
                 mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
@@ -37566,7 +37571,7 @@ static void mixpi_trial_forget(mixp_context *ctx) {
 
 /* Takes what an observer needs, before anything is changed. */
 static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
-    mixp_result r = mixpi_guard_between(ctx, "mixp_observe");
+    mixp_result r = mixpi_check_between_steps(ctx, "mixp_observe");
     if (r != MIXP_OK || !observer) return r;
     if (!mixpi_watch_of(ctx)) return MIXP_ERR_MEMORY;
     if (!ctx->watch->capacity) r = mixpi_watch_room(ctx, MIXPI_OBSERVED_SITES);
@@ -37776,7 +37781,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
 static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
-    w->filled = mixpi_rows_filled(w);
+    w->filled = mixpi_rows_to_clear(w);
     w->n_sites = w->full = w->full_reported = w->stored = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
@@ -37880,7 +37885,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->stored = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
-    w->filled = mixpi_rows_filled(w);
+    w->filled = mixpi_rows_to_clear(w);
     r = mixpi_rows_reach(ctx, w->filled);
     return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
 }
@@ -37916,7 +37921,7 @@ static void mixpi_watch_words(const mixp_context *ctx, double *row) {
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
     mixpi_watch *w = ctx->watch;
-    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
+    const int on = mixpi_guard_is_on(ctx), decides = on && !ctx->capture.active;
     const int fresh = decides && w->fresh, alone = mixpi_world(ctx) == 1;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
 
@@ -37940,7 +37945,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
 
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
-    if (!mixpi_guard_on(ctx) || ctx->capture.active) return MIXP_OK;
+    if (!mixpi_guard_is_on(ctx) || ctx->capture.active) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 
@@ -38008,7 +38013,7 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
-static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what, const char *why) {
+static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
     mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
                       ctx->ranks.size, what, why);
@@ -38023,11 +38028,11 @@ static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *wh
     const char *why;
     int before;
     if (k->size < 2) return MIXP_OK;
-    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    if (!hook) return mixpi_ranks_report(ctx, what, "mixp_ranks_desc lacks this hook");
     before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, what, why);
+    return mixpi_ranks_report(ctx, what, why);
 }
 
 /* Tells the hooks that a captured step was started again. */
@@ -38035,11 +38040,11 @@ MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
-    return mixpi_ranks_heard(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
+    return mixpi_ranks_report(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
+    mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_sum"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
@@ -38047,7 +38052,7 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
+    mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_max"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
@@ -38055,7 +38060,7 @@ MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
 }
 
 /* Returns what the other ranks knew before. */
-static int mixpi_ranks_busy(mixp_context *ctx, int on) {
+static int mixpi_ranks_set_busy(mixp_context *ctx, int on) {
     const int before = ctx->busy;
     if (on == before) return before;
     ctx->busy = on;
@@ -38065,7 +38070,7 @@ static int mixpi_ranks_busy(mixp_context *ctx, int on) {
 
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    mixpi_ranks_busy(ctx, on != 0);
+    mixpi_ranks_set_busy(ctx, on != 0);
     return MIXP_OK;
 }
 
@@ -38209,7 +38214,7 @@ static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+    return mixpi_ranks_report(ctx, "the wait for gradients", why);
 }
 /* --- where the gradients lie --- */
 
@@ -39676,7 +39681,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
-    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
+    if (mixpi_scaled_is_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
@@ -40512,7 +40517,8 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
 
 static const mixpi_crew mixpi_ranks_door = {
     /* context */
-    mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
+    mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share,
+    mixpi_ranks_set_busy,
     /* walk */
     mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_pass, mixpi_exchange_end,
     mixpi_exchange_forget, mixpi_exchange_lose,

@@ -919,8 +919,8 @@ inline bool is_capture_error(cudaError_t e) {
     return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState;
 }
 
-/* The result of a CUDA call. Clears the error that the call left for cudaGetLastError. */
-inline mixp_result checked(State *s, cudaError_t e, const char *what) {
+/* Returns the result of a CUDA call. Reports an error, and clears it for cudaGetLastError. */
+inline mixp_result report_error(State *s, cudaError_t e, const char *what) {
     char text[256];
     if (e == cudaSuccess) return MIXP_OK;
     cudaGetLastError();
@@ -963,7 +963,7 @@ inline mixp_result report_fault(State *s) {
 
     /* Clear the fault, and let later steps be applied. */
     *(volatile uint64_t *)&s->shared->fault = 0;
-    checked(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    report_error(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
 
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
     static const char *const texts[][3] = { { "", "", "" },
@@ -992,15 +992,16 @@ inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder :
  *
  *     Kernel k(x);                                    the context, its GPU made current
  *     if (!k.state) return MIXP_ERR_ORDER;
- *     return k.launched("softmax", MIXPI_LAUNCH(softmax_rows, grid, 256, 0, k.stream, ...));
+ *     return k.report("softmax", MIXPI_LAUNCH(softmax_rows, grid, 256, 0, k.stream, ...));
  */
 class Kernel {
 public:
     explicit Kernel(const mixp_exec *x)
         : state(state_of(x)), stream(state ? queue_of(state) : NULL),
           on(state ? state->ordinal : -1) {}
-    mixp_result launched(const char *what, cudaError_t e)
-    { return checked(state, on.error != cudaSuccess ? on.error : e, what); }
+    /* Returns the result of a launch, or of the call that made the GPU current. */
+    mixp_result report(const char *what, cudaError_t e)
+    { return report_error(state, on.error != cudaSuccess ? on.error : e, what); }
     State       *state;
     cudaStream_t stream;
 private:
@@ -1175,7 +1176,7 @@ inline void host_free(mixp_allocator from, void *p) {
 inline mixp_result check_pointer(State *s, const void *p, const char *what) {
     if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
     cudaPointerAttributes a = {};
-    mixp_result r = checked(s, cudaPointerGetAttributes(&a, p), what);
+    mixp_result r = report_error(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
         return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
@@ -1188,7 +1189,7 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
 inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     *p = NULL;
     const mixp_allocator &from = s->device;
-    if (!from.allocate) return checked(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
+    if (!from.allocate) return report_error(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
 
@@ -1207,7 +1208,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
 /* Frees p when no queued work uses p any more. cudaFree waits; the user's allocator need not. */
 inline void memory_free(State *s, void *p) {
     if (p && s->device.allocate) s->device.release(p, s->device.user);
-    else if (p) checked(s, cudaFree(p), "release");
+    else if (p) report_error(s, cudaFree(p), "release");
 }
 
 void *device_allocate(const mixp_exec *x, size_t bytes) {
@@ -1218,7 +1219,7 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
         refuse_in_capture(k.state, "allocation");
         return NULL;
     }
-    if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
+    if (k.report("allocation", cudaSuccess) != MIXP_OK) return NULL;
     return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
 
@@ -1258,7 +1259,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyDefault, s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
-        r = checked(s, e, "upload");
+        r = report_error(s, e, "upload");
         done += n;
     }
     return r;
@@ -1268,7 +1269,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
+    return report_error(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
+                        "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -1277,7 +1279,7 @@ inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
 inline mixp_result check_stream(State *s, const char *what) {
     if (!s->given || s->capture) return MIXP_OK;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    mixp_result r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
+    mixp_result r = report_error(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
                "the program captures this stream; use mixp_capture_begin instead");
@@ -1352,8 +1354,8 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     g->count++;
 
     /* Record the copy from the stage. */
-    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
-                "upload");
+    r = report_error(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+                     "upload");
     return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
@@ -1390,7 +1392,7 @@ mixp_result device_wait(const mixp_exec *x) {
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return refuse_in_capture(k.state, "waiting");
     mixp_result r = check_stream(k.state, "waiting");
-    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    if (r == MIXP_OK) r = k.report("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? report_fault(k.state) : r;
 }
 
@@ -1403,8 +1405,7 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
 
     mixp_result r = check_stream(k.state, "download");
     if (r == MIXP_OK)
-        r = k.launched("download",
-                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
+        r = k.report("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
@@ -1422,7 +1423,7 @@ inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (e == cudaSuccess && !s->post_sent[slot])
         e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
     if (e == cudaSuccess) s->post_bytes[slot] = bytes;
-    return checked(s, e, "pinned memory");
+    return report_error(s, e, "pinned memory");
 }
 
 mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
@@ -1433,9 +1434,10 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     mixp_result r = check_stream(s, "post");
     if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.launched("post",
-                       cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
-    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+        r = k.report("post",
+                     cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
+    return r == MIXP_OK ? report_error(s, cudaEventRecord(s->post_sent[slot], k.stream), "post")
+                        : r;
 }
 
 /* Reports the fault that kernels recorded. Deferred while the program captures the stream. */
@@ -1448,7 +1450,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
     Kernel k(x);
     State *s = k.state;
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
-    mixp_result r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
+    mixp_result r = report_error(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
     return r == MIXP_OK ? report_unless_captured(s) : r;
 }
@@ -1486,8 +1488,8 @@ void graph_free(const mixp_exec *x, void *graph) {
     if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
 
     /* Wait for replays that read the graph's blocks. */
-    if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
-    if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
+    if (g->exec) k.report("graph", cudaGraphExecDestroy(g->exec));
+    if (g->blocks) k.report("graph", cudaStreamSynchronize(k.state->stream));
 
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
     while (g->blocks) {
@@ -1516,14 +1518,13 @@ mixp_result capture_begin(mixp_exec *x) {
                    "a capture is already active; call mixp_capture_end first");
     mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
-    r = k.launched("capture", load_recorded());
+    r = k.report("capture", load_recorded());
     if (r != MIXP_OK) return r;
 
     /* Begin to record, on the stream that is used for nothing else. */
     Graph *g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
-    r = k.launched("capture",
-                   cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
+    r = k.report("capture", cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
     if (r != MIXP_OK) {
         host_free(x->host, g);
         return r;
@@ -1546,8 +1547,8 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
 
     /* Make the recorded kernels a graph that can run. */
     cudaGraph_t recorded = NULL;
-    mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
-    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    mixp_result r = k.report("capture", cudaStreamEndCapture(s->recorder, &recorded));
+    if (r == MIXP_OK) r = k.report("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) clear_error(cudaGraphDestroy(recorded));
 
     /* Fill the stages of uploads that every replay repeats. */
@@ -1585,10 +1586,10 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = check_stream(k.state, "replay");
     for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.launched("replay",
-                       MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+        r = k.report("replay",
+                     MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
 
-    return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
+    return r == MIXP_OK ? k.report("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
 /* --- a context's state ----------------------------------------------------------------- */
@@ -1644,13 +1645,13 @@ inline cudaError_t open_pinned(State *s) {
 
 inline mixp_result open_memory(State *s) {
     void *p = NULL;
-    mixp_result r = checked(s, open_pinned(s), "pinned memory");
+    mixp_result r = report_error(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
     if (r == MIXP_OK)
-        r = checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+        r = report_error(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
     if (r != MIXP_OK) return r;
-    return checked(
+    return report_error(
         s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
         "a known answer");
 }
@@ -1717,7 +1718,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
                                    ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
-    mixp_result r = checked(s, e, "stream");
+    mixp_result r = report_error(s, e, "stream");
     if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
 
@@ -1890,16 +1891,16 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
-        return kernel.launched("convert",
-                               MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
-                                            map_threads, 0, kernel.stream, c));
-    return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
-                                                   map_threads, 0, kernel.stream, c));
+        return kernel.report("convert",
+                             MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                                          map_threads, 0, kernel.stream, c));
+    return kernel.report("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
+                                                 map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert",
-                           cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
+    return kernel.report("convert",
+                         cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -1965,10 +1966,10 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
 
     if (pattern == 0)
-        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+        return kernel.report("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
-    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                                k->dst, k->n, pattern, is_wide(k->dst)));
+    return kernel.report("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                              k->dst, k->n, pattern, is_wide(k->dst)));
 }
 /* --- shapes ------------------------------------------------------------------------------- *
  *
@@ -2022,7 +2023,7 @@ inline Axes dense_axes(int rank, const int64_t *shape) {
 }
 
 /* Drops axes of one element, and merges neighbours that all arrays step through evenly. */
-inline Axes merged(const Axes &x) {
+inline Axes merge_axes(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
     for (int i = 0; i < x.rank; i++) {
@@ -2087,7 +2088,7 @@ inline Axes copy_axes(const mixp_copy_args *k) {
     for (int i = 1; i < k->rank; i++)
         for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
             swap_axes(&x, j, j - 1);
-    return merged(x);
+    return merge_axes(x);
 }
 
 /* Copies elements of 16, 8, 4, 2 or 1 bytes as bits. */
@@ -2272,9 +2273,9 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (find_transpose(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.launched("copy",
-                           bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
+    if (find_transpose(&c)) return kernel.report("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.report("copy",
+                         bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }
 /* --- functions of an element -------------------------------------------------------------- */
 
@@ -2796,7 +2797,7 @@ inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const 
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+    return k->report(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
 
 }   /* namespace */
@@ -2813,8 +2814,8 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
-    const bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &source = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    const bool alone = mixpi_slope_is_factor(k->op) != 0;
+    const mixp_in &source = alone ? nothing_in : mixpi_slope_reads_result(k->op) ? k->y : k->a;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !source.data) return MIXP_ERR_ARGUMENT;
 
@@ -2841,7 +2842,7 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     /* Note whether the loss is Inf or NaN before y may overwrite it. */
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
-        r = kernel.launched(
+        r = kernel.report(
             "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
 
@@ -2866,7 +2867,7 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
     d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
     d.wide = is_wide(k->y) && is_wide(k->a);
-    return kernel.launched(
+    return kernel.report(
         "dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0, kernel.stream, d));
 }
 
@@ -2884,8 +2885,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    return on.launched("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
-                                              map_threads, 0, on.stream, job));
+    return on.report("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
+                                            map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {
@@ -3227,9 +3228,9 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
-    return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                          grid_for(m->groups, map_threads), map_threads, 0,
-                                          k->stream, *m));
+    return k->report(what,
+                     MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
+                                  grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -3245,10 +3246,9 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     bool by_block = m.outputs < 1024 && m.runs > 32;
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
-        return k->launched(what,
-                           MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
-                                        warp_size * sums_each, 0, k->stream, m));
-    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+        return k->report(what, MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
+                                            warp_size * sums_each, 0, k->stream, m));
+    return k->report(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
@@ -3281,7 +3281,7 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
                                            : strided_kernels(fn).rows;
     const unsigned grid = grid_for(m->groups * m->runs, columns ? threads : 1);
     mixp_result r =
-        k->launched(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
+        k->report(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
@@ -3292,7 +3292,7 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, con
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
     if (!k.state) return MIXP_ERR_ORDER;
-    split_axes(m, merged(axes), sums);
+    split_axes(m, merge_axes(axes), sums);
     if (m->outputs == 0) return MIXP_OK;
     if (!m->y.data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
@@ -3479,14 +3479,14 @@ static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_arg
     CompareJob job;
     memset((void *)&job, 0, sizeof job);
     job.how = k->how;
-    job.axes = merged(axes);
+    job.axes = merge_axes(axes);
     job.count = count_of(axes);
     job.a = k->a;
     job.b = k->b;
     job.y = k->y;
     if (job.count <= 0) return MIXP_OK;
-    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
-                                               map_threads, 0, on.stream, job));
+    return on.report("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
+                                             map_threads, 0, on.stream, job));
 }
 
 /* --- reductions and losses --------------------------------------------------------- */
@@ -3792,8 +3792,8 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
-                                                 quantise_threads, 0, on->stream, *q));
+    return on->report("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
+                                               quantise_threads, 0, on->stream, *q));
 }
 
 /* --- recode --- */
@@ -4056,7 +4056,7 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
     /* Find the array's amax, if its scale needs one; then quantise. */
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
-    return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+    return on.report("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
@@ -4069,9 +4069,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
-    return on.launched("recode", MIXPI_LAUNCH(recode_eights,
-                                              grid_for(k->rows * k->cols / 8, quantise_threads),
-                                              quantise_threads, 0, on.stream, q));
+    return on.report("recode",
+                     MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
+                                  quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -4079,9 +4079,9 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched("hadamard",
-                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
-                                    on.stream, *k));
+    return on.report("hadamard",
+                     MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
+                                  on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -4089,8 +4089,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched(
-        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
+    return on.report("turn",
+                     MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
@@ -4108,12 +4108,12 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    mixp_result r = on.launched(
+    mixp_result r = on.report(
         "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
 
     /* Join the parts. */
-    return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
+    return on.report("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }
 /* ==== 4. ROWS ============================================================== >>rows ====
  *
@@ -4737,7 +4737,7 @@ static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_arg
     if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
+    return on.report("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
 static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
@@ -4749,7 +4749,7 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
+    return on.report("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
 static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
@@ -4780,11 +4780,11 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixp_result r = MIXP_OK;
-    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_launch_entropy(on, job));
+    if (k->rows > 0) r = on.report("cross_entropy", mixpi_cuda_launch_entropy(on, job));
     if (r != MIXP_OK || k->each) return r;
 
     /* Reduce the losses to their mean, or to their sum. */
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+    return on.report("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
@@ -4797,7 +4797,7 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
+    return on.report("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
 }
 
 template <mixp_dtype D>
@@ -4850,12 +4850,12 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
 
     /* Count the rows, compute each row's loss and gradient, then the mean of the losses. */
     mixp_result r =
-        on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+        on.report("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
     if (r == MIXP_OK && job.rows > 0)
-        r = on.launched("cross_entropy", mixpi_cuda_launch_both(on, job));
+        r = on.report("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy",
-                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
+    return on.report("cross_entropy",
+                     MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }
 namespace {
 
@@ -5296,9 +5296,9 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = norm_kernel(job);
     if (kept)
-        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
-    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+        return on.report("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                              team_threads, 0, on.stream, job));
+    return on.report("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
 /* Computes the sum in a separate kernel, then its norm. */
@@ -5331,8 +5331,8 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
-    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
+    return on.report("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                              team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
@@ -5361,15 +5361,15 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     mixp_result r = MIXP_OK;
     if (k->rows > 0 && (sums || k->da.data)) {
         const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
-        r = on.launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                                      (unsigned)threads, 0, on.stream, job));
+        r = on.report("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                                    (unsigned)threads, 0, on.stream, job));
     }
     if (r != MIXP_OK || !sums) return r;
 
     /* Add the slices' sums. */
-    return on.launched("norm_backward",
-                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
-                                    join_cols * join_rows, 0, on.stream, job, slices));
+    return on.report("norm_backward",
+                     MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                                  join_cols * join_rows, 0, on.stream, job, slices));
 }
 namespace {
 
@@ -5697,9 +5697,9 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0) return MIXP_OK;
-    return on.launched("embedding",
-                       MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
-                                    team_threads, 0, on.stream, job));
+    return on.report("embedding",
+                     MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                                  team_threads, 0, on.stream, job));
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
@@ -5731,16 +5731,16 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
     const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    mixp_result r = on.launched("embedding_backward",
-                                MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
-                                             team_threads, 0, on.stream, job, to, each));
+    mixp_result r = on.report("embedding_backward",
+                              MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
+                                           team_threads, 0, on.stream, job, to, each));
     if (r != MIXP_OK || k->cols <= 0) return r;
 
     /* Add the rows of each id. */
     const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
     const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
-    return on.launched("embedding_backward", MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads,
-                                                          0, on.stream, job, to));
+    return on.report("embedding_backward",
+                     MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -5752,8 +5752,8 @@ static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args 
     if (k->y.accumulate || (count > 0 && k->n <= 0)) return MIXP_ERR_ARGUMENT;
     if (count <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
-    return on.launched("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
-                                              team_threads, 0, on.stream, job));
+    return on.report("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
+                                            team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
@@ -5767,13 +5767,13 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     job.fault = fault_flag(on.state);
     if (is_kept_gather(*k)) {
         int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
-        return on.launched("gather_backward",
-                           MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
-                                        (unsigned)(warps * warp_size),
-                                        (size_t)(warps * gather_row_size(*k)), on.stream, job));
+        return on.report("gather_backward",
+                         MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
+                                      (unsigned)(warps * warp_size),
+                                      (size_t)(warps * gather_row_size(*k)), on.stream, job));
     }
-    return on.launched("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
-                                                       team_threads, 0, on.stream, job));
+    return on.report("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
+                                                     team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -5789,16 +5789,16 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    mixp_result r = on.launched("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
-                                                     team_threads, 0, on.stream, job));
+    mixp_result r = on.report("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
+                                                   team_threads, 0, on.stream, job));
     if (r != MIXP_OK) return r;
 
     /* Rotate the pairs, 8 a thread where addresses allow it. */
     if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
-        return on.launched("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
-                                                team_threads, 0, on.stream, job));
-    return on.launched("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
-                                            0, on.stream, job));
+        return on.report("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
+                                              team_threads, 0, on.stream, job));
+    return on.report("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
+                                          0, on.stream, job));
 }
 /* The macros of rows.cu: no later room computes rows. */
 #undef MIXPI_ROWS
@@ -6016,8 +6016,8 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     if (!is_real(k->a.dtype) || !is_real_or_absent(k->y)) return MIXP_ERR_DTYPE;
     if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
-    return on.launched("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
-                                           team_threads, 0, on.stream, *k, lanes));
+    return on.report("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
+                                         team_threads, 0, on.stream, *k, lanes));
 }
 
 static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_backward_args *k) {
@@ -6028,8 +6028,8 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
         return MIXP_ERR_DTYPE;
     if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
     if (count <= 0) return MIXP_OK;
-    return on.launched("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
-                                                    team_threads, 0, on.stream, *k));
+    return on.report("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
+                                                  team_threads, 0, on.stream, *k));
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
@@ -6043,15 +6043,15 @@ static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const m
     job.to = ranks;
     const unsigned pieces = grid_for(k->rows * ceil_div(k->cols, sort_room), 1);
     mixp_result r =
-        on->launched("topk", MIXPI_LAUNCH(topk_pieces, pieces, team_threads, 0, on->stream, job));
+        on->report("topk", MIXPI_LAUNCH(topk_pieces, pieces, team_threads, 0, on->stream, job));
 
     /* Merge runs in pairs; the last pass writes the index. */
     for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
         job.from = job.to;
         job.to = job.from == ranks ? ranks + count : ranks;
         if (2 * job.width >= k->cols) job.to = NULL;
-        r = on->launched("topk", MIXPI_LAUNCH(topk_merge, grid_for(count, team_threads),
-                                              team_threads, 0, on->stream, job));
+        r = on->report("topk", MIXPI_LAUNCH(topk_merge, grid_for(count, team_threads), team_threads,
+                                            0, on->stream, job));
     }
     return r;
 }
@@ -6064,10 +6064,10 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (!on.state) return MIXP_ERR_ORDER;
     if (count <= 0) return MIXP_OK;
     if (k->cols <= topk_short)
-        return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
-                                                team_threads, 0, on.stream, *k));
+        return on.report("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
+                                              team_threads, 0, on.stream, *k));
     if (!is_topk_sorted(*k)) return mixpi_cuda_merge_topk(&on, x, k);
-    return on.launched(
+    return on.report(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));
 }
 /* ==== 5. OPTIMIZERS ================================================== >>optimizers ====
@@ -6850,25 +6850,25 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_sta
     Prepare then = {};
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
     job.plan = NULL;
-    return k.launched("grad_stats",
-                      MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                                   look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                                   args->plan ? *args->plan : no_plan, then));
+    return k.report("grad_stats",
+                    MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                                 look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                                 args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched(
+    return k.report(
         "clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("prepare",
-                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
-                                   prepare_of(k.state, args->step, args->scaler)));
+    return k.report("prepare",
+                    MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
+                                 prepare_of(k.state, args->step, args->scaler)));
 }
 
 /* Does the table need the kernel for small states and all kinds? */
@@ -6883,19 +6883,19 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     auto kernel = wide ? update_chunks<true, false> : update_chunks<false, false>;
     if (args->lost) kernel = wide ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update",
-                      MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
-                                   *args->plan, args->rows, args->count, args->step, args->lost));
+    return k.report("update",
+                    MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                 *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance",
-                      MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
-                                   args->scaler, args->wide, args->narrow, args->forgives,
-                                   args->falls, &k.state->block->stop,
-                                   mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+    return k.report("advance",
+                    MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
+                                 args->scaler, args->wide, args->narrow, args->forgives,
+                                 args->falls, &k.state->block->stop,
+                                 mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -6908,8 +6908,7 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
     const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.launched("restore",
-                      MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
+    return k.report("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -6919,8 +6918,8 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
-    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
-                                           0, k.stream, *args, mixpi_look_limits_of(args->low)));
+    return k.report("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
+                                         0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -6928,8 +6927,8 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
     if (!k.state) return MIXP_ERR_ORDER;
     mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
-    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
-                                            job, &k.state->block->stop));
+    return k.report("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan, job,
+                                          &k.state->block->stop));
 }
 /* ==== 6. GEMM ============================================================== >>gemm ====
  *
@@ -7420,7 +7419,7 @@ inline mixp_result report_failure(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
         return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
-    if (before != cudaSuccess) return checked(s, before, "cuBLASLt");
+    if (before != cudaSuccess) return report_error(s, before, "cuBLASLt");
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
@@ -7505,7 +7504,7 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     if (s->capture) return refuse_in_capture(s, "a product of a shape that no step had before");
     mixp_result r = MIXP_OK;
     if (key.flags & alpha_on_device)
-        r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
+        r = report_error(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
     if (r != MIXP_OK) return r;
     if (s->plans->count >= most_plans) plans_clear(s);
     Plan *p = (Plan *)host_new(s->host, sizeof *p);
@@ -7556,9 +7555,9 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched("gemm",
-                       MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
-                                    k->stream, out, dst, from, has_aligned_rows(from)));
+    return k->report("gemm",
+                     MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
+                                  k->stream, out, dst, from, has_aligned_rows(from)));
 }
 
 inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
@@ -7646,7 +7645,7 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
 
     if (from) clear_error(cudaEventDestroy(from));
     if (to) clear_error(cudaEventDestroy(to));
-    return k->launched("gemm", e);
+    return k->report("gemm", e);
 }
 
 /* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
@@ -7722,8 +7721,8 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
-                                            c, sums, g.bias, has_aligned_rows(c)));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c, c,
+                                          sums, g.bias, has_aligned_rows(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
@@ -7745,8 +7744,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
-                                            0, k->stream, g));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
+                                          0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
@@ -7810,9 +7809,11 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
     if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
     if (g.batch != 1) return "an epilogue needs batch 1";
-    if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
+    const bool no_elements = g.m <= 0 || g.n <= 0;
+    if (sums && ((!k.sums.data && g.m > 0) || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
-    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n || k.before.dtype != g.c.dtype))
+    if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
+                  k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -7952,10 +7953,13 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     const char *wrong = epilogue_wrong(*k);
     if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
     const mixp_gemm_args &g = k->gemm;
-    if (g.m <= 0 || g.n <= 0) return MIXP_OK;
+    if (g.m <= 0) return MIXP_OK;
     if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) || !is_real(g.a.dtype) ||
         !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
+
+    /* Without columns the product has no elements, but the rows of op(a) still have sums. */
+    if (g.n <= 0) return k->kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, *k) : MIXP_OK;
 
     /* Try cuBLASLt's epilogue, then the product and a kernel behind it. */
     bool done = false;
@@ -8269,10 +8273,10 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
     const bool tiles = is_in_tiles(e.mode);
     const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
-        return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
-                                                e.mode == scales_of_16 ? (int64_t)16 : 32));
-    return k->launched("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
-                                            e.mode == scales_of_squares));
+        return k->report("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
+                                              e.mode == scales_of_16 ? (int64_t)16 : 32));
+    return k->report("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
+                                          e.mode == scales_of_squares));
 }
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
@@ -8282,7 +8286,7 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     *room += codes_room(*e) + scales_room(*e);
     const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
     mixp_result r =
-        k->launched("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
+        k->report("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
@@ -9042,8 +9046,9 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
 
 /* The statistics of a warp's own queries. delta is dy . y, which the softmax gradient of a row
  * subtracts. The four threads that share a row in an accumulator compute delta and store it for dK
- * and dV. */
-template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
+ * and dV. is_fetched: the own tile of dy is in shared memory; otherwise the array is read. */
+template <int D, bool is_fetched, int M>
+__device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
     int lane = (int)threadIdx.x % warp_size;
     mixp_in dy = { w.own + 64 * M * D, h.dy.dtype };
     MIXPI_UNROLL
@@ -9056,7 +9061,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
-            get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
+            if (is_fetched) get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
+            else get8_any(h.dy, y + 8 * chunk, 8, true, a);
             get8_any(h.y, y + 8 * chunk, 8, true, b);
             MIXPI_UNROLL
             for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
@@ -9153,7 +9159,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     if (!keys) {
         cp_async_wait<1>();
         __syncthreads();
-        own_statistics<D, M>(w, h);
+        own_statistics<D, true, M>(w, h);
         __syncwarp();
         MIXPI_UNROLL
         for (int i = 0; i < M * (D / 16); i++)
@@ -9397,34 +9403,6 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
 }
 
 #  if MIXPI_WGMMA
-/* The statistics of a warp's own queries, as own_statistics. */
-template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Heads &h) {
-    int lane = (int)threadIdx.x % warp_size;
-    MIXPI_UNROLL
-    for (int i = 0; i < 2; i++) {
-        int query = w.first + w.row + 8 * i + lane / 4;
-        int64_t at = (int64_t)w.z * h.t + query;
-        int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
-        bool there = query < h.t;
-
-        /* Compute dy . y of the row, with four threads. */
-        float sum = 0.0f, a[8], b[8];
-        for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
-            get8_any(h.dy, y + 8 * chunk, 8, true, a);
-            get8_any(h.y, y + 8 * chunk, 8, true, b);
-            MIXPI_UNROLL
-            for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
-        }
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-
-        /* Keep delta and lse in registers; store delta for dK and dV. */
-        w.delta[0][i] = sum;
-        w.lse[0][i] = there ? lse_of(h, at) : 0.0f;
-        if (there && lane % 4 == 0) h.delta[at] = sum;
-    }
-}
-
 /* Two arrays of one side: k and v, or q and dy. z: the head of q. */
 struct WideSide { WideRows rows[2]; };
 
@@ -9516,7 +9494,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     cp_async_commit();
     if (keys && threadIdx.x < 128)
         statistics[(int)threadIdx.x] = query_statistic(h, w.z, begin * N);
-    if (!keys) wide_statistics<D>(w, h);
+    if (!keys) own_statistics<D, false, 1>(w, h);
     for (int i = 0; i < count; i++) {
         const int stage = 2 * N * D / 8; /* the bytes of two tiles / 16, as descriptors count */
         uint64_t other0 = all + i % 2 * stage, other1 = other0 + stage / 2;
@@ -10128,7 +10106,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
                    "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess) e = MIXPI_LAUNCH(kernel, (unsigned)blocks, threads, bytes, k->stream, h);
-    return k->launched("attention", e);
+    return k->report("attention", e);
 }
 
 inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }

@@ -115,7 +115,7 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
     return region->cast;
 }
 
-static int mixpi_no_grad_now(const mixp_context *ctx) {
+static int mixpi_is_no_grad(const mixp_context *ctx) {
     const mixpi_region *region = mixpi_region_now(ctx);
     return region && region->no_grad;
 }
@@ -300,7 +300,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
 
-    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    if (!mixpi_is_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most)
         wrong = "too many nested regions and scopes: 64 are open; close each push with its pop";
@@ -318,7 +318,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         region->cast = wrong ? now : cast;
         mixpi_region_recipe(c, region);
         region->kind = kind;
-        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+        region->no_grad = no_grad || mixpi_is_no_grad(ctx);
         mixpi_region_note_recipe(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
@@ -524,7 +524,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
 
 MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
-static int mixpi_regions_open(const mixp_context *ctx) {
+static int mixpi_regions_count(const mixp_context *ctx) {
     return ctx->casting ? ctx->casting->n_regions : 0;
 }
 
@@ -562,19 +562,19 @@ MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
-    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    int opened = ctx ? mixpi_regions_count(ctx) : -1;
     if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
     return opened;
 }
 
 MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
-    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    int opened = ctx ? mixpi_regions_count(ctx) : -1;
     if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
     return opened;
 }
 
 MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
-    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx)) ctx->casting->n_regions = opened;
+    if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
 }
 
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
@@ -590,14 +590,14 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes the region of an abandoned walk, and all regions opened in it. */
 static void mixpi_regions_of_walk(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_count(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_WALK) i++;
     if (i < open) ctx->casting->n_regions = i;
 }
 
 /* Closes blocks that were left by return, goto or break, and reports them. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_count(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;
@@ -652,7 +652,7 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
 static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
                                      int rank) {
-    if (region.level == 0 || !mixpi_real(natural)) return natural;
+    if (region.level == 0 || !mixpi_is_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
     return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
@@ -669,7 +669,7 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
     mixp_dtype d = MIXP_DTYPE_COUNT;
     for (int i = 0; i < n; i++) {
         mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
-        if (!t[i] || !mixpi_real(one)) continue;
+        if (!t[i] || !mixpi_is_real(one)) continue;
         d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
     }
     return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;

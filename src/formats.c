@@ -19,11 +19,11 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype) {
 }
 #endif
 
-static int mixpi_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
+static int mixpi_is_real(mixp_dtype d) { return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16; }
 
 /* Is d converted by vector code? */
 static int mixpi_has_vectors(mixp_dtype d) {
-    return mixpi_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
+    return mixpi_is_real(d) || d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2;
 }
 
 static uint64_t mixpi_load_code(const void *p, size_t size) {

@@ -27,8 +27,8 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
                                    f16 (each f16 as two bf16). Its bits differ (SAME BITS
-                                   above), so it is never the default: ask for it by name. The first query asks Linux to permit the
-                                   process to use the tiles                                    */
+                                   above), so it is never the default: ask for it by name. The
+                                   first query asks Linux to permit the process to use the tiles */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
     MIXP_ISA_COUNT
 } mixp_isa;
@@ -202,13 +202,13 @@ typedef enum mixp_binary {
 
 /* Is the slope of op computed from its result? The other slopes are computed from the operand,
  * except those of SCALE and AFFINE, which are p. */
-MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
+MIXPREC_HD int mixpi_slope_reads_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
            op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT || op == MIXP_UNARY_TAN;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
-MIXPREC_HD int mixpi_unary_by_factor(mixp_unary op)
+MIXPREC_HD int mixpi_slope_is_factor(mixp_unary op)
 { return op == MIXP_UNARY_SCALE || op == MIXP_UNARY_AFFINE; }
 
 typedef enum mixp_loss_kind {
@@ -654,7 +654,7 @@ typedef struct mixp_turn_args {
 MIXPREC_HD float mixpi_delayed_scale(const mixp_turn_args *k, int i, float newest, float largest,
                                      float old) {
     const uint32_t amax = mixp_bits_of_f32(k->most_recent ? newest : largest);
-    return mixpi_amax_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
+    return mixpi_amax_is_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
 }
 
 /* The sign of row i of 16. */

@@ -23,9 +23,6 @@ struct mixp_scaler {
 
 /* --- rules ------------------------------------------------------------------------------ */
 
-/* Tests the bits, because fast-math would delete a comparison. */
-static int mixpi_finite(double x) { return mixpi_f64_is_finite(x); }
-
 /* Is x in [2^-126, 2^126], where both x and its reciprocal are normal? */
 static int mixpi_scale_is_usable(float x) {
     return mixp_bits_of_f32(x) - 0x00800000u <= 0x7E800000u - 0x00800000u;
@@ -70,10 +67,11 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_TAKE(field) if (from->field != 0) to->field = from->field;
 
 static int mixpi_desc_is_finite(const mixp_scaler_desc *d) {
-    return mixpi_finite(d->growth_factor) && mixpi_finite(d->backoff_factor) &&
-           mixpi_finite((double)d->init_scale) && mixpi_finite((double)d->min_scale) &&
-           mixpi_finite((double)d->max_scale) && mixpi_finite((double)d->recovery_scale) &&
-           mixpi_finite((double)d->low_largest);
+    return mixpi_f64_is_finite(d->growth_factor) && mixpi_f64_is_finite(d->backoff_factor) &&
+           mixpi_f64_is_finite((double)d->init_scale) &&
+           mixpi_f64_is_finite((double)d->min_scale) && mixpi_f64_is_finite((double)d->max_scale) &&
+           mixpi_f64_is_finite((double)d->recovery_scale) &&
+           mixpi_f64_is_finite((double)d->low_largest);
 }
 
 /* Returns what is wrong with the factors and intervals of a rule, or NULL. */
@@ -194,7 +192,7 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
     s->scale_given = s->desc.init_scale != 0.0f;
     first.scale = s->rule.init_scale;
     first.hysteresis_left = s->rule.hysteresis;
-    s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
+    s->state = (mixp_scaler_state *)mixpi_owned_alloc(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK) return NULL;
 
     s->next = (mixp_scaler *)ctx->training.scalers;
@@ -313,7 +311,7 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
         return "a counter is negative";
     if (in->ahead != 0.0f && !mixpi_scale_is_usable(in->ahead))
         return "ahead is neither 0 nor in [2^-126, 2^126]";
-    if (!mixpi_finite((double)in->largest) || !mixpi_finite((double)in->peak) ||
+    if (!mixpi_f64_is_finite((double)in->largest) || !mixpi_f64_is_finite((double)in->peak) ||
         in->largest < 0.0f || in->peak < 0.0f)
         return "largest or peak is negative, Inf or NaN";
     return NULL;
@@ -408,7 +406,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
     mixp_scale_by_args k;
     mixp_result r = MIXP_OK;
-    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
+    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_is_real(loss->dtype)) return MIXP_OK;
     if (!s->began) r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
     s->began = 1; /* a loss of this update is known */
     memset(&k, 0, sizeof k);
@@ -537,7 +535,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
-        !logits->own.from_tape || mixpi_no_grad_now(ctx))
+        !logits->own.from_tape || mixpi_is_no_grad(ctx))
         return 0;
     memset(&reader, 0, sizeof reader);
     reader.ctx = scaler->ctx;

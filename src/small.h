@@ -181,12 +181,12 @@ MIXPREC_HD uint32_t mixpi_grid_keep(uint32_t x, uint32_t a, uint32_t number)
 /* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
 typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
-MIXPREC_HD int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
+MIXPREC_HD int mixpi_amax_is_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
 
 /* limit / amax, at most the largest f32; 1 where that says nothing. */
 MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
     float s;
-    if (!mixpi_amax_usable(amax)) return 1.0f;
+    if (!mixpi_amax_is_usable(amax)) return 1.0f;
     s = limit / mixp_f32_of_bits(amax);
     return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
 }

@@ -349,8 +349,8 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
 }
 
 /* One row for each mixp_unary that mixpi_library_value lacks, X(name, value of a, slope of b times
- * dy); b is x, or y where mixpi_unary_by_result says so. LOOP: functions that dominate a step, or
- * are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
+ * dy); b is x, or y where mixpi_slope_reads_result says so. LOOP: functions that dominate a step,
+ * or are short, with a loop of their own in MIXPI_P(values). CALL: all others. */
 #define MIXPI_UNARIES(LOOP, CALL)                                                             \
     LOOP(RELU, MIXPI_P(relu)(a), MIXPI_P(relu_slope)(dy, b))                                  \
     LOOP(GELU_TANH, MIXPI_P(gelu_tanh)(a), MIXPI_P(gelu_tanh_slope)(dy, b))                   \

@@ -180,7 +180,7 @@ static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t w
     return MIXP_OK;
 }
 
-static int mixpi_gemm_readable(const mixp_gemm_args *g) {
+static int mixpi_gemm_is_readable(const mixp_gemm_args *g) {
     if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
     return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
 }
@@ -367,7 +367,7 @@ static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pa
 static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
     *r = MIXP_OK;
     if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return 0;
-    if (!mixpi_gemm_readable(g)) *r = MIXP_ERR_DTYPE;
+    if (!mixpi_gemm_is_readable(g)) *r = MIXP_ERR_DTYPE;
     return *r == MIXP_OK;
 }
 

@@ -62,10 +62,10 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
 /* May a kernel read a, or write y? In the second pair, the array may also be missing. */
-static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
-static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
-static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
-static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+static int mixpi_reads(mixp_in a) { return mixpi_is_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_is_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_is_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype); }
 
 /* The same array from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
@@ -306,7 +306,7 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
     int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
     *r = MIXP_ERR_DTYPE;
     if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
-    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    if (!bits && !(mixpi_is_real(k->dst.dtype) && mixpi_is_real(k->src.dtype))) return 0;
     *r = MIXP_ERR_SHAPE;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
     for (i = 0; i < k->rank; i++) {
@@ -682,12 +682,12 @@ static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
 static int mixpi_binary_repeats(const mixp_binary_args *k)
 { return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
 
-static int mixpi_binary_valid(const mixp_binary_args *k) {
+static int mixpi_binary_is_valid(const mixp_binary_args *k) {
     return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 &&
            k->rank <= MIXP_MAX_RANK;
 }
 
-static int mixpi_where_valid(const mixp_where_args *k) {
+static int mixpi_where_is_valid(const mixp_where_args *k) {
     return k->rank >= 0 && k->rank <= MIXP_MAX_RANK && k->mask.data &&
            (k->a.data || k->b.data);
 }
@@ -963,7 +963,7 @@ typedef struct mixpi_random_job {
     uint64_t key;
 } mixpi_random_job;
 
-static int mixpi_comparable(mixp_in a) {
+static int mixpi_is_comparable(mixp_in a) {
     return a.data && (mixpi_reads(a) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
 }
 
@@ -995,7 +995,7 @@ static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k)
     int64_t lines = 1;
     if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
         return MIXP_ERR_ARGUMENT;
-    if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!mixpi_is_comparable(k->a) || !mixpi_is_comparable(k->b)) return MIXP_ERR_DTYPE;
     for (int axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
     return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
                            mixpi_compare_unit, k);

@@ -49,8 +49,8 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
     mixpi_map_source(&m, k->dy, NULL);
-    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
-    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
+    if (mixpi_slope_reads_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (!mixpi_slope_is_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
     m.q = k->q;
     return mixpi_map_run(x, &m, units->map);
@@ -59,7 +59,7 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
 static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
                                     const mixpi_map_units *units) {
     mixpi_map m;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
     mixpi_map_source(&m, k->a, k->a_strides);
     mixpi_map_source(&m, k->b, k->b_strides);
@@ -71,7 +71,7 @@ static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_bina
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int sums;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     sums = mixpi_binary_repeats(k);
     mixpi_binary_slope_map(&s.map, k, sums);
     s.map.p = s.factor = sign;
@@ -115,7 +115,7 @@ static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_ar
 static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
                                    const mixpi_map_units *units) {
     mixpi_map m;
-    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_where_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_where_map(&m, k);
     return mixpi_map_run(x, &m, units->map);
 }

@@ -681,8 +681,9 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
 
 /* The statistics of a warp's own queries. delta is dy . y, which the softmax gradient of a row
  * subtracts. The four threads that share a row in an accumulator compute delta and store it for dK
- * and dV. */
-template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
+ * and dV. is_fetched: the own tile of dy is in shared memory; otherwise the array is read. */
+template <int D, bool is_fetched, int M>
+__device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
     int lane = (int)threadIdx.x % warp_size;
     mixp_in dy = { w.own + 64 * M * D, h.dy.dtype };
     MIXPI_UNROLL
@@ -695,7 +696,8 @@ template <int D, int M> __device__ inline void own_statistics(Own<D, M> &w, cons
         /* Compute dy . y of the row, with four threads. */
         float sum = 0.0f, a[8], b[8];
         for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
-            get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
+            if (is_fetched) get8_any(dy, chunk_at<D>(own, chunk), 8, true, a);
+            else get8_any(h.dy, y + 8 * chunk, 8, true, a);
             get8_any(h.y, y + 8 * chunk, 8, true, b);
             MIXPI_UNROLL
             for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
@@ -792,7 +794,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     if (!keys) {
         cp_async_wait<1>();
         __syncthreads();
-        own_statistics<D, M>(w, h);
+        own_statistics<D, true, M>(w, h);
         __syncwarp();
         MIXPI_UNROLL
         for (int i = 0; i < M * (D / 16); i++)

@@ -19,7 +19,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
                    "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess) e = MIXPI_LAUNCH(kernel, (unsigned)blocks, threads, bytes, k->stream, h);
-    return k->launched("attention", e);
+    return k->report("attention", e);
 }
 
 inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }

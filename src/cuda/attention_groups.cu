@@ -211,34 +211,6 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_s
 }
 
 #  if MIXPI_WGMMA
-/* The statistics of a warp's own queries, as own_statistics. */
-template <int D> __device__ inline void wide_statistics(Own<D, 1> &w, const Heads &h) {
-    int lane = (int)threadIdx.x % warp_size;
-    MIXPI_UNROLL
-    for (int i = 0; i < 2; i++) {
-        int query = w.first + w.row + 8 * i + lane / 4;
-        int64_t at = (int64_t)w.z * h.t + query;
-        int64_t y = head_at(h, h.y_at, w.z) + query * h.y_at.row;
-        bool there = query < h.t;
-
-        /* Compute dy . y of the row, with four threads. */
-        float sum = 0.0f, a[8], b[8];
-        for (int chunk = lane % 4; there && chunk < D / 8; chunk += 4) {
-            get8_any(h.dy, y + 8 * chunk, 8, true, a);
-            get8_any(h.y, y + 8 * chunk, 8, true, b);
-            MIXPI_UNROLL
-            for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
-        }
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-
-        /* Keep delta and lse in registers; store delta for dK and dV. */
-        w.delta[0][i] = sum;
-        w.lse[0][i] = there ? lse_of(h, at) : 0.0f;
-        if (there && lane % 4 == 0) h.delta[at] = sum;
-    }
-}
-
 /* Two arrays of one side: k and v, or q and dy. z: the head of q. */
 struct WideSide { WideRows rows[2]; };
 
@@ -330,7 +302,7 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     cp_async_commit();
     if (keys && threadIdx.x < 128)
         statistics[(int)threadIdx.x] = query_statistic(h, w.z, begin * N);
-    if (!keys) wide_statistics<D>(w, h);
+    if (!keys) own_statistics<D, false, 1>(w, h);
     for (int i = 0; i < count; i++) {
         const int stage = 2 * N * D / 8; /* the bytes of two tiles / 16, as descriptors count */
         uint64_t other0 = all + i % 2 * stage, other1 = other0 + stage / 2;

@@ -18,8 +18,8 @@ void graph_free(const mixp_exec *x, void *graph) {
     if (k.state->capture) abandon_capture(x); /* CUDA frees nothing in a capture */
 
     /* Wait for replays that read the graph's blocks. */
-    if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
-    if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
+    if (g->exec) k.report("graph", cudaGraphExecDestroy(g->exec));
+    if (g->blocks) k.report("graph", cudaStreamSynchronize(k.state->stream));
 
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
     while (g->blocks) {
@@ -48,14 +48,13 @@ mixp_result capture_begin(mixp_exec *x) {
                    "a capture is already active; call mixp_capture_end first");
     mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
-    r = k.launched("capture", load_recorded());
+    r = k.report("capture", load_recorded());
     if (r != MIXP_OK) return r;
 
     /* Begin to record, on the stream that is used for nothing else. */
     Graph *g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
-    r = k.launched("capture",
-                   cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
+    r = k.report("capture", cudaStreamBeginCapture(s->recorder, cudaStreamCaptureModeThreadLocal));
     if (r != MIXP_OK) {
         host_free(x->host, g);
         return r;
@@ -78,8 +77,8 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
 
     /* Make the recorded kernels a graph that can run. */
     cudaGraph_t recorded = NULL;
-    mixp_result r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
-    if (r == MIXP_OK) r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
+    mixp_result r = k.report("capture", cudaStreamEndCapture(s->recorder, &recorded));
+    if (r == MIXP_OK) r = k.report("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
     if (recorded) clear_error(cudaGraphDestroy(recorded));
 
     /* Fill the stages of uploads that every replay repeats. */
@@ -117,10 +116,10 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = check_stream(k.state, "replay");
     for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.launched("replay",
-                       MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+        r = k.report("replay",
+                     MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
 
-    return r == MIXP_OK ? k.launched("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
+    return r == MIXP_OK ? k.report("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
 
 /* --- a context's state ----------------------------------------------------------------- */
@@ -176,13 +175,13 @@ inline cudaError_t open_pinned(State *s) {
 
 inline mixp_result open_memory(State *s) {
     void *p = NULL;
-    mixp_result r = checked(s, open_pinned(s), "pinned memory");
+    mixp_result r = report_error(s, open_pinned(s), "pinned memory");
     if (r == MIXP_OK) r = memory_new(s, sizeof *s->block, &p);
     s->block = (Private *)p;
     if (r == MIXP_OK)
-        r = checked(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
+        r = report_error(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
     if (r != MIXP_OK) return r;
-    return checked(
+    return report_error(
         s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
         "a known answer");
 }
@@ -249,7 +248,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
                                    ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
-    mixp_result r = checked(s, e, "stream");
+    mixp_result r = report_error(s, e, "stream");
     if (s->given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
 

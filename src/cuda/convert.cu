@@ -137,16 +137,16 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
-        return kernel.launched("convert",
-                               MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
-                                            map_threads, 0, kernel.stream, c));
-    return kernel.launched("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
-                                                   map_threads, 0, kernel.stream, c));
+        return kernel.report("convert",
+                             MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                                          map_threads, 0, kernel.stream, c));
+    return kernel.report("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
+                                                 map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.launched("convert",
-                           cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
+    return kernel.report("convert",
+                         cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -212,8 +212,8 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
         pattern = (pattern & (((uint64_t)1 << bits) - 1u)) | pattern << bits;
 
     if (pattern == 0)
-        return kernel.launched("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
+        return kernel.report("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
-    return kernel.launched("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                                k->dst, k->n, pattern, is_wide(k->dst)));
+    return kernel.report("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
+                                              k->dst, k->n, pattern, is_wide(k->dst)));
 }

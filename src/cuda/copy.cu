@@ -52,7 +52,7 @@ inline Axes dense_axes(int rank, const int64_t *shape) {
 }
 
 /* Drops axes of one element, and merges neighbours that all arrays step through evenly. */
-inline Axes merged(const Axes &x) {
+inline Axes merge_axes(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
     for (int i = 0; i < x.rank; i++) {
@@ -117,7 +117,7 @@ inline Axes copy_axes(const mixp_copy_args *k) {
     for (int i = 1; i < k->rank; i++)
         for (int j = i; j > 0 && magnitude(x.s[0][j - 1]) < magnitude(x.s[0][j]); j--)
             swap_axes(&x, j, j - 1);
-    return merged(x);
+    return merge_axes(x);
 }
 
 /* Copies elements of 16, 8, 4, 2 or 1 bytes as bits. */
@@ -302,7 +302,7 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.dst = k->dst;
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
-    if (find_transpose(&c)) return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.launched("copy",
-                           bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
+    if (find_transpose(&c)) return kernel.report("copy", launch_tiles(c, bits, kernel.stream));
+    return kernel.report("copy",
+                         bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }

@@ -520,7 +520,7 @@ inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const 
     if (!k->state) return MIXP_ERR_ORDER;
     if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
-    return k->launched(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+    return k->report(what, MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
 }
 
 }   /* namespace */
@@ -537,8 +537,8 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
-    const bool alone = mixpi_unary_by_factor(k->op) != 0;
-    const mixp_in &source = alone ? nothing_in : mixpi_unary_by_result(k->op) ? k->y : k->a;
+    const bool alone = mixpi_slope_is_factor(k->op) != 0;
+    const mixp_in &source = alone ? nothing_in : mixpi_slope_reads_result(k->op) ? k->y : k->a;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !alone && !source.data) return MIXP_ERR_ARGUMENT;
 
@@ -565,7 +565,7 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     /* Note whether the loss is Inf or NaN before y may overwrite it. */
     mixp_result r = MIXP_OK;
     if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
-        r = kernel.launched(
+        r = kernel.report(
             "scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream, k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
 
@@ -590,7 +590,7 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
     d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
     d.wide = is_wide(k->y) && is_wide(k->a);
-    return kernel.launched(
+    return kernel.report(
         "dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n), map_threads, 0, kernel.stream, d));
 }
 
@@ -608,8 +608,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    return on.launched("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
-                                              map_threads, 0, on.stream, job));
+    return on.report("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
+                                            map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {

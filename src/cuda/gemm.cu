@@ -489,7 +489,7 @@ inline mixp_result report_failure(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
         return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
-    if (before != cudaSuccess) return checked(s, before, "cuBLASLt");
+    if (before != cudaSuccess) return report_error(s, before, "cuBLASLt");
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
@@ -574,7 +574,7 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     if (s->capture) return refuse_in_capture(s, "a product of a shape that no step had before");
     mixp_result r = MIXP_OK;
     if (key.flags & alpha_on_device)
-        r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
+        r = report_error(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
     if (r != MIXP_OK) return r;
     if (s->plans->count >= most_plans) plans_clear(s);
     Plan *p = (Plan *)host_new(s->host, sizeof *p);
@@ -625,9 +625,9 @@ inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int6
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->launched("gemm",
-                       MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
-                                    k->stream, out, dst, from, has_aligned_rows(from)));
+    return k->report("gemm",
+                     MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
+                                  k->stream, out, dst, from, has_aligned_rows(from)));
 }
 
 inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
@@ -715,7 +715,7 @@ template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float
 
     if (from) clear_error(cudaEventDestroy(from));
     if (to) clear_error(cudaEventDestroy(to));
-    return k->launched("gemm", e);
+    return k->report("gemm", e);
 }
 
 /* Lowers *ms to the time of one algorithm, unless cuBLASLt refuses it. */
@@ -791,8 +791,8 @@ inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
-                                            c, sums, g.bias, has_aligned_rows(c)));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c, c,
+                                          sums, g.bias, has_aligned_rows(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
@@ -814,8 +814,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
-                                            0, k->stream, g));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
+                                          0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
@@ -879,9 +879,11 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
     if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
     if (g.batch != 1) return "an epilogue needs batch 1";
-    if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
+    const bool no_elements = g.m <= 0 || g.n <= 0;
+    if (sums && ((!k.sums.data && g.m > 0) || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
-    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n || k.before.dtype != g.c.dtype))
+    if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
+                  k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -1021,10 +1023,13 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     const char *wrong = epilogue_wrong(*k);
     if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
     const mixp_gemm_args &g = k->gemm;
-    if (g.m <= 0 || g.n <= 0) return MIXP_OK;
+    if (g.m <= 0) return MIXP_OK;
     if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) || !is_real(g.a.dtype) ||
         !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
+
+    /* Without columns the product has no elements, but the rows of op(a) still have sums. */
+    if (g.n <= 0) return k->kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, *k) : MIXP_OK;
 
     /* Try cuBLASLt's epilogue, then the product and a kernel behind it. */
     bool done = false;

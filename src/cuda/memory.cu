@@ -22,7 +22,7 @@ inline void host_free(mixp_allocator from, void *p) {
 inline mixp_result check_pointer(State *s, const void *p, const char *what) {
     if (!p) return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is NULL");
     cudaPointerAttributes a = {};
-    mixp_result r = checked(s, cudaPointerGetAttributes(&a, p), what);
+    mixp_result r = report_error(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
         return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
@@ -35,7 +35,7 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
 inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     *p = NULL;
     const mixp_allocator &from = s->device;
-    if (!from.allocate) return checked(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
+    if (!from.allocate) return report_error(s, cudaMalloc(p, bytes ? bytes : 1), "allocation");
     *p = from.allocate(bytes ? bytes : 1, from.user);
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
 
@@ -54,7 +54,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
 /* Frees p when no queued work uses p any more. cudaFree waits; the user's allocator need not. */
 inline void memory_free(State *s, void *p) {
     if (p && s->device.allocate) s->device.release(p, s->device.user);
-    else if (p) checked(s, cudaFree(p), "release");
+    else if (p) report_error(s, cudaFree(p), "release");
 }
 
 void *device_allocate(const mixp_exec *x, size_t bytes) {
@@ -65,7 +65,7 @@ void *device_allocate(const mixp_exec *x, size_t bytes) {
         refuse_in_capture(k.state, "allocation");
         return NULL;
     }
-    if (k.launched("allocation", cudaSuccess) != MIXP_OK) return NULL;
+    if (k.report("allocation", cudaSuccess) != MIXP_OK) return NULL;
     return memory_new(k.state, bytes, &p) == MIXP_OK ? p : NULL;
 }
 
@@ -105,7 +105,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyDefault, s->stream);
         }
         if (e == cudaSuccess) e = cudaEventRecord(s->sent[i], s->stream);
-        r = checked(s, e, "upload");
+        r = report_error(s, e, "upload");
         done += n;
     }
     return r;
@@ -115,7 +115,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
+    return report_error(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
+                        "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -124,7 +125,7 @@ inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
 inline mixp_result check_stream(State *s, const char *what) {
     if (!s->given || s->capture) return MIXP_OK;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    mixp_result r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
+    mixp_result r = report_error(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
                "the program captures this stream; use mixp_capture_begin instead");
@@ -199,8 +200,8 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     g->count++;
 
     /* Record the copy from the stage. */
-    r = checked(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
-                "upload");
+    r = report_error(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
+                     "upload");
     return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
@@ -237,7 +238,7 @@ mixp_result device_wait(const mixp_exec *x) {
     if (!k.state) return MIXP_ERR_ORDER;
     if (k.state->capture) return refuse_in_capture(k.state, "waiting");
     mixp_result r = check_stream(k.state, "waiting");
-    if (r == MIXP_OK) r = k.launched("an earlier kernel", cudaStreamSynchronize(k.stream));
+    if (r == MIXP_OK) r = k.report("an earlier kernel", cudaStreamSynchronize(k.stream));
     return r == MIXP_OK ? report_fault(k.state) : r;
 }
 
@@ -250,8 +251,7 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device, 
 
     mixp_result r = check_stream(k.state, "download");
     if (r == MIXP_OK)
-        r = k.launched("download",
-                       cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
+        r = k.report("download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
@@ -269,7 +269,7 @@ inline mixp_result make_post_room(State *s, int slot, size_t bytes) {
     if (e == cudaSuccess && !s->post_sent[slot])
         e = cudaEventCreateWithFlags(&s->post_sent[slot], cudaEventDisableTiming);
     if (e == cudaSuccess) s->post_bytes[slot] = bytes;
-    return checked(s, e, "pinned memory");
+    return report_error(s, e, "pinned memory");
 }
 
 mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t bytes) {
@@ -280,9 +280,10 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     mixp_result r = check_stream(s, "post");
     if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.launched("post",
-                       cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
-    return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+        r = k.report("post",
+                     cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
+    return r == MIXP_OK ? report_error(s, cudaEventRecord(s->post_sent[slot], k.stream), "post")
+                        : r;
 }
 
 /* Reports the fault that kernels recorded. Deferred while the program captures the stream. */
@@ -295,7 +296,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
     Kernel k(x);
     State *s = k.state;
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
-    mixp_result r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
+    mixp_result r = report_error(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
     return r == MIXP_OK ? report_unless_captured(s) : r;
 }

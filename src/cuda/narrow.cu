@@ -166,10 +166,10 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
     const bool tiles = is_in_tiles(e.mode);
     const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
-        return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
-                                                e.mode == scales_of_16 ? (int64_t)16 : 32));
-    return k->launched("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
-                                            e.mode == scales_of_squares));
+        return k->report("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
+                                              e.mode == scales_of_16 ? (int64_t)16 : 32));
+    return k->report("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
+                                          e.mode == scales_of_squares));
 }
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
@@ -179,7 +179,7 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     *room += codes_room(*e) + scales_room(*e);
     const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
     mixp_result r =
-        k->launched("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
+        k->report("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 

@@ -439,9 +439,9 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = norm_kernel(job);
     if (kept)
-        return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
-    return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+        return on.report("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                              team_threads, 0, on.stream, job));
+    return on.report("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
 /* Computes the sum in a separate kernel, then its norm. */
@@ -474,8 +474,8 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
-    return on.launched("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                                team_threads, 0, on.stream, job));
+    return on.report("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
+                                              team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
@@ -504,13 +504,13 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     mixp_result r = MIXP_OK;
     if (k->rows > 0 && (sums || k->da.data)) {
         const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
-        r = on.launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                                      (unsigned)threads, 0, on.stream, job));
+        r = on.report("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
+                                                    (unsigned)threads, 0, on.stream, job));
     }
     if (r != MIXP_OK || !sums) return r;
 
     /* Add the slices' sums. */
-    return on.launched("norm_backward",
-                       MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
-                                    join_cols * join_rows, 0, on.stream, job, slices));
+    return on.report("norm_backward",
+                     MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+                                  join_cols * join_rows, 0, on.stream, job, slices));
 }

@@ -780,25 +780,25 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_sta
     Prepare then = {};
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
     job.plan = NULL;
-    return k.launched("grad_stats",
-                      MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                                   look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                                   args->plan ? *args->plan : no_plan, then));
+    return k.report("grad_stats",
+                    MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                                 look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                                 args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched(
+    return k.report(
         "clip", MIXPI_LAUNCH(clip_chunks, blocks_of(k.state, 8), look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("prepare",
-                      MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
-                                   prepare_of(k.state, args->step, args->scaler)));
+    return k.report("prepare",
+                    MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
+                                 prepare_of(k.state, args->step, args->scaler)));
 }
 
 /* Does the table need the kernel for small states and all kinds? */
@@ -813,19 +813,19 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     auto kernel = wide ? update_chunks<true, false> : update_chunks<false, false>;
     if (args->lost) kernel = wide ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("update",
-                      MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
-                                   *args->plan, args->rows, args->count, args->step, args->lost));
+    return k.report("update",
+                    MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                 *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.launched("advance",
-                      MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
-                                   args->scaler, args->wide, args->narrow, args->forgives,
-                                   args->falls, &k.state->block->stop,
-                                   mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+    return k.report("advance",
+                    MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
+                                 args->scaler, args->wide, args->narrow, args->forgives,
+                                 args->falls, &k.state->block->stop,
+                                 mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -838,8 +838,7 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
         if (args->parts[i].bytes > most) most = args->parts[i].bytes;
     const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.launched("restore",
-                      MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
+    return k.report("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -849,8 +848,8 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (args->n <= 0) return args->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
-    return k.launched("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
-                                           0, k.stream, *args, mixpi_look_limits_of(args->low)));
+    return k.report("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
+                                         0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -858,6 +857,6 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
     if (!k.state) return MIXP_ERR_ORDER;
     mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
-    return k.launched("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan,
-                                            job, &k.state->block->stop));
+    return k.report("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan, job,
+                                          &k.state->block->stop));
 }

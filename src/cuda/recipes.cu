@@ -262,8 +262,8 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
-                                                 quantise_threads, 0, on->stream, *q));
+    return on->report("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
+                                               quantise_threads, 0, on->stream, *q));
 }
 
 /* --- recode --- */
@@ -526,7 +526,7 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
     /* Find the array's amax, if its scale needs one; then quantise. */
     r = quantise_look(x, &on, &q);
     if (r != MIXP_OK) return r;
-    return on.launched("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+    return on.report("quantise", MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
@@ -539,9 +539,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
-    return on.launched("recode", MIXPI_LAUNCH(recode_eights,
-                                              grid_for(k->rows * k->cols / 8, quantise_threads),
-                                              quantise_threads, 0, on.stream, q));
+    return on.report("recode",
+                     MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
+                                  quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -549,9 +549,9 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched("hadamard",
-                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
-                                    on.stream, *k));
+    return on.report("hadamard",
+                     MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
+                                  on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -559,8 +559,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.launched(
-        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
+    return on.report("turn",
+                     MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
@@ -578,10 +578,10 @@ static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) 
     q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
     q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
     if (!q.parts) return MIXP_ERR_MEMORY;
-    mixp_result r = on.launched(
+    mixp_result r = on.report(
         "lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0, on.stream, q));
     if (r != MIXP_OK) return r;
 
     /* Join the parts. */
-    return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
+    return on.report("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }

@@ -210,8 +210,8 @@ inline bool is_capture_error(cudaError_t e) {
     return (e >= cudaErrorStreamCaptureUnsupported && e <= 908) || e == cudaErrorIllegalState;
 }
 
-/* The result of a CUDA call. Clears the error that the call left for cudaGetLastError. */
-inline mixp_result checked(State *s, cudaError_t e, const char *what) {
+/* Returns the result of a CUDA call. Reports an error, and clears it for cudaGetLastError. */
+inline mixp_result report_error(State *s, cudaError_t e, const char *what) {
     char text[256];
     if (e == cudaSuccess) return MIXP_OK;
     cudaGetLastError();
@@ -254,7 +254,7 @@ inline mixp_result report_fault(State *s) {
 
     /* Clear the fault, and let later steps be applied. */
     *(volatile uint64_t *)&s->shared->fault = 0;
-    checked(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
+    report_error(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
 
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
     static const char *const texts[][3] = { { "", "", "" },
@@ -283,15 +283,16 @@ inline cudaStream_t queue_of(const State *s) { return s->capture ? s->recorder :
  *
  *     Kernel k(x);                                    the context, its GPU made current
  *     if (!k.state) return MIXP_ERR_ORDER;
- *     return k.launched("softmax", MIXPI_LAUNCH(softmax_rows, grid, 256, 0, k.stream, ...));
+ *     return k.report("softmax", MIXPI_LAUNCH(softmax_rows, grid, 256, 0, k.stream, ...));
  */
 class Kernel {
 public:
     explicit Kernel(const mixp_exec *x)
         : state(state_of(x)), stream(state ? queue_of(state) : NULL),
           on(state ? state->ordinal : -1) {}
-    mixp_result launched(const char *what, cudaError_t e)
-    { return checked(state, on.error != cudaSuccess ? on.error : e, what); }
+    /* Returns the result of a launch, or of the call that made the GPU current. */
+    mixp_result report(const char *what, cudaError_t e)
+    { return report_error(state, on.error != cudaSuccess ? on.error : e, what); }
     State       *state;
     cudaStream_t stream;
 private:

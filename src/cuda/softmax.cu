@@ -401,7 +401,7 @@ static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_arg
     if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax", MIXPI_ROWS(softmax_rows, on, job));
+    return on.report("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
 static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
@@ -413,7 +413,7 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     if (!is_real(k->da.dtype) || !is_real(k->dy.dtype) || !is_real(k->y.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
+    return on.report("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
 static cudaError_t mixpi_cuda_launch_entropy(const Kernel &on, const EntropyJob &job) {
@@ -444,11 +444,11 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     job.losses = (double *)scratch_of(x, (size_t)k->rows * sizeof(double));
     if (!job.losses) return MIXP_ERR_MEMORY;
     mixp_result r = MIXP_OK;
-    if (k->rows > 0) r = on.launched("cross_entropy", mixpi_cuda_launch_entropy(on, job));
+    if (k->rows > 0) r = on.report("cross_entropy", mixpi_cuda_launch_entropy(on, job));
     if (r != MIXP_OK || k->each) return r;
 
     /* Reduce the losses to their mean, or to their sum. */
-    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
+    return on.report("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
@@ -461,7 +461,7 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
     if (!is_real(k->dlogits.dtype) || !is_real(k->dloss.dtype) || !is_real(k->logits.dtype))
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
-    return on.launched("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
+    return on.report("cross_entropy_backward", mixpi_cuda_launch_entropy_back(on, job));
 }
 
 template <mixp_dtype D>
@@ -514,10 +514,10 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
 
     /* Count the rows, compute each row's loss and gradient, then the mean of the losses. */
     mixp_result r =
-        on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+        on.report("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
     if (r == MIXP_OK && job.rows > 0)
-        r = on.launched("cross_entropy", mixpi_cuda_launch_both(on, job));
+        r = on.report("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
-    return on.launched("cross_entropy",
-                       MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
+    return on.report("cross_entropy",
+                     MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }

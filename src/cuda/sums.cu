@@ -328,9 +328,9 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
-    return k->launched(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                          grid_for(m->groups, map_threads), map_threads, 0,
-                                          k->stream, *m));
+    return k->report(what,
+                     MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
+                                  grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -346,10 +346,9 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     bool by_block = m.outputs < 1024 && m.runs > 32;
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
-        return k->launched(what,
-                           MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
-                                        warp_size * sums_each, 0, k->stream, m));
-    return k->launched(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
+        return k->report(what, MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
+                                            warp_size * sums_each, 0, k->stream, m));
+    return k->report(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
 /* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
@@ -382,7 +381,7 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
                                            : strided_kernels(fn).rows;
     const unsigned grid = grid_for(m->groups * m->runs, columns ? threads : 1);
     mixp_result r =
-        k->launched(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
+        k->report(what, MIXPI_LAUNCH(kernel, grid, (unsigned)threads, 0, k->stream, *m));
     return r != MIXP_OK || m->runs == 1 ? r : add_runs(k, what, *m);
 }
 
@@ -393,7 +392,7 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, con
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
     if (!k.state) return MIXP_ERR_ORDER;
-    split_axes(m, merged(axes), sums);
+    split_axes(m, merge_axes(axes), sums);
     if (m->outputs == 0) return MIXP_OK;
     if (!m->y.data || (m->rows && !m->a[1].data)) return MIXP_ERR_ARGUMENT;
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
@@ -580,14 +579,14 @@ static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_arg
     CompareJob job;
     memset((void *)&job, 0, sizeof job);
     job.how = k->how;
-    job.axes = merged(axes);
+    job.axes = merge_axes(axes);
     job.count = count_of(axes);
     job.a = k->a;
     job.b = k->b;
     job.y = k->y;
     if (job.count <= 0) return MIXP_OK;
-    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
-                                               map_threads, 0, on.stream, job));
+    return on.report("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
+                                             map_threads, 0, on.stream, job));
 }
 
 /* --- reductions and losses --------------------------------------------------------- */

@@ -169,7 +169,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
 /* Writes the file. own: the other ranks' own buffers, or NULL. Tells the other ranks that this may
  * take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r, char *own) {
-    const int busy = mixpi_crew_busy(what->ctx, 1);
+    const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
     mixpi_text_pair *pairs;
@@ -190,7 +190,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_st_free(what->ctx, pairs);
     mixpi_st_free(what->ctx, kinds);
     mixpi_st_free(what->ctx, groups);
-    mixpi_crew_busy(what->ctx, busy);
+    mixpi_crew_set_busy(what->ctx, busy);
 }
 
 /* Collects the ranks' own buffers on rank 0, in memory that the caller releases. */
@@ -376,8 +376,8 @@ static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file)
 static int mixpi_number_is_good(mixpi_must must, double x) {
     const double most = 4611686018427387904.0; /* 2^62 */
     switch (must) {
-    case MIXPI_FINITE: return mixpi_finite(x);
-    case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
+    case MIXPI_FINITE: return mixpi_f64_is_finite(x);
+    case MIXPI_AT_LEAST_0: return mixpi_is_at_least_0(x);
     case MIXPI_BETA: return mixpi_is_beta(x);
     case MIXPI_SCALE: return mixpi_scale_is_usable((float)x);
     case MIXPI_SCALE_OR_0:
@@ -386,7 +386,7 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_FLAG: return x >= 0.0 && x <= 1.0;
     case MIXPI_LOSSY: return x >= 0.0 && x < 1073741824.0;
     case MIXPI_AMAX: return x >= 0.0;
-    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_finite(x);
+    case MIXPI_ABOVE_0: return x > 0.0 && mixpi_f64_is_finite(x);
     default: return 0;
     }
 }

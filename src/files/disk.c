@@ -66,7 +66,7 @@ static int mixpi_open(const char *path, int flags, mode_t mode) {
 
 /* Does errno say that this file system offers no such call? Network and shared drives, FUSE and
  * containers refuse a flush of a folder, or of any file. */
-static int mixpi_not_offered(void) {
+static int mixpi_is_not_offered(void) {
     return errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EOPNOTSUPP ||
            errno == EPERM || errno == EACCES || errno == EBADF;
 }
@@ -77,7 +77,7 @@ static int mixpi_sync(int descriptor) {
     if (fcntl(descriptor, F_FULLFSYNC) == 0) return 0;
 #  endif
     while (fsync(descriptor) != 0)
-        if (errno != EINTR) return mixpi_not_offered() ? 0 : -1;
+        if (errno != EINTR) return mixpi_is_not_offered() ? 0 : -1;
     return 0;
 }
 
@@ -201,7 +201,7 @@ static void mixpi_save_sync_folder(mixpi_save *s) {
     int folder, done;
     if (slash) slash[1] = '\0';
     folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
-    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_not_offered();
+    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
     if (!done)
         mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);

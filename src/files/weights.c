@@ -27,7 +27,7 @@ static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_i
 }
 
 /* Do the prefix and the pattern of desc exclude this tensor of the file? */
-static int mixpi_weights_pass_over(const mixp_weights_desc *desc, const char *name) {
+static int mixpi_weight_is_excluded(const mixp_weights_desc *desc, const char *name) {
     size_t n = desc->prefix ? strlen(desc->prefix) : 0;
     return strncmp(name, desc->prefix ? desc->prefix : "", n) != 0 ||
            !mixpi_is_chosen(desc, name + n);
@@ -65,7 +65,7 @@ static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
         else if (order == 0) mixpi_weights_pair(&diff, here, there, desc->convert);
         else if (order > 0) {
             int state = (has_state && mixpi_is_state_name(there->e.name)) ||
-                        mixpi_weights_pass_over(desc, there->e.name);
+                        mixpi_weight_is_excluded(desc, there->e.name);
             there->wanted = 0;
             if (!state && !desc->allow_extra)
                 mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->e.name, "in the file only");
@@ -140,7 +140,7 @@ static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *fil
     for (i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (!item->wanted && !(has_state && mixpi_is_state_name(item->e.name)) &&
-            !mixpi_weights_pass_over(desc, item->e.name))
+            !mixpi_weight_is_excluded(desc, item->e.name))
             desc->tell(desc->user, item->e.name, MIXP_WEIGHT_EXTRA);
     }
 }
@@ -225,7 +225,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     if (result != MIXP_OK) return result;
 
     /* What is saved, as the description chooses. */
-    int busy = mixpi_crew_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
+    int busy = mixpi_crew_set_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
 
@@ -237,7 +237,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_plan_save(&r, &plan);
 
     mixpi_state_free(&state);
-    mixpi_crew_busy(ctx, busy);
+    mixpi_crew_set_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }

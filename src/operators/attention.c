@@ -30,18 +30,13 @@ static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double
                              value, rule);
 }
 
-static int mixpi_positive(float x) /* tests the bits: above 0, and finite */
-{
-    return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu;
-}
-
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
-    if (!mixpi_positive(k->scale))
+    if (!mixpi_f32_is_positive(k->scale))
         return mixpi_attention_number(c, "scale", (double)k->scale,
                                       "above 0, or 0 for 1/sqrt(c/heads)");
-    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_positive(k->softcap))
+    if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_f32_is_positive(k->softcap))
         return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
@@ -158,7 +153,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     k->mask_key = stride[3];
 
     /* Nothing gives the mask a gradient. */
-    if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
+    if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "attention: the mask '%.60s' requires a gradient, but attention gives "
                              "a mask none; for a learned bias, compute the scores with mixp_matmul "
@@ -185,7 +180,7 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     int64_t shape[3];
     int packed = !c->in[MIXPI_ATTENTION_K] && !c->in[MIXPI_ATTENTION_V];
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
-    if (mask && !mixpi_real(mask->dtype))
+    if (mask && !mixpi_is_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "attention: the mask is %s; a mask is added to the scores and "
                                  "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "

@@ -4,11 +4,11 @@
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_real(from) && from != MIXP_U8 && from != MIXP_I32)
+    if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
                                  mixp_dtype_name(from));
-    if (!mixpi_real(to))
+    if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                  "cast: the result must be f32, f16 or bf16, not %s",
                                  mixp_dtype_name(to));

@@ -240,7 +240,7 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
                                  mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
-        if (own < 0 || mixpi_real(c->in[own]->dtype)) continue;
+        if (own < 0 || mixpi_is_real(c->in[own]->dtype)) continue;
         return mixp_context_fail(
             c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
             c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));

@@ -7,7 +7,7 @@ static mixp_tensor *mixpi_constant(mixp_context *ctx, double value) {
 }
 
 /* t to the power p, with slope 0 and this value where t is 0. */
-static mixp_tensor *mixpi_guarded_pow(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
+static mixp_tensor *mixpi_pow_except_0(mixp_context *ctx, mixp_tensor *t, float p, float at_0) {
     mixp_tensor *none = mixp_eq(ctx, t, mixpi_constant(ctx, 0.0));
     t = mixp_pow(ctx, mixp_masked_fill(ctx, t, none, 1.0f), p);
     return mixp_masked_fill(ctx, t, none, at_0);
@@ -27,8 +27,8 @@ static mixp_tensor *mixpi_form_any_norm(mixp_context *ctx, mixp_tensor *x, const
     if (order == inf) return mixp_max(ctx, t, p->dim, p->keep);
     if (order == (inf | 0x80000000u)) return mixp_min(ctx, t, p->dim, p->keep);
     if (p->order == 1.0f) return mixp_sum(ctx, t, p->dim, p->keep);
-    t = mixp_sum(ctx, mixpi_guarded_pow(ctx, t, p->order, at_0), p->dim, p->keep);
-    return mixpi_guarded_pow(ctx, t, 1.0f / p->order, at_0);
+    t = mixp_sum(ctx, mixpi_pow_except_0(ctx, t, p->order, at_0), p->dim, p->keep);
+    return mixpi_pow_except_0(ctx, t, 1.0f / p->order, at_0);
 }
 
 /* Does x have elements along dim? A norm of a negative order needs one. */

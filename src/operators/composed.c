@@ -13,12 +13,22 @@ static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, in
     return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
 }
 
+/* Has x a smallest element along dim? Reports under the name of `name` if not. */
+static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
+    if (!to.n) mixpi_bad_shapes(c, "there is no smallest of 0 elements");
+    return to.n > 0;
+}
+
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    if (!mixpi_reduces(ctx, "min", x, dim)) return NULL;
+    if (!mixpi_has_smallest(ctx, "min", x, dim)) return NULL;
     return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep));
 }
 MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
-    if (!mixpi_reduces(ctx, "argmin", x, dim)) return NULL;
+    if (!mixpi_has_smallest(ctx, "argmin", x, dim)) return NULL;
     return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep);
 }
 

@@ -172,9 +172,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
-    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op)   ? MIXP_READS_RESULT
-                            : mixpi_unary_by_factor(k->op) ? 0u
-                                                           : 1u);
+    mixpi_call_reads_all(c, mixpi_slope_reads_result(k->op) ? MIXP_READS_RESULT
+                            : mixpi_slope_is_factor(k->op)  ? 0u
+                                                            : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -268,19 +268,16 @@ MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float valu
     return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value);
 }
 
-/* Tests the bits: above 0 and finite. */
-static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
-
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
                              (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
-    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }

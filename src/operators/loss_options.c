@@ -102,7 +102,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
     if (!c) return NULL;
 
     /* One weight for each class; class weights do not train. */
-    if (!mixpi_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
+    if (!mixpi_is_real(weight->dtype) || weight->rank != 1 || weight->count != classes) {
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
@@ -111,7 +111,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
                           loss, mixp_dtype_name(weight->dtype), text, (double)classes);
         return NULL;
     }
-    if (mixpi_wants_grad(weight) && !mixpi_no_grad_now(ctx)) {
+    if (mixpi_wants_grad(weight) && !mixpi_is_no_grad(ctx)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                           "%s: weight requires a gradient, and class weights get none: pass "
                           "mixp_detach of it",
@@ -216,7 +216,7 @@ static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_t
     const mixp_op *op = mixp_op_builtin(id);
     const mixpi_entropy p = mixpi_entropy_of(d, id == MIXP_OP_NLL);
     mixp_tensor *weights = NULL;
-    if (id == MIXP_OP_CROSS_ENTROPY && mixpi_is_live(t) && mixpi_real(t->dtype))
+    if (id == MIXP_OP_CROSS_ENTROPY && mixpi_is_live(t) && mixpi_is_real(t->dtype))
         return mixpi_soft_entropy(ctx, x, t, d);
     if (mixpi_check_input(ctx, op, 0, 1, x) != MIXP_OK) return NULL;
     if (d->weight) weights = mixpi_class_weights(ctx, op->name, d->weight, mixpi_last_dim(x));
@@ -265,7 +265,7 @@ static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, con
 /* Do weights of elements repeat to x's shape, without making it larger? */
 static mixp_result mixpi_weights_fit(mixp_call *c, mixp_tensor *w, const char *name) {
     const mixp_tensor *x = c->in[0];
-    int fits = !w || (mixpi_is_live(w) && mixpi_real(w->dtype) && w->rank <= x->rank);
+    int fits = !w || (mixpi_is_live(w) && mixpi_is_real(w->dtype) && w->rank <= x->rank);
     for (int i = 1; w && fits && i <= w->rank; i++)
         fits = w->shape[w->rank - i] == 1 || w->shape[w->rank - i] == x->shape[x->rank - i];
     if (fits) return MIXP_OK;

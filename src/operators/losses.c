@@ -60,7 +60,7 @@ static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_arg
 }
 
 /* Does a target count? */
-static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
+static int mixpi_has_target(const int32_t *targets, int64_t n, int32_t ignore) {
     int64_t i = 0;
     while (i < n && targets[i] == ignore) i++;
     return i < n;
@@ -70,7 +70,7 @@ static int mixpi_any_counts(const int32_t *targets, int64_t n, int32_t ignore) {
  * mixp_scaler_verdict. */
 static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args *k, int64_t n) {
     if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
-    if (!n || mixpi_any_counts(k->targets, n, k->ignore)) return;
+    if (!n || mixpi_has_target(k->targets, n, k->ignore)) return;
     mixpi_warn(c->ctx,
                "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
                "and its gradients are 0; leave such batches out",
@@ -196,7 +196,7 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     if (x->rank < 1 || w->rank != 2 || w->shape[0] < 1 || w->shape[1] != mixpi_last_dim(x) ||
         targets->count != mixpi_rows_of(x))
         return mixpi_bad_shapes(c, "x[..., in], w[vocab, in] and targets[...]");
-    if (bias && (!mixpi_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
+    if (bias && (!mixpi_is_real(bias->dtype) || bias->rank != 1 || bias->count != w->shape[0]))
         return mixpi_bad_shapes(c, "the bias must be f32, f16 or bf16 [vocab]");
     mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
@@ -476,7 +476,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     mixpi_warn_of_target(c, k->kind);
-    if (bounded && !mixpi_is_positive(k->delta))
+    if (bounded && !mixpi_f32_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);

@@ -4,7 +4,7 @@
 /* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
 
 static int mixpi_compared_dtype(mixp_dtype d) {
-    return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32;
+    return mixpi_is_real(d) || d == MIXP_U8 || d == MIXP_I32;
 }
 
 static mixp_result mixpi_compare_infer(mixp_call *c) {
@@ -95,7 +95,7 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     mixp_tensor *real;
     mixp_result r;
-    if (mixpi_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
+    if (mixpi_is_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
     real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
     if (!real) return MIXP_ERR_MEMORY;
     r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));

@@ -180,7 +180,7 @@ static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quan
     mixp_result r;
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
     r = mixpi_coded_keep(c, &p->quantise, &x, q);
-    mixpi_recipe_give(c->ctx, q->y);
+    mixpi_recipe_free(c->ctx, q->y);
     return r;
 }
 
@@ -458,7 +458,7 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
         r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
         r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
-    mixpi_recipe_done(c->ctx, &both);
+    mixpi_quantised_free(c->ctx, &both);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
@@ -475,9 +475,9 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
 }
 
 /* Frees x after the linear that was recorded last, if its codes are kept. */
-static void mixpi_linear_give(mixp_context *ctx, const mixp_call *c) {
+static void mixpi_linear_free_input(mixp_context *ctx, const mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.coded) mixpi_coded_give(ctx, c->in[0]);
+    if (p->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -488,7 +488,7 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape.newest->call);
+    if (y && y->own.from_tape) mixpi_linear_free_input(ctx, &ctx->tape.newest->call);
     return y;
 }
 
@@ -625,8 +625,8 @@ static const mixp_op mixpi_mlp_op = {
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
     if (!mixpi_is_live(w) || (b && !mixpi_is_live(b))) return 0;
-    return w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
-           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
+    return w->rank == 2 && mixpi_is_real(w->dtype) && w->shape[1] == width &&
+           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_is_real(b->dtype)));
 }
 
 /* Does the context want GELU in a product's pass, for an x of this dtype? */
@@ -655,7 +655,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP)
         return 0;
-    return x->rank >= 1 && mixpi_real(x->dtype) &&
+    return x->rank >= 1 && mixpi_is_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]) &&
            mixpi_mlp_is_bf16(ctx, in);

@@ -24,7 +24,7 @@ static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF0000
 static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k, int rank,
                                  const int64_t *shape) {
     mixp_tensor *t;
-    if (ctx && !mixpi_real(k->y.dtype)) {
+    if (ctx && !mixpi_is_real(k->y.dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
                           who, mixp_dtype_name(k->y.dtype));
         return NULL;
@@ -55,7 +55,7 @@ MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int r
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
     const double most = (double)(low + k.by > -low ? low + k.by : -low);
     if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
-        !(mixpi_real(dtype) && mixpi_overflows(dtype, most)))
+        !(mixpi_is_real(dtype) && mixpi_overflows(dtype, most)))
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "

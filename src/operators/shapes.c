@@ -535,7 +535,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
 }
 
 /* Do the sizes fill a dimension of this size, each at least 0? */
-static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
+static int mixpi_sizes_are_complete(int n, const int64_t *sizes, int64_t size) {
     for (int i = 0; i < n; i++) {
         if (sizes[i] < 0 || sizes[i] > size) return 0;
         size -= sizes[i];
@@ -549,7 +549,7 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
     mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
     char text[336];
     if (r != MIXP_OK) return r;
-    if (axis >= 0 && sizes && mixpi_sizes_fill(n, sizes, x->shape[axis]))
+    if (axis >= 0 && sizes && mixpi_sizes_are_complete(n, sizes, x->shape[axis]))
         return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,

@@ -12,6 +12,9 @@
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
+/* Is x above 0 and finite? */
+static int mixpi_f32_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+
 static int64_t mixpi_last_dim(const mixp_tensor *t) { return t->rank ? t->shape[t->rank - 1] : 1; }
 static int64_t mixpi_rows_of(const mixp_tensor *t) {
     int64_t rows = 1;
@@ -69,7 +72,7 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
         if (!t && i < required)
             return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
                                      i);
-        if (t && !mixpi_real(t->dtype))
+        if (t && !mixpi_is_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
                                      "bf16%s",
@@ -118,7 +121,7 @@ static void mixpi_note_written(mixp_tensor *t, double value) {
 }
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
-static const char *mixpi_call_named(const mixp_call *c) {
+static const char *mixpi_call_first_name(const mixp_call *c) {
     int i;
     for (i = 0; i < c->n_in; i++)
         if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
@@ -171,7 +174,7 @@ static void mixpi_warn_of_maker(mixp_call *c) {
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
 static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text, size_t room) {
     const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
-    const char *of = maker ? mixpi_call_named(maker) : "";
+    const char *of = maker ? mixpi_call_first_name(maker) : "";
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)

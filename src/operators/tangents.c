@@ -121,7 +121,7 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     mixp_context *ctx = c->ctx;
     mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
-    if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
+    if (mixpi_slope_is_factor(k->op)) return mixp_scale(ctx, d, k->p);
 
     /* Above 0 the slope is 1; what is it below? */
     switch (k->op) {
@@ -267,7 +267,7 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     for (i = 0; in && i < c->n_in; i++) {
         in[i] = c->in[i];
         if (!in[i]) continue;
-        if (mixpi_real(in[i]->dtype)) in[i] = mixpi_tangent_or_zeros(c, i);
+        if (mixpi_is_real(in[i]->dtype)) in[i] = mixpi_tangent_or_zeros(c, i);
         required = i + 1;
     }
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
@@ -317,7 +317,7 @@ static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
 }
 
 /* The operator of a call; in a tangent, the operator of the program whose tangent it is. */
-static const char *mixpi_called(const mixp_call *c) {
+static const char *mixpi_operator_name(const mixp_call *c) {
     const char *of = mixpi_entry_of(c)->tangent_of;
     return of ? of : c->op->name;
 }
@@ -342,7 +342,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* What is applied now is a part of the tangent of this operator. */
-    c->ctx->tape.tangent_of = mixpi_called(c);
+    c->ctx->tape.tangent_of = mixpi_operator_name(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
@@ -392,7 +392,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     /* A y that does not depend on x has a tangent of zeros. */
     if (r != MIXP_OK) return NULL;
     if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
-    if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
+    if (d) d->own.derivative = !mixpi_is_no_grad(ctx) && !d->own.cut;
     return d;
 }
 
@@ -410,7 +410,7 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "gradient" MIXPI_ASK_X);
 
     /* The tangent itself: real, and of the shape of x. */
-    if (!mixpi_real(d->dtype))
+    if (!mixpi_is_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                  "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");

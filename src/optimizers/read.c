@@ -131,7 +131,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
     const char *wrong;
-    mixp_result r = opt ? mixpi_tensor_there(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
+    mixp_result r = opt ? mixpi_check_memory(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)

@@ -105,7 +105,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
-    if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
+    if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
         code = MIXP_ERR_DTYPE;
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {

@@ -101,8 +101,8 @@ MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
     return d;
 }
 
-static int mixpi_at_least_0(double x) { return mixpi_finite(x) && x >= 0.0; }
-static int mixpi_is_beta(double x) { return mixpi_at_least_0(x) && x < 1.0; }
+static int mixpi_is_at_least_0(double x) { return mixpi_f64_is_finite(x) && x >= 0.0; }
+static int mixpi_is_beta(double x) { return mixpi_is_at_least_0(x) && x < 1.0; }
 
 /* Do steps divide by a second moment? */
 static int mixpi_has_v(mixp_optimizer_kind kind) {
@@ -122,7 +122,7 @@ static int mixpi_has_third(const mixp_step_plan *plan) { return plan->amsgrad ||
 /* Did the caller set only lr in a zeroed struct? Adam would divide by 0. */
 static int mixpi_group_is_zeroed(mixp_optimizer_kind kind, const mixp_param_group *g) {
     if (!mixpi_has_v(kind) || kind == MIXP_OPTIMIZER_ADAGRAD) return 0;
-    return mixpi_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
+    return mixpi_is_at_least_0(g->beta2) && g->beta2 + g->eps <= 0.0;
 }
 
 /* Returns what is wrong with the betas and eps of a kind that has them, or NULL. */
@@ -136,20 +136,20 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind, const mixp_param_
         return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (kind == MIXP_OPTIMIZER_ADAGRAD && !(g->eps > 0.0))
         return "Adagrad's eps must be above 0: start from the defaults";
-    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_at_least_0(g->lr_decay))
+    if (kind == MIXP_OPTIMIZER_ADAGRAD && !mixpi_is_at_least_0(g->lr_decay))
         return "lr_decay must be finite and at least 0";
-    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_at_least_0(g->momentum_decay))
+    if (kind == MIXP_OPTIMIZER_NADAM && !mixpi_is_at_least_0(g->momentum_decay))
         return "momentum_decay must be finite and at least 0";
-    return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
+    return mixpi_is_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
 /* Returns what is wrong with a group, or NULL. */
 static const char *mixpi_group_wrong(mixp_optimizer_kind kind, const mixp_param_group *g) {
-    if (!mixpi_at_least_0(g->lr)) return "lr must be finite and at least 0";
-    if (!mixpi_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
-    if (!mixpi_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->lr)) return "lr must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->weight_decay)) return "weight_decay must be finite and at least 0";
+    if (!mixpi_is_at_least_0(g->momentum)) return "momentum must be finite and at least 0";
     if (kind != MIXP_OPTIMIZER_SGD) return mixpi_betas_wrong(kind, g);
-    if (!mixpi_finite(g->dampening)) return "dampening must be finite";
+    if (!mixpi_f64_is_finite(g->dampening)) return "dampening must be finite";
     if (g->nesterov && (g->momentum <= 0.0 || g->dampening < 0.0 || g->dampening > 0.0))
         return "nesterov needs momentum and no dampening";
     return NULL;
@@ -263,7 +263,7 @@ static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
     if (wrong) return wrong;
     if (!(s->start_factor >= 0.0 && s->start_factor <= 1.0))
         return "schedule.start_factor must lie in [0,1]";
-    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_at_least_0(s->power))
+    if (s->kind == MIXP_SCHEDULE_POLYNOMIAL && !mixpi_is_at_least_0(s->power))
         return "schedule.power must be finite and at least 0";
     if (s->kind != MIXP_SCHEDULE_FUNCTION) return NULL;
     if (!s->factor) return "schedule.factor is NULL";
@@ -277,7 +277,7 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     if (s->warmup < 0) return "schedule.warmup is negative";
     wrong = mixpi_schedule_part_wrong(s);
     if (wrong) return wrong;
-    if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
+    if (!mixpi_is_at_least_0(s->min_factor) || s->min_factor > 1.0)
         return "schedule.min_factor must lie in [0,1]";
     return NULL;
 }
@@ -287,7 +287,7 @@ static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
     if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is not a mixp_spike_of";
     if (r->window == 0) r->window = 128;
     if (r->max_in_a_row == 0) r->max_in_a_row = 8;
-    if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
+    if (!mixpi_is_at_least_0(r->z)) return "spike.z must be finite and at least 0";
     if (!(r->z > 0.0)) r->z = 6.0;
     if (r->window >= 4 && r->window <= 4096) return NULL;
     return "spike.window must lie in [4, 4096]";
@@ -324,7 +324,7 @@ static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
 static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
     const mixp_muon_settings *m = &d->muon;
     if (d->kind != MIXP_OPTIMIZER_MUON) return NULL;
-    if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
+    if (!mixpi_f64_is_finite(m->a) || !mixpi_f64_is_finite(m->b) || !mixpi_f64_is_finite(m->c))
         return "muon.a, muon.b and muon.c must be finite";
     if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
     if ((unsigned)m->rate > MIXP_MUON_RATE_SPECTRAL_UNCLAMPED)
@@ -358,13 +358,13 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if (!wrong) wrong = mixpi_spike_resolve(spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
-    if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
+    if (!mixpi_is_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
     if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
         wrong = "centered subtracts two moments, which must be f32: set states.v to "
                 "MIXP_MOMENT_F32";
-    if (!mixpi_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
+    if (!mixpi_is_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
         wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }

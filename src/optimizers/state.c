@@ -108,10 +108,10 @@ struct mixp_optimizer {
 
 /* Allocates zeroed memory that is freed with the optimizer. Returns NULL with the error set. */
 static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes) {
-    return mixpi_owned(opt->ctx, opt, bytes, 0);
+    return mixpi_owned_alloc(opt->ctx, opt, bytes, 0);
 }
 static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes) {
-    return mixpi_owned(opt->ctx, opt, bytes, 1);
+    return mixpi_owned_alloc(opt->ctx, opt, bytes, 1);
 }
 
 /* Fails while the averages are in the weights. */

@@ -11,7 +11,8 @@
 
 static const mixpi_crew mixpi_ranks_door = {
     /* context */
-    mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
+    mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share,
+    mixpi_ranks_set_busy,
     /* walk */
     mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_pass, mixpi_exchange_end,
     mixpi_exchange_forget, mixpi_exchange_lose,

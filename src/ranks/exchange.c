@@ -124,5 +124,5 @@ static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+    return mixpi_ranks_report(ctx, "the wait for gradients", why);
 }

@@ -30,7 +30,7 @@ static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
-static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what, const char *why) {
+static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
     mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
                       ctx->ranks.size, what, why);
@@ -45,11 +45,11 @@ static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *wh
     const char *why;
     int before;
     if (k->size < 2) return MIXP_OK;
-    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    if (!hook) return mixpi_ranks_report(ctx, what, "mixp_ranks_desc lacks this hook");
     before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
     mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, what, why);
+    return mixpi_ranks_report(ctx, what, why);
 }
 
 /* Tells the hooks that a captured step was started again. */
@@ -57,11 +57,11 @@ MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
-    return mixpi_ranks_heard(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
+    return mixpi_ranks_report(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
+    mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_sum"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
@@ -69,7 +69,7 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
+    mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_max"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
@@ -77,7 +77,7 @@ MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
 }
 
 /* Returns what the other ranks knew before. */
-static int mixpi_ranks_busy(mixp_context *ctx, int on) {
+static int mixpi_ranks_set_busy(mixp_context *ctx, int on) {
     const int before = ctx->busy;
     if (on == before) return before;
     ctx->busy = on;
@@ -87,7 +87,7 @@ static int mixpi_ranks_busy(mixp_context *ctx, int on) {
 
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    mixpi_ranks_busy(ctx, on != 0);
+    mixpi_ranks_set_busy(ctx, on != 0);
     return MIXP_OK;
 }
 

@@ -192,7 +192,7 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     memset(all, 0, MIXPI_SETTINGS * sizeof *all);
     mixpi_plan_settings(o, all);
     if (o->muon) mixpi_muon_settings(&o->muon->settings, all + MIXPI_PLAN_SETTINGS);
-    if (mixpi_scaled_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
+    if (mixpi_scaled_is_on(o->ctx)) mixpi_scaled_settings(o->ctx, all + MIXPI_PLAN_SETTINGS + 6);
     all[MIXPI_BUFFERS_SETTING - 1] = mixpi_rules_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);

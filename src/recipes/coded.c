@@ -152,7 +152,7 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
 
 /* Frees the input of the linear that was recorded last, if codes replace it; of a cast, also the
  * cast's input. */
-static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
+static void mixpi_coded_free(mixp_context *ctx, const mixp_tensor *x) {
     const mixpi_tape_entry *maker = mixpi_unread_maker(ctx, x);
     while (maker) {
         mixp_tensor *freed = maker->call.out;

@@ -16,11 +16,11 @@ typedef struct mixpi_scaled {
 } mixpi_scaled;
 
 /* Does the device have memory of its own? */
-static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
+static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
  * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
-static int mixpi_scaled_on(const mixp_context *ctx) {
+static int mixpi_scaled_is_on(const mixp_context *ctx) {
     return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
 }
 
@@ -241,7 +241,7 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
 static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
     const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
-    if (!mixpi_scaled_on(ctx)) return MIXP_OK;
+    if (!mixpi_scaled_is_on(ctx)) return MIXP_OK;
     if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
     for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
     return r;

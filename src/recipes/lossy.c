@@ -139,7 +139,7 @@ static mixpi_lossy *mixpi_lossy_of(const mixp_call *c) {
 }
 
 /* Bits of the operands that have fallen back. */
-static int mixpi_lossy_fallen(const mixpi_lossy *operands) {
+static int mixpi_lossy_has_fallen(const mixpi_lossy *operands) {
     int i, bits = 0;
     for (i = 0; operands && i < MIXPI_ROLES; i++) bits |= operands[i].fallen << i;
     return bits;

@@ -59,7 +59,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 }
 
 /* Does the guard, or a pin, leave this linear out? */
-static int mixpi_recipe_guarded(const mixp_call *c) {
+static int mixpi_recipe_is_guarded(const mixp_call *c) {
     return c->out->dtype != MIXP_BF16 || mixpi_watcher_is_pinned(c);
 }
 
@@ -79,7 +79,7 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 
 /* Does a linear train, rather than evaluate or compare? */
 static int mixpi_recipe_trains(const mixp_context *ctx) {
-    return !mixpi_no_grad_now(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
+    return !mixpi_is_no_grad(ctx) && !ctx->evaluates && !(mixpi_watched(ctx) & MIXPI_TRIAL);
 }
 
 /* Takes the recipe r for a linear. */
@@ -91,7 +91,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
         if (out->enters) out->scaled->recipe = *r;
     }
     out->lossy = mixpi_lossy_of(c);
-    out->fallen = mixpi_lossy_fallen(out->lossy);
+    out->fallen = mixpi_lossy_has_fallen(out->lossy);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->tape.rounded++;
@@ -133,7 +133,7 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     /* Kept in 16 bits, of a size that does not fit, or quantised. */
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     int64_t unit = mixpi_recipe_unit(r->kind);
-    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+    int kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_is_guarded(c) ||
                c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
@@ -185,7 +185,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
 }
 
-static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t) {
+static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
     if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
@@ -261,8 +261,8 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
     return *place = copy;
 }
 
-static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
-                              const uint64_t versions[2]) {
+static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
+                                 const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
@@ -280,7 +280,7 @@ static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
     k->y = (mixp_bf16 *)copy->y->data;
 
     /* The copy of this version serves again. */
-    if (mixpi_weight_fresh(copy, k, versions)) {
+    if (mixpi_weight_is_fresh(copy, k, versions)) {
         if (k->amax) *k->amax = copy->amax;
         return MIXP_OK;
     }
@@ -336,7 +336,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
 static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
                                  mixpi_role role, float *amax, mixp_quantise_args *k) {
     const mixpi_scaled *s = rc->scaled;
-    if (!mixpi_scaled_apart(ctx)) {
+    if (!mixpi_has_own_memory(ctx)) {
         k->given = s->scales[role];
         k->amax = amax;
         return;
@@ -347,7 +347,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
- * rows. Give q->y back with mixpi_recipe_give. */
+ * rows. Give q->y back with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
                                         int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
@@ -372,7 +372,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
 
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
-    mixpi_recipe_give(c->ctx, transformed);
+    mixpi_recipe_free(c->ctx, transformed);
     if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
@@ -388,11 +388,11 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
 }
 
 /* Gives back what a product quantised for itself. */
-static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
+static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
-    mixpi_recipe_give(ctx, q->y);
-    mixpi_recipe_give(ctx, q->factor);
-    mixpi_recipe_give(ctx, q->scales);
+    mixpi_recipe_free(ctx, q->y);
+    mixpi_recipe_free(ctx, q->factor);
+    mixpi_recipe_free(ctx, q->scales);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
@@ -442,7 +442,7 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
         r = mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
-    mixpi_recipe_done(c->ctx, a);
-    mixpi_recipe_done(c->ctx, b);
+    mixpi_quantised_free(c->ctx, a);
+    mixpi_quantised_free(c->ctx, b);
     return r;
 }

@@ -169,7 +169,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = mixpi_looked_at(o);
+    k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;

@@ -61,7 +61,7 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     plan->factors_from = s.applied;
     for (int64_t i = 0; i <= opt->issued - s.steps; i++) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
-        if (!mixpi_at_least_0(factor))
+        if (!mixpi_is_at_least_0(factor))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                      "%s: schedule.factor returned %g for step %.0f: return a "
                                      "finite factor of at least 0",
@@ -174,7 +174,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
+    if (!mixpi_is_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
                                  "only measures",

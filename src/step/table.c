@@ -181,7 +181,7 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
 }
 
 /* The table, as kernels see it, of the gradients to look at. */
-static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o) {
+static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
     return o->looks_own ? o->device_own_rows : o->device_rows;
 }
 
@@ -189,7 +189,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = mixpi_looked_at(o);
+    k.rows = mixpi_rows_to_look_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;

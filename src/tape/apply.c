@@ -88,7 +88,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
-    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+    if (t && t->own.is_grad && !mixpi_is_no_grad(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)

@@ -35,7 +35,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
     if (watcher) watcher->casts(c);
     for (int i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
-        if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
+        if (!t || !mixpi_is_real(t->dtype) || t->dtype == low) continue;
 
         /* At level 3 an f32 parameter would silently make it level 2. */
         const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
@@ -123,7 +123,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     /* A result without elements needs no forward; the walk passes zeros back from it. */
     if (r == MIXP_OK && c->out->count) r = c->op->forward(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
-    if (!mixpi_real(c->out->dtype)) return r;
+    if (!mixpi_is_real(c->out->dtype)) return r;
     mixpi_count_call(ctx, c->op, c->out->dtype);
     if (region.level) mixpi_count_lowered(ctx->casting, region, c->op, c->out);
     return r;
@@ -202,7 +202,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     const int grad = mixpi_note_inputs(e, in);
     const int copies = e->alias || mixpi_is_cast(op);
     out->own.made = copies ? e->call.in[0]->own.made : op->name;
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(out->dtype)) {
+    if (grad && op->backward && !mixpi_is_no_grad(ctx) && mixpi_is_real(out->dtype)) {
         mixpi_record_call(e);
         return out;
     }

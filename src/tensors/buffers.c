@@ -4,7 +4,7 @@
 
 /* Can a buffer, and its entry in a file, have this dtype? */
 static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
-    return mixpi_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
+    return mixpi_is_real(dtype) || dtype == MIXP_F64 || dtype == MIXP_I32 || dtype == MIXP_I64 ||
            dtype == MIXP_U8;
 }
 
@@ -37,7 +37,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
 /* Returns t's backup; NULL, with the error set, if t is no buffer. */
 static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mixp_result *r) {
     mixpi_backup *b = NULL;
-    *r = mixpi_tensor_live(t, who);
+    *r = mixpi_check_live(t, who);
     if (*r == MIXP_OK) b = mixpi_backup_of(t);
     if (*r == MIXP_OK && !b)
         *r = mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -52,7 +52,7 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
     const char *wrong = NULL;
     if (!b) return r;
     if ((unsigned)ranks > MIXP_BUFFER_MEAN) wrong = "ranks is not a mixp_buffer_ranks";
-    else if (ranks == MIXP_BUFFER_MEAN && !mixpi_real(buffer->dtype))
+    else if (ranks == MIXP_BUFFER_MEAN && !mixpi_is_real(buffer->dtype))
         wrong = "a mean needs f32, f16 or bf16: use MIXP_BUFFER_RANK_0 or MIXP_BUFFER_OWN";
     if (wrong)
         return mixp_context_fail(buffer->ctx, MIXP_ERR_ARGUMENT,

@@ -37,7 +37,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->threads = 1; /* without threads, no loop could use more */
     x->least_work = MIXPI_LEAST_WORK;
 #if MIXPI_POOL || MIXPI_OPENMP
-    x->threads = d->threads ? d->threads : mixpi_threads_there();
+    x->threads = d->threads ? d->threads : mixpi_threads_available();
     if (x->threads > 1) x->parallel = mixpi_context_parallel;
 #endif
 }

@@ -19,7 +19,7 @@ struct mixpi_crew {
     mixp_result (*replayed)(mixp_context *ctx);
     mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
     mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
-    int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
+    int         (*set_busy)(mixp_context *ctx, int on);     /* returns the state before */
     /* walk: the gradients */
     mixp_result (*walk_begin)(mixp_context *ctx);
     mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
@@ -103,8 +103,8 @@ static void mixpi_crew_forget(mixp_context *ctx) {
 }
 #ifndef MIXPREC_NO_CHECKPOINT
 /* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    return mixpi_crew_of(ctx) ? ctx->crew->busy(ctx, on) : 0;
+static int mixpi_crew_set_busy(mixp_context *ctx, int on) {
+    return mixpi_crew_of(ctx) ? ctx->crew->set_busy(ctx, on) : 0;
 }
 #endif
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
@@ -148,8 +148,8 @@ static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
 }
 
 /* Does t still own its memory? */
-static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
-    mixp_result r = mixpi_tensor_live(t, who);
+static mixp_result mixpi_check_memory(const mixp_tensor *t, const char *who) {
+    mixp_result r = mixpi_check_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                              "%s: the tensor is no longer there: it was disposable, and its last "
@@ -158,7 +158,7 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
 }
 
 /* Does t still own its memory, and is all of it here? */
-static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
-    const mixp_result r = mixpi_tensor_there(t, who);
+static mixp_result mixpi_check_whole(const mixp_tensor *t, const char *who) {
+    const mixp_result r = mixpi_check_memory(t, who);
     return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }

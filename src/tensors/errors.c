@@ -152,7 +152,7 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
     "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
-static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
     char stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);

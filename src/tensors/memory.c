@@ -180,7 +180,7 @@ static void *mixpi_host_alloc(mixp_context *ctx, size_t n) { return mixpi_perman
 
 /* Like mixpi_permanent, for memory that may be freed before the context: the piece knows its
  * owner. */
-static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
+static void *mixpi_owned_alloc(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
     void *p = mixpi_permanent(ctx, bytes, on_device);
     if (p) ctx->memory.pieces->owner = owner;
     return p;

@@ -132,7 +132,7 @@ static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *n
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
                                     const int64_t *shape) {
     mixp_tensor *t;
-    if (!mixpi_real(dtype)) {
+    if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                           "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
                           name ? name : "", mixp_dtype_name(dtype));

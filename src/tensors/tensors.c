@@ -226,14 +226,14 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_requires_grad");
+    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_requires_grad");
     if (r != MIXP_OK) return r;
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
                                  "use mixp_param for a tensor that trains",
                                  t->name);
-    if (on && !mixpi_real(t->dtype))
+    if (on && !mixpi_is_real(t->dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "mixp_tensor_set_requires_grad '%s': gradients need f32, "
                                  "f16 or bf16, not %s",
@@ -248,7 +248,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    mixp_result r = mixpi_tensor_live(t, "mixp_tensor_set_disposable");
+    mixp_result r = mixpi_check_live(t, "mixp_tensor_set_disposable");
     if (r != MIXP_OK) return r;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -261,7 +261,7 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
     const mixpi_backup *b;
-    if (mixpi_tensor_live(t, "mixp_tensor_touch") != MIXP_OK) return;
+    if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
     b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
         mixpi_warn(t->ctx,
@@ -274,7 +274,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
                                         int64_t count, const char *who) {
     char shape[224];
-    mixp_result r = mixpi_tensor_whole(t, who);
+    mixp_result r = mixpi_check_whole(t, who);
     if (r != MIXP_OK) return r;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
@@ -324,10 +324,10 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 
 /* Can `from` be copied to `to`? Reports the reason if not. */
 static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *from) {
-    mixp_result r = mixpi_tensor_there(to, "mixp_copy");
+    mixp_result r = mixpi_check_memory(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (!from) return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
-    r = mixpi_tensor_whole(from, "mixp_copy");
+    r = mixpi_check_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
@@ -362,7 +362,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
         t = NULL;
     }
 
-    if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
+    if (mixpi_check_memory(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
@@ -397,14 +397,14 @@ static double mixpi_largest(mixp_dtype dtype) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    mixp_result r = mixpi_tensor_there(t, "mixp_fill");
+    mixp_result r = mixpi_check_memory(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_fill: %g is beyond the range of %s, whose largest number is "
                                  "%g; use a number in that range%s",
                                  value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
-                                 mixpi_real(t->dtype) ? ", or INFINITY" : "");
+                                 mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
     r = mixpi_write_begin(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
@@ -427,7 +427,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double value[256], narrow[256]; /* narrow: aligned memory for any dtype */
     int64_t i, j, n;
-    mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r == MIXP_OK) r = mixpi_write_begin(t, "mixp_init");
     if (r != MIXP_OK) return r;
     for (i = 0; i < t->count; i += n) {
@@ -445,14 +445,14 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 }
 
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
-    const mixp_result r = mixpi_tensor_there(t, "mixp_init_normal");
+    const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
     if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                              "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
-    const mixp_result r = mixpi_tensor_there(t, "mixp_init_uniform");
+    const mixp_result r = mixpi_check_memory(t, "mixp_init_uniform");
     if (r != MIXP_OK) return r;
     if (low <= high && mixpi_f64_is_finite(high - low) && !mixpi_overflows(t->dtype, low) &&
         !mixpi_overflows(t->dtype, high))
@@ -467,7 +467,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
  * is 0, otherwise the mean of fan_in and fan_out. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r != MIXP_OK) return r;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,

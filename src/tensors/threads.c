@@ -249,9 +249,9 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 #endif
 
 #if MIXPI_OPENMP
-static int mixpi_threads_there(void) { return omp_get_max_threads(); }
+static int mixpi_threads_available(void) { return omp_get_max_threads(); }
 #elif MIXPI_POOL
-static int mixpi_threads_there(void) {
+static int mixpi_threads_available(void) {
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : (int)mixpi_min(n, MIXPI_WORKERS_MOST);
 }

@@ -80,7 +80,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (!ctx->walk.running) return mixpi_crew_stop(ctx, r);
 
     /* A user's backward may apply operators: they run in a region of the walk's own. */
-    const int opened = mixpi_regions_open(ctx);
+    const int opened = mixpi_regions_count(ctx);
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (mixpi_tape_entry *e = ctx->tape.newest; e && r == MIXP_OK; e = e->older)
         r = mixpi_walk_pass(ctx, e);

@@ -3,7 +3,7 @@
 /* --- a step begins ------------------------------------------------------------------------ */
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
-static void mixpi_put_in_order(mixp_context *ctx) {
+static void mixpi_recover(mixp_context *ctx) {
     if (ctx->errors.depth) mixpi_float_leave(ctx->errors.float_mode);
     ctx->tape.inside = ctx->errors.depth = ctx->tape.refused = 0;
     mixpi_regions_of_walk(ctx);
@@ -35,7 +35,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
 /* A step begins, at the caller's stack address `frame`. */
 static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_inside_was_left(ctx, frame)) mixpi_put_in_order(ctx);
+    if (mixpi_inside_was_left(ctx, frame)) mixpi_recover(ctx);
     ctx->tape.refused = ctx->tape.inside > 0;
     if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
         return MIXP_ERR_ORDER;

@@ -156,7 +156,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
-    const int no_grad = mixpi_no_grad_now(ctx);
+    const int no_grad = mixpi_is_no_grad(ctx);
     int64_t i;
     if (plain) return fn(ctx, x, user);
 

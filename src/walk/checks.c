@@ -51,7 +51,7 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
 }
 
 /* How backward failed to give the gradient of input i; NULL: it gave the gradient. */
-static const char *mixpi_not_given(const mixp_call *c, int i) {
+static const char *mixpi_gradient_wrong(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
     if (!mixpi_was_asked(c, i)) return "did not request";
@@ -66,7 +66,7 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
     int i;
-    for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_not_given(c, i);
+    for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_gradient_wrong(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s backward: it %s the gradient of input %d%s, which is needed: "

@@ -15,7 +15,7 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
 static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
     mixp_format f;
     if (!out) return "out is NULL: pass a mixp_look";
-    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if (!mixpi_is_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
     if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is not a mixp_dtype";
     f = mixp_format_of(low);
     if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
@@ -27,7 +27,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
+    mixp_result r = mixpi_check_whole(t, "mixp_look_at");
     if (r != MIXP_OK) return r;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
@@ -112,9 +112,9 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
 
 /* Refuses a change of the guard or the observer inside a region or during a capture. A captured
  * step keeps the guard and the observer that it began with. */
-static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+static mixp_result mixpi_check_between_steps(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
-    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    if (!mixpi_regions_count(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a region or a scope is open; change the guard between steps, "
                              "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
@@ -127,7 +127,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
     const char *wrong;
     mixpi_watch *w;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
 
@@ -184,7 +184,7 @@ MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!w || !w->on) return MIXP_OK;
     w->on = w->sampled = w->probing = w->fresh = w->posted = 0;
     w->force = w->deep = w->probe = 0;
@@ -225,7 +225,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
-    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+    if (!mixpi_is_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT to free the sites";
     if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
         return "64 patterns exist, which is the limit: pass one of them again to replace it, or "
@@ -245,7 +245,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     mixpi_pin *pin;
     int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
     wrong = mixpi_pin_wrong(ctx, pattern, dtype);
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
@@ -273,13 +273,13 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
 /* --- retry --------------------------------------------------------------------------------- */
 
 /* Was the newest update skipped, and could another attempt succeed? */
-static int mixpi_retry_pays(mixp_scaler *s) {
+static int mixpi_retry_helps(mixp_scaler *s) {
     mixp_context *ctx = s->ctx;
     const mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
     if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->errors.code != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
+    if (!mixpi_guard_is_on(ctx) || mixpi_world(ctx) > 1) return 1; /* all ranks retry, or none */
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
@@ -298,7 +298,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     const int updated = update != scaler->retried;
     ctx->buffers.retries = 1;
     scaler->retried = update;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_pays(scaler)) {
+    if (!updated || scaler->desc.disabled || scaler->tries >= times || !mixpi_retry_helps(scaler)) {
         scaler->tries = 0;
         return 0;
     }
@@ -328,7 +328,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
-    int again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+    int again = !w->repeated && mixpi_check_whole(loss, "mixp_retry_loss") == MIXP_OK &&
                 mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
     if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
     w->repeated = w->repeat = again;

@@ -70,7 +70,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->stored = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
-    w->filled = mixpi_rows_filled(w);
+    w->filled = mixpi_rows_to_clear(w);
     r = mixpi_rows_reach(ctx, w->filled);
     return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
 }
@@ -106,7 +106,7 @@ static void mixpi_watch_words(const mixp_context *ctx, double *row) {
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
     mixpi_watch *w = ctx->watch;
-    const int on = mixpi_guard_on(ctx), decides = on && !ctx->capture.active;
+    const int on = mixpi_guard_is_on(ctx), decides = on && !ctx->capture.active;
     const int fresh = decides && w->fresh, alone = mixpi_world(ctx) == 1;
     mixp_result r = decides ? mixpi_guard_updating(ctx) : MIXP_OK;
 
@@ -130,7 +130,7 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
 
 MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
-    if (!mixpi_guard_on(ctx) || ctx->capture.active) return MIXP_OK;
+    if (!mixpi_guard_is_on(ctx) || ctx->capture.active) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 

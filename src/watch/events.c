@@ -78,7 +78,7 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     e->site = number;
     e->origin = origin;
     e->look = *look;
-    e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->dtype = site ? (mixpi_site_stays_f32(site) ? MIXP_F32 : site->low) : MIXP_F32;
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
     e->lost = site ? site->lost : 0.0;
     e->of_grad = e->also = e->operand = 0;
@@ -260,7 +260,7 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
 }
 
 /* The internal number of the site that users call i; 0 if there is no such site. */
-static int mixpi_site_listed(const mixpi_watch *w, int i) {
+static int mixpi_listed_site(const mixpi_watch *w, int i) {
     int n, at = -1;
     for (n = 0; w && n < w->n_sites && at < i; n++) at += mixpi_site_number(w, n + 1)->stores;
     return i < 0 || at < i ? 0 : n;
@@ -269,7 +269,7 @@ static int mixpi_site_listed(const mixpi_watch *w, int i) {
 MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
+    const int number = mixpi_listed_site(w, i);
     if (!number || !out) return 0;
     const mixpi_site *site = mixpi_site_at(ctx, number);
 

@@ -2,7 +2,7 @@
 #include "events.c"
 /* --- what a sample shows ------------------------------------------------------------------- */
 
-static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which) {
+static const mixp_look *mixpi_look_of(const mixpi_watch *w, int number, int which) {
     return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which];
 }
 
@@ -68,7 +68,7 @@ static int mixpi_site_has_zero_weight(mixp_context *ctx, const mixpi_site *site)
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
-        if (!mixpi_real(read.dtype)) continue;
+        if (!mixpi_is_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 1;
         if (found.zeros == found.count) return 1;
     }
@@ -82,10 +82,10 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
         const int value =
-            mixpi_has_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
-                               mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
-        const int grad = mixpi_has_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
-                                            mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+            mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
+                               mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_has_vanished(mixpi_look_of(w, site->from[i], MIXPI_LOOK_GRAD),
+                                            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
@@ -119,7 +119,7 @@ static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) 
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
     for (int i = 0; i < 2 && site->read[i]; i++) {
         const mixp_tensor read = mixpi_as_read(site->read[i]);
-        if (!mixpi_real(read.dtype)) continue;
+        if (!mixpi_is_real(read.dtype)) continue;
         if (mixpi_look_now(&read, MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;
     }
@@ -134,7 +134,7 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
     for (int n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
+        if (site->from[0] != from || !mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
         if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
     }
     return 0;
@@ -147,7 +147,8 @@ static int mixpi_bad_input(const mixp_context *ctx, int number) {
     int i, bad = 0;
     if (!number) return 0;
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite) bad = site->from[i];
+        if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
+            bad = site->from[i];
     for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
         bad = mixpi_bad_between(ctx, site->from[i], number);
     return bad;
@@ -160,8 +161,9 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     int n, scalar = 0;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
-        const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
-        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+        const int bad = mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
+        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) &&
+            mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->count) {
             const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
             if (loss) return loss;
             scalar = -1;
@@ -180,8 +182,8 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     for (int n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
-            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
-            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite)
+            mixpi_look_of(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
+            !mixpi_look_of(w, n, MIXPI_LOOK_DATA)->nonfinite)
             return n;
     return 0;
 }
@@ -191,10 +193,10 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
 static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
-        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
+        mixpi_look_of(ctx->watch, number, MIXPI_LOOK_DATA)->saturated)
         return 0;
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
+        if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
     return 1;
 }
 
@@ -209,7 +211,7 @@ static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
         site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
-            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
+            if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
                 before = site->from[i];
     }
     return at;
@@ -231,10 +233,10 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
 static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
-    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    if (mixpi_look_of(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
     if (mixpi_inf_was_written(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
     return !mixpi_site_has_bad_weight(ctx, site);
@@ -245,7 +247,7 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     const mixpi_watch *w = ctx->watch;
     int n, best = 0;
     for (n = 1; n <= w->n_sites; n++) {
-        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!mixpi_look_of(w, n, which)->nonfinite) continue;
         if (!best || mixpi_site_at(ctx, n)->place > mixpi_site_at(ctx, best)->place) best = n;
     }
     return best;
@@ -261,7 +263,7 @@ static int mixpi_site_left_range(const mixpi_watch *w, int number) {
 
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
+    if (mixpi_look_of(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite) return MIXP_ORIGIN_INPUT;
     if (mixpi_site_has_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
     if (!site->scalar || mixpi_site_left_range(ctx->watch, number)) return MIXP_ORIGIN_FORWARD;
     return MIXP_ORIGIN_LOSS;
@@ -287,8 +289,8 @@ static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, in
 /* Computes the share of a site's variation that rounding lost. A variation below a millionth of the
  * largest value does not count. */
 static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int number) {
-    const mixp_look *row = mixpi_seen(w, number, MIXPI_LOOK_LOSS);
-    const double size = 1e-6 * (double)mixpi_seen(w, number, MIXPI_LOOK_VALUE)->largest;
+    const mixp_look *row = mixpi_look_of(w, number, MIXPI_LOOK_LOSS);
+    const double size = 1e-6 * (double)mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->largest;
     const double lost = (double)row->largest;
     float varied;
     double all;
@@ -318,9 +320,9 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
 /* Did this rank see the gradient of a site? For a cast that was left out, its producer's gradient
  * counts. */
 static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
-    if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
+    if (mixpi_look_of(w, number, MIXPI_LOOK_GRAD)->count) return 1;
     if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;
-    return !site->from[0] || mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD)->count;
+    return !site->from[0] || mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD)->count;
 }
 
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */

@@ -32,7 +32,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
 
 /* Is t the batch, that is, neither a parameter, nor a buffer, nor the result of a site? */
 static int mixpi_is_data(const mixp_tensor *t) {
-    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    if (!t || !mixpi_is_real(t->dtype) || t->requires_grad || t->own.master) return 0;
     if (t->own.generation) return !t->own.watch.site && !t->own.from_tape;
     return !t->own.is_param && !t->own.backup;
 }
@@ -147,7 +147,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (through) out->own.watch.written = given[0]->own.watch.written;
     mixpi_note_constant(e, given);
     if (e->alias) e->site = 0; /* its memory has been looked at already */
-    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    if (e->alias || !mixpi_is_real(out->dtype)) return MIXP_OK;
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
@@ -168,7 +168,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 
 /* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
 static const mixpi_site *mixpi_guarded_site(const mixp_call *c) {
-    return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
+    return mixpi_guard_is_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL;
 }
 
 /* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
@@ -215,7 +215,7 @@ static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     mixp_tensor *out = c->out;
     const mixp_dtype plain = out->dtype;
-    if (!mixpi_guard_on(c->ctx)) return;
+    if (!mixpi_guard_is_on(c->ctx)) return;
     if (site) site->carries = mixpi_class_carries(cls);
     out->dtype = mixpi_guarded_dtype(c->ctx, site, cls, c->n_in, c->in, plain);
     if (out->dtype != plain) out->own.watch.raised = plain;

@@ -16,7 +16,7 @@ static void mixpi_trial_forget(mixp_context *ctx) {
 
 /* Takes what an observer needs, before anything is changed. */
 static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
-    mixp_result r = mixpi_guard_between(ctx, "mixp_observe");
+    mixp_result r = mixpi_check_between_steps(ctx, "mixp_observe");
     if (r != MIXP_OK || !observer) return r;
     if (!mixpi_watch_of(ctx)) return MIXP_ERR_MEMORY;
     if (!ctx->watch->capacity) r = mixpi_watch_room(ctx, MIXPI_OBSERVED_SITES);

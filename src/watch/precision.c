@@ -113,7 +113,7 @@ static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor
     const mixpi_site *site = mixpi_site_at(ctx, number);
     const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
     if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
-    if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
+    if (site->inspected == w->fresh || t->rank < 1 || mixpi_is_no_grad(ctx)) return 0;
     if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
     return (site->traits & MIXPI_ROUNDS) != 0;
 }

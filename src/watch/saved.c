@@ -180,7 +180,7 @@ static void mixpi_guard_make_room(const mixpi_state *s) {
 static void mixpi_watch_forget(mixpi_watch *w) {
     for (int n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
     memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
-    w->filled = mixpi_rows_filled(w);
+    w->filled = mixpi_rows_to_clear(w);
     w->n_sites = w->full = w->full_reported = w->stored = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;

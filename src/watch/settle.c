@@ -29,7 +29,7 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (n == number || site->weights != first->weights || site->low != first->low) continue;
         if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
-        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+        if (mixpi_look_of(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
             site->why |= first->why & MIXPI_FELL_GRAD;
         site->why |= first->why & MIXPI_FELL_IMPRECISE;
         mixpi_site_raise(ctx, site);
@@ -59,7 +59,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
                     !value)
         ->flushed = 1.0; /* all values: zeros are in no count */
 }
@@ -81,7 +81,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
 static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
     for (int i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
         const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+        if (mixpi_site_stays_f32(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
     }
     return 0;
 }
@@ -112,16 +112,16 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixp_event_kind trouble;
     int of_grad;
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
     /* What the sample saw. */
-    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
-    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    site->value = *mixpi_look_of(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
-        site->scores = mixpi_seen(w, number, MIXPI_LOOK_LOSS)->largest;
+        site->scores = mixpi_look_of(w, number, MIXPI_LOOK_LOSS)->largest;
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
-        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+        site->grad = *mixpi_look_of(w, site->from[0], MIXPI_LOOK_GRAD);
 
     site->samples++;
 
@@ -220,7 +220,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
         if (mixpi_site_can_fall(site))
-            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_look_of(w, n, MIXPI_LOOK_VALUE), 0);
     }
     for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
@@ -365,8 +365,8 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
-static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
-                                     int32_t bits) {
+static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scaler_state *state,
+                                             int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted, probed = w->probed;
 
@@ -446,7 +446,7 @@ static mixp_result mixpi_guard_updating(mixp_context *ctx) {
 }
 
 /* After a scaler's update. If the device can post, a step's result arrives one step later. */
-static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
+static mixp_result mixpi_guard_take_state(mixp_context *ctx, const mixp_scaler *s) {
     mixpi_watch *w = ctx->watch;
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
@@ -456,13 +456,13 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     if (!d->post) {
         w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
-        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
+        return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, mixpi_update_bits(s)) : r;
     }
 
     /* The state that was sent before arrives; the new one is sent. */
     if (w->posted_scaler) {
         r = mixpi_note_failure(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
-        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
+        if (r == MIXP_OK) r = mixpi_guard_settle_update(ctx, &state, w->posted_bits);
     }
     w->updated_step = ctx->step;
     w->posted_scaler = NULL;
@@ -478,7 +478,7 @@ static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
     const mixp_scaler *s = (const mixp_scaler *)scaler;
     mixp_result r = MIXP_OK;
     ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
-    if (s) return mixpi_guard_scaled(ctx, s);
+    if (s) return mixpi_guard_take_state(ctx, s);
     r = mixpi_guard_updating(ctx);
     return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
 }
@@ -488,7 +488,7 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
     mixp_result r;
-    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    if (!mixpi_guard_is_on(ctx)) return MIXP_OK;
     /* One rank may save on its own, so it must not ask the others. */
     if (mixpi_world(ctx) > 1) return MIXP_OK;
     r = mixpi_guard_settle(ctx);
@@ -497,5 +497,5 @@ static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     w->posted_scaler = NULL;
     if (r != MIXP_OK || !s) return r;
     r = mixpi_scaler_get(s, &state);
-    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
+    return r == MIXP_OK ? mixpi_guard_settle_update(ctx, &state, w->posted_bits) : r;
 }

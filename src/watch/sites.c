@@ -143,7 +143,7 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 }
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
-static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
     int n;
     for (uint64_t sibling = 0;; sibling++) {
         const mixpi_site *site;
@@ -245,7 +245,7 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
 static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     mixpi_site *site;
     uint64_t hash;
-    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    int number = mixpi_visited_site(ctx->watch, v, &hash);
     if (!number) number = mixpi_site_new(ctx, hash);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
@@ -264,7 +264,7 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp
     mixpi_visit v;
     mixpi_site *site;
     int number;
-    if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
+    if (!mixpi_guard_is_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
     ctx->watch->reader = 0;

@@ -179,11 +179,11 @@ static size_t mixpi_rows_bytes(int sites) {
 }
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w) {
+static int mixpi_rows_to_clear(const mixpi_watch *w) {
     return w->n_sites > w->filled ? w->n_sites : w->filled;
 }
 
-static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+static int mixpi_guard_is_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
 /* Distance in updates to the next sample: about `every`. The distance varies because a constant
  * even distance would always hit the same one of two networks that are trained in turn. */
@@ -218,7 +218,7 @@ MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;
-    if (!mixpi_guard_on(ctx)) return 0;
+    if (!mixpi_guard_is_on(ctx)) return 0;
     words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
     words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
     words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
@@ -257,7 +257,7 @@ static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
 }
 
 /* Does the site's own state make it store f32? */
-static int mixpi_site_fell(const mixpi_site *site) {
+static int mixpi_site_stays_f32(const mixpi_site *site) {
     if (!site || site->pinned == 2) return 0;
     return site->pinned == 1 || site->fallen;
 }
@@ -265,7 +265,7 @@ static int mixpi_site_fell(const mixpi_site *site) {
 /* Must the site store f32 in this step? */
 static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
     if (site && site->pinned != 2 && ctx->watch->probing) return 1;
-    return mixpi_site_fell(site);
+    return mixpi_site_stays_f32(site);
 }
 
 /* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only

@@ -62,7 +62,7 @@ int64_t inside_quotient(int64_t a, int64_t n) { return over(a, n, inverse_of(n))
 int inside_last(int rank, const int64_t *shape, const int64_t *strides, int64_t at[4]) {
     Axes x = dense_axes(rank, shape);
     set_strides(&x, 1, strides);
-    x = merged(x);
+    x = merge_axes(x);
     locate(x, count_of(x) - 1, at);
     return x.rank;
 }

@@ -124,39 +124,36 @@ plant 'cp.async: the wrong place' 80 $heads $forward 'cp[.]async[.]cg' 2 's/\[([
 plant 'cp.async, backward: no group is committed' 80 $heads $backward 'commit_group' all 's/cp[.]async[.]commit_group;//'
 
 # --- asm strings: products of a warpgroup ----------------------------------------------------
-warpgroups() {
-    wide=wide_forwardILi64ELb0
-    wide_bf16=wide_forwardILi64ELb1
-    wide_back=wide_backwardILi64ELb0ELb
-    plant 'wgmma: no fence.proxy.async' 90a $heads $wide 'fence[.]proxy' all 's/fence[.]proxy[^;]*;//'
-    plant 'wgmma: fence.proxy.async behind the barrier' 90a $heads $wide 'fence[.]proxy|bar[.]sync' all \
-        's/fence[.]proxy[^;]*;//; s/bar[.]sync[^;]*;/& fence.proxy.async;/'
-    plant 'wgmma: no barrier after a tile' 90a $heads $wide 'bar[.]sync' 2 's/bar[.]sync[^;]*;//'
-    plant 'wgmma: no wgmma.fence' 90a $heads $wide 'wgmma[.]fence' all 's/wgmma[.]fence[^;]*;//'
-    plant 'wgmma: no wait for products' 90a $heads $wide 'wgmma[.]wait' all 's/wgmma[.]wait[^;]*;//'
-    plant 'wgmma: one group too many is left' 90a $heads $wide 'wgmma[.]wait.* 0;' 1 's/ 0;/ 1;/'
-    plant 'wgmma: no group is committed' 90a $heads $wide 'wgmma[.]commit' all 's/wgmma[.]commit[^;]*;//'
-    plant 'wgmma: b with its sides exchanged' 90a $heads $wide 'wgmma[.]mma' 1 's/, 0;\}/, 1;}/'
-    plant 'wgmma: b with its sides kept' 90a $heads $wide 'wgmma[.]mma.*, 1;\}' all 's/, 1;\}/, 0;}/'
-    plant 'wgmma: sums of another tile remain' 90a $heads $wide 'wgmma[.]mma' all 's/setp[.]ne[.]b32 p, [^;]*;/setp.eq.b32 p, 0, 0;/'
-    plant 'wgmma: each product is alone' 90a $heads $wide 'wgmma[.]mma' all 's/setp[.]ne[.]b32 p, [^;]*;/setp.ne.b32 p, 0, 0;/'
-    plant 'wgmma: a negative factor' 90a $heads $wide 'wgmma[.]mma' 2 's/, p, 1, 1/, p, -1, 1/'
-    plant 'wgmma: f16 products declared bf16' 90a $heads $wide 'wgmma[.]mma' all 's/f16[.]f16/bf16.bf16/'
-    plant 'wgmma: bf16 products declared f16' 90a $heads $wide_bf16 'wgmma[.]mma' all 's/bf16[.]bf16/f16.f16/'
-    plant 'wgmma: two registers of A swapped' 90a $heads $wide 'wgmma[.]mma.*\}, \{' all \
-        "s/(\\}, \\{$reg,)($reg),($reg),/\\1\\3,\\2,/"
-    plant 'wgmma: two columns of the sum swapped' 90a $heads $wide 'wgmma[.]mma' all \
-        's/^([^{]*\{[^{]*\{)([^,]*),([^,]*),/\1\3,\2,/'
-    plant 'wgmma: one product left out' 90a $heads $wide 'wgmma[.]mma' 5 's/wgmma[^;]*;//'
-    plant 'wgmma: descriptors of 64-byte swizzle' 90a $heads $wide 'or[.]b64.*, 461168[0-9]*;' all \
-        's/or[.]b64[ \t]*(%rd[0-9]+),[^;]*;/& xor.b64 \1, \1, 13835058055282163712;/'
-    for keys in 0 1; do
-        plant "wgmma, backward $keys: no wait for products" 90a $heads $wide_back$keys 'wgmma[.]wait' all 's/wgmma[.]wait[^;]*;//'
-        plant "wgmma, backward $keys: no fence.proxy.async" 90a $heads $wide_back$keys 'fence[.]proxy' all 's/fence[.]proxy[^;]*;//'
-        plant "wgmma, backward $keys: no wgmma.fence before sums" 90a $heads $wide_back$keys 'wgmma[.]fence' 2 's/wgmma[.]fence[^;]*;//'
-    done
-}
-warpgroups
+wide=wide_forwardILi64ELb0
+wide_bf16=wide_forwardILi64ELb1
+wide_back=wide_backwardILi64ELb0ELb
+plant 'wgmma: no fence.proxy.async' 90a $heads $wide 'fence[.]proxy' all 's/fence[.]proxy[^;]*;//'
+plant 'wgmma: fence.proxy.async behind the barrier' 90a $heads $wide 'fence[.]proxy|bar[.]sync' all \
+    's/fence[.]proxy[^;]*;//; s/bar[.]sync[^;]*;/& fence.proxy.async;/'
+plant 'wgmma: no barrier after a tile' 90a $heads $wide 'bar[.]sync' 2 's/bar[.]sync[^;]*;//'
+plant 'wgmma: no wgmma.fence' 90a $heads $wide 'wgmma[.]fence' all 's/wgmma[.]fence[^;]*;//'
+plant 'wgmma: no wait for products' 90a $heads $wide 'wgmma[.]wait' all 's/wgmma[.]wait[^;]*;//'
+plant 'wgmma: one group too many is left' 90a $heads $wide 'wgmma[.]wait.* 0;' 1 's/ 0;/ 1;/'
+plant 'wgmma: no group is committed' 90a $heads $wide 'wgmma[.]commit' all 's/wgmma[.]commit[^;]*;//'
+plant 'wgmma: b with its sides exchanged' 90a $heads $wide 'wgmma[.]mma' 1 's/, 0;\}/, 1;}/'
+plant 'wgmma: b with its sides kept' 90a $heads $wide 'wgmma[.]mma.*, 1;\}' all 's/, 1;\}/, 0;}/'
+plant 'wgmma: sums of another tile remain' 90a $heads $wide 'wgmma[.]mma' all 's/setp[.]ne[.]b32 p, [^;]*;/setp.eq.b32 p, 0, 0;/'
+plant 'wgmma: each product is alone' 90a $heads $wide 'wgmma[.]mma' all 's/setp[.]ne[.]b32 p, [^;]*;/setp.ne.b32 p, 0, 0;/'
+plant 'wgmma: a negative factor' 90a $heads $wide 'wgmma[.]mma' 2 's/, p, 1, 1/, p, -1, 1/'
+plant 'wgmma: f16 products declared bf16' 90a $heads $wide 'wgmma[.]mma' all 's/f16[.]f16/bf16.bf16/'
+plant 'wgmma: bf16 products declared f16' 90a $heads $wide_bf16 'wgmma[.]mma' all 's/bf16[.]bf16/f16.f16/'
+plant 'wgmma: two registers of A swapped' 90a $heads $wide 'wgmma[.]mma.*\}, \{' all \
+    "s/(\\}, \\{$reg,)($reg),($reg),/\\1\\3,\\2,/"
+plant 'wgmma: two columns of the sum swapped' 90a $heads $wide 'wgmma[.]mma' all \
+    's/^([^{]*\{[^{]*\{)([^,]*),([^,]*),/\1\3,\2,/'
+plant 'wgmma: one product left out' 90a $heads $wide 'wgmma[.]mma' 5 's/wgmma[^;]*;//'
+plant 'wgmma: descriptors of 64-byte swizzle' 90a $heads $wide 'or[.]b64.*, 461168[0-9]*;' all \
+    's/or[.]b64[ \t]*(%rd[0-9]+),[^;]*;/& xor.b64 \1, \1, 13835058055282163712;/'
+for keys in 0 1; do
+    plant "wgmma, backward $keys: no wait for products" 90a $heads $wide_back$keys 'wgmma[.]wait' all 's/wgmma[.]wait[^;]*;//'
+    plant "wgmma, backward $keys: no fence.proxy.async" 90a $heads $wide_back$keys 'fence[.]proxy' all 's/fence[.]proxy[^;]*;//'
+    plant "wgmma, backward $keys: no wgmma.fence before sums" 90a $heads $wide_back$keys 'wgmma[.]fence' 2 's/wgmma[.]fence[^;]*;//'
+done
 
 # --- asm strings: approximations -----------------------------------------------------------
 plant 'ex2.approx: the argument itself' 80 $heads $forward 'ex2[.]approx' all 's/ex2[.]approx[.]ftz[.]f32/mov.f32/'

@@ -307,6 +307,33 @@ static void test_taken_back(void) {
 
 static mixp_result epilogue_with(Arrays &o) { return gpu_kernels->gemm_epilogue(&gpu_exec, &o.k); }
 
+/* A product of 0 columns needs no arrays, and its row sums are those of any product. */
+static void test_no_columns(void) {
+    pair_open();
+    Job sums = job_of(MIXP_EPILOGUE_ROW_SUMS, MIXP_F16, MIXP_F32);
+    Arrays s = arrays_of(sums);
+    on_gpu_side(s, sums);
+    s.k.gemm.n = s.k.gemm.ldb = s.k.gemm.ldc = 0;
+    s.k.gemm.b.data = NULL;
+    s.k.gemm.c.data = NULL;
+    CHECK_INT(epilogue_with(s), MIXP_OK);
+    WAIT();
+    check_sums(s, sums);
+    finish_arrays(s);
+
+    /* GELU, and its slope. */
+    for (int kind = MIXP_EPILOGUE_GELU; kind <= MIXP_EPILOGUE_GELU_BACK; kind++) {
+        Job gelu = job_of((mixp_epilogue)kind, MIXP_F16, MIXP_F16);
+        Arrays g = arrays_of(gelu);
+        on_gpu_side(g, gelu);
+        g.k.gemm.n = g.k.gemm.ldc = 0;
+        g.k.gemm.c.data = g.k.before.data = NULL;
+        CHECK_INT(epilogue_with(g), MIXP_OK);
+        finish_arrays(g);
+    }
+    pair_close();
+}
+
 static void test_misused(void) {
     pair_open();
     Job sums = job_of(MIXP_EPILOGUE_ROW_SUMS, MIXP_F16, MIXP_F32);
@@ -868,6 +895,7 @@ int main(void) {
     RUN(test_gelu_rough);
     RUN(test_which_gelu);
     RUN(test_taken_back);
+    RUN(test_no_columns);
     RUN(test_misused);
     RUN(test_step);
     RUN(test_step_misfit);

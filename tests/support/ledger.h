@@ -259,7 +259,7 @@ LEDGER_KERNEL(unary) {
 }
 LEDGER_KERNEL(unary_backward) {
     double n = (double)k->n;
-    double told = mixpi_unary_by_result(k->op) ? ledger_in(k->y, n) : ledger_in(k->a, n);
+    double told = mixpi_slope_reads_result(k->op) ? ledger_in(k->y, n) : ledger_in(k->a, n);
     int erf = k->op == MIXP_UNARY_GELU_ERF;
     int quick = ledger_low(k->a.dtype) && ledger_low(k->dy.dtype) && ledger_low(k->da.dtype);
     (void)x;
