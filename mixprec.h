@@ -129,9 +129,32 @@
  *
  * Memory comes from the allocator in mixp_context_desc.
  *
- * The instruction set is chosen at run time: AVX-512 (on AMD with AVX512_BF16), AVX2 with F16C,
- * NEON (with FMLAL and BFMLAL where Linux reports them), or plain C. You need no -march. AMX gives
- * different bits, so you select it by name (mixp_cpu_with).
+ * INSTRUCTION SETS: at run time a context takes the fastest set that the machine has (mixp_cpu)
+ *
+ *     x86-64     AMX (AMX_F16 with AMX-FP16), else AVX-512, on AMD with AVX512_BF16, else AVX2 with
+ *                F16C, else plain C
+ *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
+ *     others     plain C
+ *
+ * You need no -march.
+ * Products of f16 and bf16 by AMX have bits of their own, and AVX512_BF16 flushes subnormals: see
+ * SAME BITS. Who needs the same bits on every machine sets portable_bits of mixp_context_desc. The
+ * context then takes the fastest of AVX-512, AVX2 and NEON, whose bits agree. mixp_cpu_with takes a
+ * set by name. Ranks on CPUs whose sets differ in bits get MIXP_ERR_RANKS in their first step. A
+ * checkpoint of AMX loads on every machine: where the bits of products differ, a warning says so.
+ *
+ * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
+ * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
+ * 582). AMX's code is newer than that measurement: it has been tested in emulation only.
+ *
+ * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
+ * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
+ * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
+ * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
+ * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
+ * for a product and releases them after it: tiles of your own, configured before a call of mixprec
+ * in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
+ * whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -152,9 +175,9 @@
  *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
- *     products of f16 and bf16               same            same             close
+ *     products of f16 and bf16               same            same but AMX     close
  *     products with an f32 factor            same            all SIMD same    close
- *     attention                              same            all SIMD same    close
+ *     attention                              same            SIMD but AMX     close
  *
  * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
@@ -184,13 +207,13 @@
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets are used only when selected by name, for products of bf16 by bf16 and of f16 by
- * f16 in gemm. They have their own bits, which are the same on every machine with AMX and at any
- * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
- * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
- * even and one of the odd elements. The two chains are added to each other, then to the pass, all
- * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
- * added in order; alpha, bias and an old c follow as on other sets.
+ * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16. These bits
+ * are the same on every machine with that set and at any number of threads. k is cut into
+ * ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A pass begins at 0. Each
+ * of its blocks has two chains of FMA from 0, one of the even and one of the odd elements. The two
+ * chains are added to each other, then to the pass, all to nearest even. Subnormals of bf16 and f32
+ * are zeros there (Intel's manual). The passes are added in order; alpha, bias and an old c follow
+ * as on other sets.
  *
  * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
  * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
@@ -198,6 +221,8 @@
  * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
  * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
  * bits of AVX-512 instead.
+ *
+ * With portable_bits all SIMD machines have the same bits in the rows of the second column.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
@@ -2449,22 +2474,25 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
-                                   f16 (each f16 as two bf16). Its bits differ (SAME BITS
-                                   above), so it is never the default: ask for it by name. The
-                                   first query asks Linux to permit the process to use the tiles */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products of bf16 by bf16 and of
+                                   f16 by f16 (each f16 as two bf16). The default where the
+                                   processor has tiles. Its own bits: see INSTRUCTION SETS     */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
+                                   the processor has them. Its own bits                        */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
-/* The CPU with the best instruction set this machine has. A constant; never NULL. */
+/* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
+ * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 50
+ * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
+ * mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
  * small test product wrong. The device's name says which set is in use. All sets give the same
- * bits wherever this file promises bits. */
+ * bits wherever this file promises bits. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -2493,8 +2521,9 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
  * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
  * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
- * threads that the machine has (of a build in parts, the host's part is asked). Otherwise message
- * is "". */
+ * threads that the machine has (of a build in parts, the host's part is asked), or the processor
+ * has AMX, and message says why it is not used: the system does not save tiles, the system refuses
+ * them to this process, or a known product is wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 
@@ -3981,6 +4010,10 @@ typedef struct mixp_context_desc {
                                                        are f32, so that sums of many micro-batches
                                                        lose nothing; 4 bytes an element. Same on all
                                                        ranks. 0: they have the parameter's dtype */
+    int       portable_bits;                        /* CPU: 1: the fastest instruction set whose
+                                                       bits all machines with SIMD share: neither
+                                                       AMX nor AVX512_BF16. Not with `device`.
+                                                       0: mixp_cpu()                       */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
@@ -4027,8 +4060,8 @@ enum {
  * cudaStreamPerThread.
  *
  * desc NULL = all defaults. Returns NULL on error and sets desc->why: out of memory, half an
- * allocator, threads below 0 or above 4096, an unknown epilogue, or a device or stream that cannot
- * be used.
+ * allocator, threads below 0 or above 4096, an unknown epilogue, portable_bits with a device, or a
+ * device or stream that cannot be used.
  *
  * Threads: OpenMP sets their number. On POSIX systems the threads are the context's own, unless
  * OMP_PROC_BIND is set, which selects OpenMP's. Waiting threads sleep, and a loop does not wait for
@@ -4062,7 +4095,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are thirteen:
+ * changes nothing and is no error. There are fourteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -4087,7 +4120,9 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was left aside.
- * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
+ * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
+ * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
+ *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
@@ -6299,7 +6334,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * All other fields of a mixp_optimizer_desc (max_norm,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
- * with the same states. If the file lacks the state of the spike check, of a predictive rule
+ * with the same states. A file of a CPU also says whether its products of f16 and bf16 had the bits
+ * of AMX. If this context's have others, one mixp_context_warning says that training goes on with
+ * another rounding. If the file lacks the state of the spike check, of a predictive rule
  * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
@@ -8380,25 +8417,40 @@ static unsigned mixpi_cpu_answers(void) {
        MIXPI_AMX_BYTES("0x7A - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
 #  define MIXPI_AMX_DOT_F16(sum, a, b)                                                    \
        MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
-#  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
+#  define MIXPI_AMX_CPUID(part, out) mixpi_cpuid(7, part, out)
+#  define MIXPI_AMX_XCR0()           mixpi_xcr0()
+#  define MIXPI_AMX_PERMIT()         mixpi_amx_permit()
 
-/* Does the processor have tiles of bf16 (and f16), does the system save them (XCR0), and may this
- * process use them? Linux requires each process to request permission; repeated requests get the
- * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
-static int mixpi_amx_machine(int f16) {
-    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
+/* Requests tiles for this process: ARCH_REQ_XCOMP_PERM. Linux requires the request, and repeated
+ * requests get the same answer. 0: granted. */
+static long mixpi_amx_permit(void) {
     long answer = 158; /* arch_prctl */
-    mixpi_cpuid(7, 0, id);
-    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0; /* AMX-TILE, AMX-BF16 */
-    if (id[0] >= 1) mixpi_cpuid(7, 1, more);
-    if (f16 && !(more[0] & 1u << 21)) return 0; /* AMX-FP16 */
-    low = mixpi_xcr0();
-    if ((low & 0x60000u) != 0x60000u) return 0; /* tiles and their configuration */
-    __asm__ volatile("syscall"                  /* ARCH_REQ_XCOMP_PERM, of tiles */
-                     : "+a"(answer)
-                     : "D"(0x1023L), "S"(18L)
-                     : "rcx", "r11", "memory");
-    return answer == 0;
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return answer;
+}
+#endif
+
+/* Which tiles this process can use, or why it can use none. */
+typedef enum mixpi_amx_state {
+    MIXPI_AMX_ABSENT,         /* the processor has no AMX-TILE or no AMX-BF16            */
+    MIXPI_AMX_UNSAVED,        /* the system does not save tiles                          */
+    MIXPI_AMX_REFUSED,        /* the system refuses tiles to this process                */
+    MIXPI_AMX_WRONG,          /* a product with a known answer is wrong                  */
+    MIXPI_AMX_ONLY_BF16,           /* tiles multiply bf16                                     */
+    MIXPI_AMX_ALSO_F16             /* tiles multiply bf16 and f16                             */
+} mixpi_amx_state;
+
+#if MIXPI_AMX
+/* What the processor and the system say. The machine must have AVX-512, which implies CPUID leaf 7
+ * and XGETBV. */
+static mixpi_amx_state mixpi_amx_there(void) {
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 };
+    MIXPI_AMX_CPUID(0, id);
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return MIXPI_AMX_ABSENT; /* TILE, BF16 */
+    if (id[0] >= 1) MIXPI_AMX_CPUID(1, more);
+    if ((MIXPI_AMX_XCR0() & 0x60000u) != 0x60000u) return MIXPI_AMX_UNSAVED;
+    if (MIXPI_AMX_PERMIT() != 0) return MIXPI_AMX_REFUSED;
+    return more[0] & 1u << 21 ? MIXPI_AMX_ALSO_F16 : MIXPI_AMX_ONLY_BF16; /* AMX-FP16 */
 }
 #endif
 
@@ -16143,15 +16195,22 @@ static int mixpi_has_avx512_bf16(void) {
     return 0;
 #    endif
 }
-#    if MIXPI_AMX
-/* Asks CPUID, because compilers differ in which AMX features they can test. mixp_cpu never calls
- * this, as AMX is not selected by default. */
-static int mixpi_has_amx(int f16) {
-    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) && mixpi_amx_answers_avx512(0) &&
-           (!f16 || mixpi_amx_answers_avx512(1));
-}
-#    endif
 #  endif
+
+/* Which tiles this process can use. Asks CPUID, because compilers differ in which AMX features they
+ * can test, and asks the system: up to 25 microseconds under a hypervisor. So only mixp_cpu and
+ * mixp_cpu_with ask, never a call that a program makes in each step. */
+static mixpi_amx_state mixpi_amx_usable(void) {
+#  if MIXPI_X86 && MIXPI_AMX
+    const mixpi_amx_state there = mixpi_has_avx512() ? mixpi_amx_there() : MIXPI_AMX_ABSENT;
+    if (there < MIXPI_AMX_ONLY_BF16) return there;
+    if (!mixpi_amx_answers_avx512(0)) return MIXPI_AMX_WRONG;
+    if (there == MIXPI_AMX_ALSO_F16 && !mixpi_amx_answers_avx512(1)) return MIXPI_AMX_ONLY_BF16;
+    return there;
+#  else
+    return MIXPI_AMX_ABSENT;
+#  endif
+}
 
 #  if MIXPI_ARM_PAIRS
 /* Asks Linux about the processor, then checks known answers. */
@@ -16187,8 +16246,8 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
-    if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
-    if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+    if (isa == MIXP_ISA_AMX) return mixpi_amx_usable() >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return mixpi_amx_usable() == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
 #    endif
 #  endif
 #  if MIXPI_ARM
@@ -16207,14 +16266,13 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #  undef MIXPI_CPU
 
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
- * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. AMX is never
- * selected by default, because its bits differ from those of machines without AMX. */
+ * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #  if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
 #  endif
-    if (isa == MIXP_ISA_AMX) return 0;
-    return isa != MIXP_ISA_AMX_F16;
+    (void)isa;
+    return 1;
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
@@ -16222,6 +16280,36 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
     for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
         if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
     return d;
+}
+
+/* The fastest instruction set whose bits all sets but AVX512_BF16 and AMX share. Takes nanoseconds:
+ * it asks neither CPUID nor the system. */
+static const mixp_device *mixpi_cpu_portable(void) {
+    const mixp_device *d = NULL;
+    for (int isa = MIXP_ISA_NEON_BF16; !d; isa--)
+        if (isa != MIXP_ISA_AVX512_BF16) d = mixp_cpu_with((mixp_isa)isa);
+    return d;
+}
+
+/* --- which devices have the same bits -------------------------------------------------------- */
+
+/* The bits of products of f16 and bf16. */
+typedef enum mixpi_bits {
+    MIXPI_BITS_OTHER,           /* not a CPU of this file: never compared                  */
+    MIXPI_BITS_SHARED,          /* every set of this file that has no tiles                */
+    MIXPI_BITS_AMX,
+    MIXPI_BITS_AMX_F16,
+    MIXPI_BITS_COUNT
+} mixpi_bits;
+
+static const char *const mixpi_bits_names[MIXPI_BITS_COUNT] = { "", "cpu", "cpu amx",
+                                                                "cpu amx f16" };
+
+/* Asks the name, because a program may wrap a device in a table of its own. */
+static mixpi_bits mixpi_bits_of(const mixp_device *d) {
+    if (!d->name || strncmp(d->name, "cpu ", 4) != 0) return MIXPI_BITS_OTHER;
+    if (!strstr(d->name, " amx")) return MIXPI_BITS_SHARED;
+    return strstr(d->name, " amx f16") ? MIXPI_BITS_AMX_F16 : MIXPI_BITS_AMX;
 }
 #endif  /* MIXPREC_ONLY_FORMATS */
 
@@ -16492,6 +16580,25 @@ static const char *mixpi_check_speed(void) {
 #endif
 }
 
+/* Why Intel's tiles are not used although the processor has them, as a text; NULL = they are used,
+ * or the processor has none. */
+static const char *mixpi_check_amx(mixpi_amx_state tiles) {
+    switch (tiles) {
+    case MIXPI_AMX_UNSAVED:
+        return "slow: AMX is not used: the system does not save tiles (XCR0): products of f16 and "
+               "bf16 take 2 to 5 times as long; use Linux 5.16 or later, and a hypervisor that "
+               "passes AMX on";
+    case MIXPI_AMX_REFUSED:
+        return "slow: AMX is not used: the system refuses tiles to this process "
+               "(ARCH_REQ_XCOMP_PERM): products of f16 and bf16 take 2 to 5 times as long; allow "
+               "arch_prctl in seccomp, and give sigaltstack at least AT_MINSIGSTKSZ bytes";
+    case MIXPI_AMX_WRONG:
+        return "slow: AMX is not used: it computes a known product wrong: products of f16 and bf16 "
+               "take 2 to 5 times as long; check the emulator or the processor";
+    default: return NULL;
+    }
+}
+
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
                                       const char *where) {
     if (message && size) snprintf(message, size, "%s%s", why, where);
@@ -16524,6 +16631,7 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
 
     /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();
+    if (!why) why = mixpi_check_amx(mixpi_amx_usable());
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
 }
@@ -18110,6 +18218,9 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
+    if (d->portable_bits && d->device)
+        return "portable_bits chooses the CPU's instruction set, and device is given: give one of "
+               "them";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
@@ -18145,6 +18256,11 @@ static int mixpi_epilogues_of(const mixp_context *ctx, const mixp_context_desc *
     return ctx->device->epilogues ? ctx->device->epilogues(&ctx->exec) : 0;
 }
 
+static const mixp_device *mixpi_device_of(const mixp_context_desc *d) {
+    if (d->device) return d->device;
+    return d->portable_bits ? mixpi_cpu_portable() : mixp_cpu();
+}
+
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
@@ -18155,7 +18271,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     }
 
     memset(ctx, 0, sizeof *ctx);
-    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->device = mixpi_device_of(d);
     ctx->seed = d->seed;
     ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;
@@ -19140,7 +19256,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     own = *k;
     own.decode = decode;
     own.times = NULL;
-    return mixp_cpu()->kernels->quantise(x, &own);
+    return mixpi_cpu_portable()->kernels->quantise(x, &own);
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
@@ -19150,7 +19266,7 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
     k.cols = cols;
     k.a = a;
     k.y = y;
-    return x ? mixp_cpu()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
+    return x ? mixpi_cpu_portable()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
 }
 MIXPI_SELDOM_END
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
@@ -22584,7 +22700,7 @@ static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
 static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
     const mixp_context *ctx = c->ctx;
     if (ctx->device->kernels->recode) return MIXPI_RUN(c, recode, k);
-    return mixp_cpu()->kernels->recode(&ctx->exec, k);
+    return mixpi_cpu_portable()->kernels->recode(&ctx->exec, k);
 }
 
 /* How the codes of x[rows, cols] lie in what the linear has saved. */
@@ -33724,6 +33840,16 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
+/* The metadata key that holds the bits of the CPU's products of f16 and bf16. */
+static const char mixpi_cpu_key[] = "mixprec.cpu";
+
+/* The text of mixpi_cpu_key. NULL: on a GPU, or where no region of f16 or bf16 was opened, so that
+ * no such product counts. */
+static const char *mixpi_checkpoint_cpu(const mixp_context *ctx) {
+    const mixpi_bits bits = mixpi_bits_of(ctx->device);
+    return bits != MIXPI_BITS_OTHER && ctx->low_copies.regions ? mixpi_bits_names[bits] : NULL;
+}
+
 typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
 
 /* Appends a pair to the metadata of a plan. */
@@ -33738,7 +33864,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
                                                   mixpi_plan *plan, const char *kinds,
                                                   const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
-        r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
+        r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
+    const char *cpu = mixpi_checkpoint_cpu(what->ctx);
     int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
@@ -33748,6 +33875,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
+    if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
     /* The program's. */
     for (i = 0; i < what->n_metadata; i++) {
@@ -34261,6 +34389,21 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     mixpi_st_free(what->ctx, here);
 }
 
+/* Warns if the file's products of f16 and bf16 had other bits than this CPU's. Files of early
+ * versions do not say. Regions before the save count as this context's: the next save says so. */
+static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
+    const mixpi_bits bits = mixpi_bits_of(ctx->device);
+    const char *there = mixp_safetensors_metadata(file, mixpi_cpu_key);
+    if (there && !ctx->low_copies.regions) ctx->low_copies.regions = 1;
+    if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
+    mixpi_warn(ctx,
+               "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and "
+               "this context has '%s': training goes on, but products of f16 and bf16 round "
+               "differently. For the same bits give the same set by mixp_cpu_with, or train with "
+               "portable_bits of mixp_context_desc from the start",
+               there, mixpi_bits_names[bits]);
+}
+
 /* Reads the header and compares it with the program's state. The data is read only if the header
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
@@ -34281,6 +34424,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
+    if (r->result == MIXP_OK) mixpi_warn_of_cpu(s->ctx, file);
 }
 
 MIXPI_SELDOM
@@ -38523,6 +38667,7 @@ enum {
     MIXPI_START_ALIKE = 26,
     MIXPI_START_LEAVES = MIXPI_START_ALIKE, /* hash of the leaves and their order */
     MIXPI_START_FAR,                        /* 1: device memory is not host memory */
+    MIXPI_START_BITS,                       /* mixpi_bits of the device */
     MIXPI_START_WORDS
 };
 
@@ -38562,6 +38707,7 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
     /* May differ. */
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
+    row[MIXPI_START_BITS] = (double)mixpi_bits_of(ctx->device);
 }
 
 static const char *mixpi_start_name(int64_t word) {
@@ -38613,6 +38759,27 @@ static int mixpi_rows_differ(const double *table, int size, int64_t words, int64
     return mixpi_words_differ(table, size, words, 0, words, word);
 }
 
+/* Fails if two ranks on CPUs have instruction sets whose bits differ: Muon would compute other
+ * weights on each. Ranks on a GPU are not compared. */
+static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
+    const double *bits = table + MIXPI_START_BITS;
+    int first = 0, other;
+    while (first < ctx->ranks.size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
+    for (other = first + 1; other < ctx->ranks.size; other++) {
+        const int64_t here = mixpi_whole_of(bits[first * MIXPI_START_WORDS]);
+        const int64_t there = mixpi_whole_of(bits[other * MIXPI_START_WORDS]);
+        if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
+            continue;
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: the instruction set of rank %d is '%s', that of "
+                                 "rank %d '%s', and their products of f16 and bf16 have other "
+                                 "bits: set portable_bits of mixp_context_desc on all ranks, or "
+                                 "give all of them one set by mixp_cpu_with",
+                                 first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
+    }
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     int64_t word;
@@ -38630,7 +38797,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
 
     /* What must not. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
-    if (!other) return MIXP_OK;
+    if (!other) return mixpi_start_bits(ctx, table);
     return mixp_context_fail(
         ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
         mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);

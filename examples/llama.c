@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <time.h>
 #include "trainer/gguf_words.h"
+#include "trainer/isa.h"
 #include "trainer/llama_config.h"
 #include "trainer/llama_data.h"
 #include "trainer/llama_options.h"
@@ -386,7 +387,9 @@ static void begin(int argc, char **argv) {
               : strcmp(opt.dtype, "fp16") == 0 ? MIXP_F16
                                                : MIXP_BF16;
     m.ctx = mixp_context_new(
-        &(mixp_context_desc){ .seed = (uint64_t)opt.seed, .threads = (int)opt.threads });
+        &(mixp_context_desc){ .device = cpu_named(opt.isa),
+                              .seed = (uint64_t)opt.seed,
+                              .threads = (int)opt.threads });
     if (!m.ctx) die(1, "out of memory");
     mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_RMS_NORM),
                            MIXP_CLASS_LOW_OUT); /* only products read norms */

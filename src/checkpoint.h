@@ -70,7 +70,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * All other fields of a mixp_optimizer_desc (max_norm,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
- * with the same states. If the file lacks the state of the spike check, of a predictive rule
+ * with the same states. A file of a CPU also says whether its products of f16 and bf16 had the bits
+ * of AMX. If this context's have others, one mixp_context_warning says that training goes on with
+ * another rounding. If the file lacks the state of the spike check, of a predictive rule
  * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of

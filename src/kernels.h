@@ -25,22 +25,25 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16 and f16 by
-                                   f16 (each f16 as two bf16). Its bits differ (SAME BITS
-                                   above), so it is never the default: ask for it by name. The
-                                   first query asks Linux to permit the process to use the tiles */
-    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16                  */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products of bf16 by bf16 and of
+                                   f16 by f16 (each f16 as two bf16). The default where the
+                                   processor has tiles. Its own bits: see INSTRUCTION SETS     */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
+                                   the processor has them. Its own bits                        */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
-/* The CPU with the best instruction set this machine has. A constant; never NULL. */
+/* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
+ * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 50
+ * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
+ * mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
  * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
  * small test product wrong. The device's name says which set is in use. All sets give the same
- * bits wherever this file promises bits. */
+ * bits wherever this file promises bits. AMX asks Linux to permit tiles to the process. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 #endif
 
@@ -69,8 +72,9 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
  * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
  * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
- * threads that the machine has (of a build in parts, the host's part is asked). Otherwise message
- * is "". */
+ * threads that the machine has (of a build in parts, the host's part is asked), or the processor
+ * has AMX, and message says why it is not used: the system does not save tiles, the system refuses
+ * them to this process, or a known product is wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 

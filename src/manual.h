@@ -129,9 +129,32 @@
  *
  * Memory comes from the allocator in mixp_context_desc.
  *
- * The instruction set is chosen at run time: AVX-512 (on AMD with AVX512_BF16), AVX2 with F16C,
- * NEON (with FMLAL and BFMLAL where Linux reports them), or plain C. You need no -march. AMX gives
- * different bits, so you select it by name (mixp_cpu_with).
+ * INSTRUCTION SETS: at run time a context takes the fastest set that the machine has (mixp_cpu)
+ *
+ *     x86-64     AMX (AMX_F16 with AMX-FP16), else AVX-512, on AMD with AVX512_BF16, else AVX2 with
+ *                F16C, else plain C
+ *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
+ *     others     plain C
+ *
+ * You need no -march.
+ * Products of f16 and bf16 by AMX have bits of their own, and AVX512_BF16 flushes subnormals: see
+ * SAME BITS. Who needs the same bits on every machine sets portable_bits of mixp_context_desc. The
+ * context then takes the fastest of AVX-512, AVX2 and NEON, whose bits agree. mixp_cpu_with takes a
+ * set by name. Ranks on CPUs whose sets differ in bits get MIXP_ERR_RANKS in their first step. A
+ * checkpoint of AMX loads on every machine: where the bits of products differ, a warning says so.
+ *
+ * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
+ * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
+ * 582). AMX's code is newer than that measurement: it has been tested in emulation only.
+ *
+ * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
+ * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
+ * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
+ * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
+ * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
+ * for a product and releases them after it: tiles of your own, configured before a call of mixprec
+ * in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
+ * whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -152,9 +175,9 @@
  *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
- *     products of f16 and bf16               same            same             close
+ *     products of f16 and bf16               same            same but AMX     close
  *     products with an f32 factor            same            all SIMD same    close
- *     attention                              same            all SIMD same    close
+ *     attention                              same            SIMD but AMX     close
  *
  * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
@@ -184,13 +207,13 @@
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets are used only when selected by name, for products of bf16 by bf16 and of f16 by
- * f16 in gemm. They have their own bits, which are the same on every machine with AMX and at any
- * number of threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole
- * blocks of 32. A pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the
- * even and one of the odd elements. The two chains are added to each other, then to the pass, all
- * to nearest even. Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are
- * added in order; alpha, bias and an old c follow as on other sets.
+ * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16. These bits
+ * are the same on every machine with that set and at any number of threads. k is cut into
+ * ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A pass begins at 0. Each
+ * of its blocks has two chains of FMA from 0, one of the even and one of the odd elements. The two
+ * chains are added to each other, then to the pass, all to nearest even. Subnormals of bf16 and f32
+ * are zeros there (Intel's manual). The passes are added in order; alpha, bias and an old c follow
+ * as on other sets.
  *
  * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
  * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
@@ -198,6 +221,8 @@
  * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
  * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
  * bits of AVX-512 instead.
+ *
+ * With portable_bits all SIMD machines have the same bits in the rows of the second column.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.

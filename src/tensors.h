@@ -133,6 +133,10 @@ typedef struct mixp_context_desc {
                                                        are f32, so that sums of many micro-batches
                                                        lose nothing; 4 bytes an element. Same on all
                                                        ranks. 0: they have the parameter's dtype */
+    int       portable_bits;                        /* CPU: 1: the fastest instruction set whose
+                                                       bits all machines with SIMD share: neither
+                                                       AMX nor AVX512_BF16. Not with `device`.
+                                                       0: mixp_cpu()                       */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
@@ -179,8 +183,8 @@ enum {
  * cudaStreamPerThread.
  *
  * desc NULL = all defaults. Returns NULL on error and sets desc->why: out of memory, half an
- * allocator, threads below 0 or above 4096, an unknown epilogue, or a device or stream that cannot
- * be used.
+ * allocator, threads below 0 or above 4096, an unknown epilogue, portable_bits with a device, or a
+ * device or stream that cannot be used.
  *
  * Threads: OpenMP sets their number. On POSIX systems the threads are the context's own, unless
  * OMP_PROC_BIND is set, which selects OpenMP's. Waiting threads sleep, and a loop does not wait for
@@ -214,7 +218,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are thirteen:
+ * changes nothing and is no error. There are fourteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -239,7 +243,9 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was left aside.
- * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
+ * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
+ * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
+ *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns

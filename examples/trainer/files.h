@@ -314,6 +314,8 @@ static void resume_or_begin(trainer *t) {
             strcmp(c->from, "last") ? " of --from " : "", strcmp(c->from, "last") ? c->from : "");
     if (c->resume) show_work("loading", path, 0, 0);
     if (c->resume) resume(t);
+    if (c->resume && !t->ranks.rank && *mixp_context_warning(t->ctx))
+        warn("%s", mixp_context_warning(t->ctx));
     if (c->init[0]) show_work("loading", c->init, 0, 0);
     if (c->init[0]) load_weights(t);
 }

@@ -8,9 +8,9 @@
 #include "messages.h"
 
 static struct options {
-    const char *model, *tokenizer, *data, *chat, *dtype, *targets, *adapter, *out, *gguf, *gguf_type, *prompt;
+    const char *model, *tokenizer, *data, *chat, *dtype, *targets, *adapter, *out, *gguf, *gguf_type, *prompt, *isa;
     double      steps, batch, block, lr, decay, warmup, clip, lora, alpha, merge, sample, temperature, seed, threads;
-} opt = { .chat = "auto", .dtype = "bf16", .targets = "q_proj,v_proj", .gguf_type = "bf16", .prompt = "",
+} opt = { .chat = "auto", .dtype = "bf16", .targets = "q_proj,v_proj", .gguf_type = "bf16", .prompt = "", .isa = "",
           .steps = 100, .batch = 2, .block = 256, .lr = 1e-4, .clip = 1, .alpha = 16, .sample = 60,
           .temperature = 0.8, .seed = 1 };
 
@@ -43,6 +43,7 @@ static const struct option {
     { "sample", NULL, &opt.sample, 0, 1e6, "tokens to sample before and after training (60)" },
     { "temperature", NULL, &opt.temperature, 0, 100, "of samples (0.8; 0: the likeliest token)" },
     { "seed", NULL, &opt.seed, 0, 1e15, "of samples, of the order of rows and of new adapters (1)" },
+    { "isa", &opt.isa, NULL, 0, 0, "NAME: the CPU's instruction set: avx2, avx512, amx and others (the fastest)" },
     { "threads", NULL, &opt.threads, 0, 1024, "(0: all)" },
 };
 enum { OPTIONS = sizeof options / sizeof options[0] };

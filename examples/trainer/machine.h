@@ -16,6 +16,10 @@ static const char *what_to_try(const config *c) {
                                   : "Try a lower --lr or a longer --warmup";
 }
 
+/* Does the trainer compute on a GPU? A CPU's calls return when their work is done: there is nothing
+ * to wait for. */
+static int on_gpu(const trainer *t) { return t->device->wait != NULL; }
+
 /* The library never prints or exits: the first error waits in the context. */
 static void check(const trainer *t, const char *doing) {
     const char *why = "";
@@ -34,7 +38,7 @@ static int has_chunks(const trainer *t) {
     if (c->loss != LOSS_AUTO) return c->loss == LOSS_CHUNKS;
     if (t->model.dtype != MIXP_F32 && least < 3 * t->model.head->count)
         least = 3 * t->model.head->count;
-    return t->device == mixp_cpu() && logits > (int64_t)1 << 22 && logits > least;
+    return !on_gpu(t) && logits > (int64_t)1 << 22 && logits > least;
 }
 
 /* ==== The device ==================================================================== */
@@ -76,7 +80,7 @@ static const mixp_device *choose_device(const config *c, char *name, size_t spac
     if (wanted != THE_CPU) gpu = find_gpu(ordinal, no_gpu);
     if (!gpu && wanted >= 0)
         die(HAS_CUDA ? 1 : 2, "--device %s: %s; --device cpu needs none", c->device, *no_gpu);
-    device = gpu ? gpu : mixp_cpu();
+    device = gpu ? gpu : cpu_named(c->isa);
     if (gpu) snprintf(name, space, "cuda:%d", ordinal);
     else snprintf(name, space, "%s", device->name);
     if (c->graph && !device->capture_begin)
@@ -88,7 +92,7 @@ static const mixp_device *choose_device(const config *c, char *name, size_t spac
 static void warn_of_threads(const trainer *t) {
 #ifdef _OPENMP
     int threads = mixp_context_exec(t->ctx)->threads, processors = omp_get_num_procs();
-    if (t->device == mixp_cpu() && threads > processors)
+    if (!on_gpu(t) && threads > processors)
         warn("%d threads on %d processor%s wait for each other: --threads %d is faster", threads,
              processors, processors == 1 ? "" : "s", processors);
 #else
@@ -200,7 +204,7 @@ static void check_memory(trainer *t) {
     char   need_text[32], have_text[32];
     measure_step(t);
     need = (t->step_bytes + data) * (strncmp(t->c.ranks, "fork:", 5) == 0 ? (double)ranks_of(t) : 1);
-    if (t->device != mixp_cpu() || have == 0 || need <= have) return;
+    if (on_gpu(t) || have == 0 || need <= have) return;
     die(1, "this needs about %s, and the machine has %s: take a smaller --batch, --block, --width "
            "or fewer --layers (%.1f M parameters)", bytes_text(need, need_text, 32),
         bytes_text(have, have_text, 32), (double)t->model.n_parameters / 1e6);

@@ -27,7 +27,7 @@ enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    trail[1024], tokenizer[1024], device[16], from[16], ranks[16], guard[16], recipe_of[600], vocabulary[600], init[1024], export_to[1024];
+    char    trail[1024], tokenizer[1024], device[16], isa[16], from[16], ranks[16], guard[16], recipe_of[600], vocabulary[600], init[1024], export_to[1024];
     int64_t vocab, token_bits, layers, heads, width, block, bias;
     int64_t activation, norm, positions, qk_norm, head, zero_init;
     double  dropout;
@@ -213,6 +213,9 @@ static const option options[] = {
                "this dtype's"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
+    TEXT_OPT("isa", isa, "NAME|list",
+             "the CPU's instruction set: avx2, avx512, amx and others (default: the fastest). Products of fp16 "
+             "and bf16 by amx and amx_f16 have other bits than by all others; list: what this machine has"),
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|tcp|mpi|nccl",
      "as many processes, each with a --batch of its own; rank 0 speaks"},
     CHOICE_OPT("shard", shard, "off", "off|states|sums",

@@ -45,7 +45,7 @@ static void print_model(const trainer *t) {
              (long long)c->layers, (long long)c->heads, (long long)c->width, (long long)c->block,
              (long long)t->data.vocab, padded);
     print_form(c);
-    machine = t->device == mixp_cpu() ? machine_memory() : 0;
+    machine = on_gpu(t) ? 0 : machine_memory();
     if (t->step_bytes > 0)
         snprintf(of, sizeof of, ", about %s%s", bytes_text(t->step_bytes + data, need, sizeof need),
                  t->ranks.size > 1 ? " a rank" : "");
@@ -94,7 +94,7 @@ static void print_run(const trainer *t) {
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
     snprintf(how, sizeof how, "%d thread%s", threads, threads == 1 ? "" : "s");
     if (ranks > 1) snprintf(world, sizeof world, "%lld ranks, ", (long long)ranks);
-    if (t->device != mixp_cpu())
+    if (on_gpu(t))
         snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
     if (HAS_CUDA && t->no_gpu[0]) say_line("device", "no GPU is used: %s", t->no_gpu);
     say_line("run", "%s, loss scale %s, %s, %s, %s%lld x %lld tokens a step", precision, rule,

@@ -53,6 +53,7 @@
 #endif
 #include "config.h"
 #include "data.h"
+#include "isa.h"
 #include "../profile.h"
 #include "../trail.h"
 #include "../report.h"
@@ -564,12 +565,13 @@ static void prepare(trainer *t) {
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!t->ranks.rank) tell_idle_epilogues(&t->c, t->device->kernels->gemm_epilogue != NULL);
+    if (!t->ranks.rank) tell_idle(&t->c, "isa", on_gpu(t), "the run is on a GPU; add --device cpu");
     known = read_vocabulary(&t->data, &t->c);
     read_words(&t->data, &t->c);
     if (!known) read_data(t);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);
-    t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
+    t->is_profiled = t->c.profile || (t->c.out[0] && !on_gpu(t));
     make_trainer(t);
     resume_or_begin(t);
     if (t->ranks.rank) t->c.out[0] = '\0';      /* only rank 0 writes */
@@ -607,7 +609,7 @@ static void hold_standard_files(void) {
 
 int main(int argc, char **argv) {
     trainer t;
-    char    warning[MIXP_MESSAGE_SIZE];
+    char    warning[MIXP_MESSAGE_SIZE], sets[256] = "";
     int     status;
     memset(&t, 0, sizeof t);
     t.lock = -1;
@@ -617,6 +619,7 @@ int main(int argc, char **argv) {
 #endif
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
+    if (strcmp(t.c.isa, "list") == 0) { puts(isa_list(sets, sizeof sets)); return fflush(stdout) != 0; }
     if (t.c.version) { printf("trainer %s\n", mixp_version()); return fflush(stdout) != 0; }
     if (mixp_self_check(warning, sizeof warning) != MIXP_OK || warning[0])
         fprintf(stderr, "trainer: warning: %s\n", warning);

@@ -30,15 +30,22 @@ static int mixpi_has_avx512_bf16(void) {
     return 0;
 #    endif
 }
-#    if MIXPI_AMX
-/* Asks CPUID, because compilers differ in which AMX features they can test. mixp_cpu never calls
- * this, as AMX is not selected by default. */
-static int mixpi_has_amx(int f16) {
-    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) && mixpi_amx_answers_avx512(0) &&
-           (!f16 || mixpi_amx_answers_avx512(1));
-}
-#    endif
 #  endif
+
+/* Which tiles this process can use. Asks CPUID, because compilers differ in which AMX features they
+ * can test, and asks the system: up to 25 microseconds under a hypervisor. So only mixp_cpu and
+ * mixp_cpu_with ask, never a call that a program makes in each step. */
+static mixpi_amx_state mixpi_amx_usable(void) {
+#  if MIXPI_X86 && MIXPI_AMX
+    const mixpi_amx_state there = mixpi_has_avx512() ? mixpi_amx_there() : MIXPI_AMX_ABSENT;
+    if (there < MIXPI_AMX_ONLY_BF16) return there;
+    if (!mixpi_amx_answers_avx512(0)) return MIXPI_AMX_WRONG;
+    if (there == MIXPI_AMX_ALSO_F16 && !mixpi_amx_answers_avx512(1)) return MIXPI_AMX_ONLY_BF16;
+    return there;
+#  else
+    return MIXPI_AMX_ABSENT;
+#  endif
+}
 
 #  if MIXPI_ARM_PAIRS
 /* Asks Linux about the processor, then checks known answers. */
@@ -74,8 +81,8 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
-    if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
-    if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+    if (isa == MIXP_ISA_AMX) return mixpi_amx_usable() >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return mixpi_amx_usable() == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
 #    endif
 #  endif
 #  if MIXPI_ARM
@@ -94,14 +101,13 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #  undef MIXPI_CPU
 
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
- * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. AMX is never
- * selected by default, because its bits differ from those of machines without AMX. */
+ * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #  if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
 #  endif
-    if (isa == MIXP_ISA_AMX) return 0;
-    return isa != MIXP_ISA_AMX_F16;
+    (void)isa;
+    return 1;
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
@@ -109,6 +115,36 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
     for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
         if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
     return d;
+}
+
+/* The fastest instruction set whose bits all sets but AVX512_BF16 and AMX share. Takes nanoseconds:
+ * it asks neither CPUID nor the system. */
+static const mixp_device *mixpi_cpu_portable(void) {
+    const mixp_device *d = NULL;
+    for (int isa = MIXP_ISA_NEON_BF16; !d; isa--)
+        if (isa != MIXP_ISA_AVX512_BF16) d = mixp_cpu_with((mixp_isa)isa);
+    return d;
+}
+
+/* --- which devices have the same bits -------------------------------------------------------- */
+
+/* The bits of products of f16 and bf16. */
+typedef enum mixpi_bits {
+    MIXPI_BITS_OTHER,           /* not a CPU of this file: never compared                  */
+    MIXPI_BITS_SHARED,          /* every set of this file that has no tiles                */
+    MIXPI_BITS_AMX,
+    MIXPI_BITS_AMX_F16,
+    MIXPI_BITS_COUNT
+} mixpi_bits;
+
+static const char *const mixpi_bits_names[MIXPI_BITS_COUNT] = { "", "cpu", "cpu amx",
+                                                                "cpu amx f16" };
+
+/* Asks the name, because a program may wrap a device in a table of its own. */
+static mixpi_bits mixpi_bits_of(const mixp_device *d) {
+    if (!d->name || strncmp(d->name, "cpu ", 4) != 0) return MIXPI_BITS_OTHER;
+    if (!strstr(d->name, " amx")) return MIXPI_BITS_SHARED;
+    return strstr(d->name, " amx f16") ? MIXPI_BITS_AMX_F16 : MIXPI_BITS_AMX;
 }
 #endif  /* MIXPREC_ONLY_FORMATS */
 

@@ -191,25 +191,40 @@ static unsigned mixpi_cpu_answers(void) {
        MIXPI_AMX_BYTES("0x7A - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
 #  define MIXPI_AMX_DOT_F16(sum, a, b)                                                    \
        MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
-#  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
+#  define MIXPI_AMX_CPUID(part, out) mixpi_cpuid(7, part, out)
+#  define MIXPI_AMX_XCR0()           mixpi_xcr0()
+#  define MIXPI_AMX_PERMIT()         mixpi_amx_permit()
 
-/* Does the processor have tiles of bf16 (and f16), does the system save them (XCR0), and may this
- * process use them? Linux requires each process to request permission; repeated requests get the
- * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
-static int mixpi_amx_machine(int f16) {
-    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
+/* Requests tiles for this process: ARCH_REQ_XCOMP_PERM. Linux requires the request, and repeated
+ * requests get the same answer. 0: granted. */
+static long mixpi_amx_permit(void) {
     long answer = 158; /* arch_prctl */
-    mixpi_cpuid(7, 0, id);
-    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0; /* AMX-TILE, AMX-BF16 */
-    if (id[0] >= 1) mixpi_cpuid(7, 1, more);
-    if (f16 && !(more[0] & 1u << 21)) return 0; /* AMX-FP16 */
-    low = mixpi_xcr0();
-    if ((low & 0x60000u) != 0x60000u) return 0; /* tiles and their configuration */
-    __asm__ volatile("syscall"                  /* ARCH_REQ_XCOMP_PERM, of tiles */
-                     : "+a"(answer)
-                     : "D"(0x1023L), "S"(18L)
-                     : "rcx", "r11", "memory");
-    return answer == 0;
+    __asm__ volatile("syscall" : "+a"(answer) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    return answer;
+}
+#endif
+
+/* Which tiles this process can use, or why it can use none. */
+typedef enum mixpi_amx_state {
+    MIXPI_AMX_ABSENT,         /* the processor has no AMX-TILE or no AMX-BF16            */
+    MIXPI_AMX_UNSAVED,        /* the system does not save tiles                          */
+    MIXPI_AMX_REFUSED,        /* the system refuses tiles to this process                */
+    MIXPI_AMX_WRONG,          /* a product with a known answer is wrong                  */
+    MIXPI_AMX_ONLY_BF16,           /* tiles multiply bf16                                     */
+    MIXPI_AMX_ALSO_F16             /* tiles multiply bf16 and f16                             */
+} mixpi_amx_state;
+
+#if MIXPI_AMX
+/* What the processor and the system say. The machine must have AVX-512, which implies CPUID leaf 7
+ * and XGETBV. */
+static mixpi_amx_state mixpi_amx_there(void) {
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 };
+    MIXPI_AMX_CPUID(0, id);
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return MIXPI_AMX_ABSENT; /* TILE, BF16 */
+    if (id[0] >= 1) MIXPI_AMX_CPUID(1, more);
+    if ((MIXPI_AMX_XCR0() & 0x60000u) != 0x60000u) return MIXPI_AMX_UNSAVED;
+    if (MIXPI_AMX_PERMIT() != 0) return MIXPI_AMX_REFUSED;
+    return more[0] & 1u << 21 ? MIXPI_AMX_ALSO_F16 : MIXPI_AMX_ONLY_BF16; /* AMX-FP16 */
 }
 #endif
 

@@ -1,6 +1,7 @@
 #pragma once
 #include "../kernels.h"
 #include "../formats.c"
+#include "device.c"
 /* --- the environment -------------------------------------------------------------------- */
 
 /* Values at the limits of the formats, with their codes: ones, zeros, the largest numbers, ties,
@@ -191,6 +192,25 @@ static const char *mixpi_check_speed(void) {
 #endif
 }
 
+/* Why Intel's tiles are not used although the processor has them, as a text; NULL = they are used,
+ * or the processor has none. */
+static const char *mixpi_check_amx(mixpi_amx_state tiles) {
+    switch (tiles) {
+    case MIXPI_AMX_UNSAVED:
+        return "slow: AMX is not used: the system does not save tiles (XCR0): products of f16 and "
+               "bf16 take 2 to 5 times as long; use Linux 5.16 or later, and a hypervisor that "
+               "passes AMX on";
+    case MIXPI_AMX_REFUSED:
+        return "slow: AMX is not used: the system refuses tiles to this process "
+               "(ARCH_REQ_XCOMP_PERM): products of f16 and bf16 take 2 to 5 times as long; allow "
+               "arch_prctl in seccomp, and give sigaltstack at least AT_MINSIGSTKSZ bytes";
+    case MIXPI_AMX_WRONG:
+        return "slow: AMX is not used: it computes a known product wrong: products of f16 and bf16 "
+               "take 2 to 5 times as long; check the emulator or the processor";
+    default: return NULL;
+    }
+}
+
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
                                       const char *where) {
     if (message && size) snprintf(message, size, "%s%s", why, where);
@@ -223,6 +243,7 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
 
     /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();
+    if (!why) why = mixpi_check_amx(mixpi_amx_usable());
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
 }

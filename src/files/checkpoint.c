@@ -130,6 +130,16 @@ static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r
     return text;
 }
 
+/* The metadata key that holds the bits of the CPU's products of f16 and bf16. */
+static const char mixpi_cpu_key[] = "mixprec.cpu";
+
+/* The text of mixpi_cpu_key. NULL: on a GPU, or where no region of f16 or bf16 was opened, so that
+ * no such product counts. */
+static const char *mixpi_checkpoint_cpu(const mixp_context *ctx) {
+    const mixpi_bits bits = mixpi_bits_of(ctx->device);
+    return bits != MIXPI_BITS_OTHER && ctx->low_copies.regions ? mixpi_bits_names[bits] : NULL;
+}
+
 typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
 
 /* Appends a pair to the metadata of a plan. */
@@ -144,7 +154,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
                                                   mixpi_plan *plan, const char *kinds,
                                                   const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
-        r, what->ctx, (uint64_t)what->n_metadata + 4, sizeof *pairs);
+        r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
+    const char *cpu = mixpi_checkpoint_cpu(what->ctx);
     int i;
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
@@ -154,6 +165,7 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
+    if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
     /* The program's. */
     for (i = 0; i < what->n_metadata; i++) {
@@ -667,6 +679,21 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     mixpi_st_free(what->ctx, here);
 }
 
+/* Warns if the file's products of f16 and bf16 had other bits than this CPU's. Files of early
+ * versions do not say. Regions before the save count as this context's: the next save says so. */
+static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
+    const mixpi_bits bits = mixpi_bits_of(ctx->device);
+    const char *there = mixp_safetensors_metadata(file, mixpi_cpu_key);
+    if (there && !ctx->low_copies.regions) ctx->low_copies.regions = 1;
+    if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
+    mixpi_warn(ctx,
+               "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and "
+               "this context has '%s': training goes on, but products of f16 and bf16 round "
+               "differently. For the same bits give the same set by mixp_cpu_with, or train with "
+               "portable_bits of mixp_context_desc from the start",
+               there, mixpi_bits_names[bits]);
+}
+
 /* Reads the header and compares it with the program's state. The data is read only if the header
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
@@ -687,6 +714,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
+    if (r->result == MIXP_OK) mixpi_warn_of_cpu(s->ctx, file);
 }
 
 MIXPI_SELDOM

@@ -56,6 +56,7 @@ enum {
     MIXPI_START_ALIKE = 26,
     MIXPI_START_LEAVES = MIXPI_START_ALIKE, /* hash of the leaves and their order */
     MIXPI_START_FAR,                        /* 1: device memory is not host memory */
+    MIXPI_START_BITS,                       /* mixpi_bits of the device */
     MIXPI_START_WORDS
 };
 
@@ -95,6 +96,7 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
     /* May differ. */
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
+    row[MIXPI_START_BITS] = (double)mixpi_bits_of(ctx->device);
 }
 
 static const char *mixpi_start_name(int64_t word) {
@@ -146,6 +148,27 @@ static int mixpi_rows_differ(const double *table, int size, int64_t words, int64
     return mixpi_words_differ(table, size, words, 0, words, word);
 }
 
+/* Fails if two ranks on CPUs have instruction sets whose bits differ: Muon would compute other
+ * weights on each. Ranks on a GPU are not compared. */
+static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
+    const double *bits = table + MIXPI_START_BITS;
+    int first = 0, other;
+    while (first < ctx->ranks.size && !mixpi_whole_of(bits[first * MIXPI_START_WORDS])) first++;
+    for (other = first + 1; other < ctx->ranks.size; other++) {
+        const int64_t here = mixpi_whole_of(bits[first * MIXPI_START_WORDS]);
+        const int64_t there = mixpi_whole_of(bits[other * MIXPI_START_WORDS]);
+        if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
+            continue;
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: the instruction set of rank %d is '%s', that of "
+                                 "rank %d '%s', and their products of f16 and bf16 have other "
+                                 "bits: set portable_bits of mixp_context_desc on all ranks, or "
+                                 "give all of them one set by mixp_cpu_with",
+                                 first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
+    }
+    return MIXP_OK;
+}
+
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     int64_t word;
@@ -163,7 +186,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
 
     /* What must not. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
-    if (!other) return MIXP_OK;
+    if (!other) return mixpi_start_bits(ctx, table);
     return mixp_context_fail(
         ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
         mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);

@@ -67,7 +67,7 @@ static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
 static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
     const mixp_context *ctx = c->ctx;
     if (ctx->device->kernels->recode) return MIXPI_RUN(c, recode, k);
-    return mixp_cpu()->kernels->recode(&ctx->exec, k);
+    return mixpi_cpu_portable()->kernels->recode(&ctx->exec, k);
 }
 
 /* How the codes of x[rows, cols] lie in what the linear has saved. */

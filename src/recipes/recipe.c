@@ -18,7 +18,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     own = *k;
     own.decode = decode;
     own.times = NULL;
-    return mixp_cpu()->kernels->quantise(x, &own);
+    return mixpi_cpu_portable()->kernels->quantise(x, &own);
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
@@ -28,5 +28,5 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
     k.cols = cols;
     k.a = a;
     k.y = y;
-    return x ? mixp_cpu()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
+    return x ? mixpi_cpu_portable()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include "../cpu/device.c"
 #include "block.c"
 #include "crew.c"
 #include "watcher.c"
@@ -13,6 +14,9 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
+    if (d->portable_bits && d->device)
+        return "portable_bits chooses the CPU's instruction set, and device is given: give one of "
+               "them";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
@@ -48,6 +52,11 @@ static int mixpi_epilogues_of(const mixp_context *ctx, const mixp_context_desc *
     return ctx->device->epilogues ? ctx->device->epilogues(&ctx->exec) : 0;
 }
 
+static const mixp_device *mixpi_device_of(const mixp_context_desc *d) {
+    if (d->device) return d->device;
+    return d->portable_bits ? mixpi_cpu_portable() : mixp_cpu();
+}
+
 /* Returns NULL on failure, with the reason in *wrong. */
 static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
@@ -58,7 +67,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     }
 
     memset(ctx, 0, sizeof *ctx);
-    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->device = mixpi_device_of(d);
     ctx->seed = d->seed;
     ctx->walk.f32_gradients = d->f32_gradients;
     ctx->errors.on_error = d->on_error;

@@ -3,6 +3,9 @@
  * must hold before the instructions are used.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#ifndef _DEFAULT_SOURCE
+#  define _DEFAULT_SOURCE     /* setitimer, getauxval */
+#endif
 #include "amxsim.h"
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
@@ -15,6 +18,12 @@
 #include "any_batch.h"
 
 #if MIXPI_AMX
+#include <signal.h>
+#include <sys/auxv.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 /* The device, or a skip where AVX-512, which packs for it, is missing. */
 static const mixp_device *device_of(mixp_isa isa) {
     const mixp_device *d;
@@ -424,7 +433,168 @@ static void every_thread_configures_its_tiles(void) {
     CHECK(most <= 0);
 }
 
+/* --- signals, fork, another float mode, a host with tiles of its own --- */
+
+/* Handlers run on a stack as small as Linux allows beside tiles. */
+static volatile sig_atomic_t alarms;
+static void on_alarm(int signal) {
+    (void)signal;
+    alarms++;
+}
+static void signals_may_arrive(void) {
+    static float quiet[RESULTS], disturbed[RESULTS];
+    const struct itimerval often = { { 0, 300 }, { 0, 300 } }, never = { { 0, 0 }, { 0, 0 } };
+    const mixp_device *d = device_of(MIXP_ISA_AMX);
+    struct sigaction   act, before;
+    stack_t stack, was;
+    if (!d) SKIP("no AVX-512");
+    layer(d, 2, quiet);
+    memset(&stack, 0, sizeof stack);
+    memset(&act, 0, sizeof act);
+    stack.ss_size = (size_t)getauxval(51) + 16384;          /* AT_MINSIGSTKSZ */
+    stack.ss_sp = malloc(stack.ss_size);
+    act.sa_handler = on_alarm;
+    act.sa_flags = SA_ONSTACK | SA_RESTART;
+    CHECK_INT(sigaltstack(&stack, &was), 0);
+    CHECK_INT(sigaction(SIGALRM, &act, &before), 0);
+    alarms = 0;
+    setitimer(ITIMER_REAL, &often, NULL);
+    layer(d, 2, disturbed);
+    while (alarms < 3) layer(d, 2, disturbed);
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaction(SIGALRM, &before, NULL);
+    sigaltstack(&was, NULL);
+    free(stack.ss_sp);
+    CHECK(memcmp(quiet, disturbed, sizeof quiet) == 0);
+    CHECK_INT(amxsim_faults, 0);
+}
+
+/* A step of one weight, whose context the child of a fork has as well. */
+static void forked_step(mixp_context *ctx, mixp_tensor *w, mixp_optimizer *opt, float *out) {
+    static const int64_t shape[2] = { 16, 64 };
+    static float x[16 * 64];
+    mixp_tensor *y = NULL;
+    int i;
+    for (i = 0; i < 16 * 64; i++) x[i] = (float)(i * 13 % 17) / 8.0f - 1.0f;
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), w, NULL);
+    mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0));
+    mixp_optimizer_step(opt);
+    CHECK_INT(mixp_read(w, out, MIXP_F32, 64 * 64), MIXP_OK);
+}
+static void a_child_computes_the_same_bits(void) {
+    static const int64_t shape[2] = { 64, 64 };
+    static float here[64 * 64], there[64 * 64];
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_context_desc desc;
+    mixp_context   *ctx;
+    mixp_tensor    *w;
+    mixp_optimizer *opt;
+    int   ends[2], status = 1;
+    pid_t child;
+    size_t got = 0;
+    if (!device_of(MIXP_ISA_AMX_F16)) SKIP("no AVX-512");
+    memset(&desc, 0, sizeof desc);
+    desc.threads = 1;           /* threads of OpenMP may hang in a child */
+    ctx = mixp_context_new(&desc);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    mixp_init_normal(w, 0.0, 0.1);
+    opt = mixp_optimizer_new(ctx, &adamw);
+    mixp_optimizer_add(opt, w, NULL);
+    forked_step(ctx, w, opt, here);
+    CHECK_INT(pipe(ends), 0);
+    child = fork();
+    if (child == 0) {
+        int64_t dots = amxsim_dots;
+        forked_step(ctx, w, opt, there);
+        _exit(amxsim_dots == dots || amxsim_faults || write(ends[1], there, sizeof there) < 0);
+    }
+    forked_step(ctx, w, opt, here);
+    close(ends[1]);
+    while (got < sizeof there) {
+        ssize_t n = read(ends[0], (char *)there + got, sizeof there - got);
+        if (n <= 0) break;
+        got += (size_t)n;
+    }
+    close(ends[0]);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(got == sizeof there && memcmp(here, there, sizeof here) == 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* Tiles ignore MXCSR. alpha 1, no bias and one pass leave nothing else that rounds. */
+static void tiles_ignore_the_float_mode(void) {
+    static const unsigned modes[3] = { 0x5F80u, 0x1F80u | 0x8040u, 0x3F80u }; /* up; FTZ, DAZ; down */
+    enum { M = 20, N = 18, K = 64 };
+    const mixp_device *d = device_of(MIXP_ISA_AMX);
+    problem p;
+    float   first[M * N];
+    int     i;
+    if (!d) SKIP("no AVX-512");
+    p = problem_new(M, N, K, 1, 0);
+    problem_to(&p, MIXP_BF16);
+    floats_of(&p.c, p.c_size);
+    p.g.c = args_out(p.c, 0);
+    p.g.bias = mixpi_in(NULL, MIXP_F32);
+    p.g.alpha = 1.0f;
+    p.g.ldc = N;
+    run(d, &p, 1);
+    memcpy(first, p.c.data, sizeof first);
+    for (i = 0; i < 3; i++) {
+        memset(p.c.data, 0, sizeof first);
+        _mm_setcsr(modes[i]);
+        run(d, &p, 1);
+        _mm_setcsr(0x1F80u);
+        CHECK(memcmp(first, p.c.data, sizeof first) == 0);
+    }
+    problem_free(&p);
+}
+
+/* A host that has configured tiles: products are right, and they release the host's tiles. */
+static void tiles_of_the_host_are_released(void) {
+    static float alone[RESULTS], beside[RESULTS];
+    const mixp_device *d = device_of(MIXP_ISA_AMX);
+    uint8_t config[64] = { 1 };
+    if (!d) SKIP("no AVX-512");
+    layer(d, 1, alone);
+    config[16] = 8;             /* one small tile */
+    config[48] = 3;
+    amxsim_configure(config);
+    layer(d, 1, beside);
+    CHECK(memcmp(alone, beside, sizeof alone) == 0);
+    CHECK(!amxsim_cpu.configured);
+    CHECK_INT(amxsim_faults, 0);
+}
+
 /* --- what must hold before it is used --- */
+
+/* The default without tiles. */
+static const mixp_device *without_tiles(void) {
+    const mixp_device *d;
+    int bf16 = amxsim.bf16;
+    amxsim.bf16 = 0;
+    d = mixp_cpu();
+    amxsim.bf16 = bf16;
+    return d;
+}
+
+/* The set that the default has, and what the self check says in place of the reason: "" = nothing. */
+static void default_is(const mixp_device *want, const char *why) {
+    const mixp_device *amx = mixp_cpu_with(MIXP_ISA_AMX), *f16 = mixp_cpu_with(MIXP_ISA_AMX_F16);
+    const char *reason = mixpi_check_amx(mixpi_amx_usable());
+    mixp_context *ctx = mixp_context_new(NULL);
+    char message[MIXP_MESSAGE_SIZE];
+    CHECK(mixp_cpu() == want && mixp_context_device(ctx) == want);
+    CHECK(want == amx || want == f16 || (!amx && !f16));
+    CHECK_TEXT(reason ? reason : "", why);
+    CHECK(!reason == !*why);
+    CHECK_INT(mixp_self_check(message, sizeof message), MIXP_OK);
+    CHECK(strncmp(message, "slow: compiled without", 22) == 0 || strcmp(message, reason ? reason : "") == 0);
+    CHECK(strlen(message) < sizeof message - 1);
+    mixp_context_free(ctx);
+}
 
 static void wrong_answers_are_not_used(void) {
     int wrong;
@@ -433,26 +603,104 @@ static void wrong_answers_are_not_used(void) {
         amxsim.wrong = (amxsim_wrong)wrong;
         CHECK(!mixp_cpu_with(MIXP_ISA_AMX));
         CHECK(!mixp_cpu_with(MIXP_ISA_AMX_F16));
+        default_is(without_tiles(), "computes a known product wrong");
     }
     amxsim.wrong = AMXSIM_RIGHT;
     CHECK(mixp_cpu_with(MIXP_ISA_AMX) && mixp_cpu_with(MIXP_ISA_AMX_F16));
     CHECK_INT(amxsim_faults, 0);
 }
 
-static void what_the_machine_refuses_is_not_used(void) {
+static void the_fastest_is_the_default(void) {
     if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
     CHECK(strcmp(mixp_cpu_with(MIXP_ISA_AMX)->name, "cpu avx512 amx") == 0);
     CHECK(strcmp(mixp_cpu_with(MIXP_ISA_AMX_F16)->name, "cpu avx512 amx f16") == 0);
+    default_is(mixp_cpu_with(MIXP_ISA_AMX_F16), "");
     amxsim.f16 = 0;
     CHECK(mixp_cpu_with(MIXP_ISA_AMX) && !mixp_cpu_with(MIXP_ISA_AMX_F16));
+    default_is(mixp_cpu_with(MIXP_ISA_AMX), "");
     amxsim.bf16 = 0;
     CHECK(!mixp_cpu_with(MIXP_ISA_AMX) && !mixp_cpu_with(MIXP_ISA_AMX_F16));
+    default_is(without_tiles(), "");
+    CHECK_TEXT(mixp_cpu()->name, "cpu avx512");
+    CHECK_INT(amxsim_faults, 0);            /* no instruction that the processor lacks */
 }
 
-static void by_name_alone(void) {
-    const mixp_device *d = device_of(MIXP_ISA_AMX_F16);
-    if (!d) SKIP("no AVX-512");
-    CHECK(mixp_cpu() != d && mixp_cpu() != mixp_cpu_with(MIXP_ISA_AMX));
+/* What the system refuses is not used, without an error, and the self check says why. */
+static void what_the_system_refuses_is_not_used(void) {
+    static const int bits[3] = { 0x20000, 0x40000, 0x60000 };
+    static const long codes[4] = { -1, -22, -28, -38 };     /* EPERM, EINVAL, ENOSPC, ENOSYS */
+    int i, requests;
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    for (i = 0; i < 3; i++) {
+        amxsim.unsaved = bits[i];
+        requests = amxsim.requests;
+        default_is(without_tiles(), "the system does not save tiles (XCR0)");
+        CHECK_INT(amxsim.requests, requests);       /* nothing is requested in vain */
+    }
+    amxsim.unsaved = 0;
+    for (i = 0; i < 4; i++) {
+        amxsim.refused = codes[i];
+        default_is(without_tiles(), "the system refuses tiles to this process");
+    }
+    amxsim.refused = 0;
+    default_is(mixp_cpu_with(MIXP_ISA_AMX_F16), "");
+}
+
+/* Bits that all machines share: a context without tiles, and without bf16 dot products. */
+static void portable_bits_have_no_tiles(void) {
+    mixp_context_desc desc;
+    const char *why = NULL;
+    mixp_context *ctx;
+    int cpuids;
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    memset(&desc, 0, sizeof desc);
+    desc.portable_bits = 1;
+    desc.why = &why;
+    cpuids = amxsim.cpuids;
+    ctx = mixp_context_new(&desc);
+    CHECK(mixp_context_device(ctx) == mixp_cpu_with(MIXP_ISA_AVX512));
+    CHECK_INT(amxsim.cpuids, cpuids);
+    mixp_context_free(ctx);
+    desc.device = mixp_cpu_with(MIXP_ISA_AMX);
+    CHECK(!mixp_context_new(&desc));
+    CHECK_TEXT(why, "give one of them");
+}
+
+/* CPUID traps under a hypervisor, and so calls that a program repeats must not ask it. */
+static void calls_do_not_ask_the_processor(void) {
+    static const int64_t shape[2] = { 32, 32 };
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_context   *ctx;
+    mixp_tensor    *w, *x, *y = NULL;
+    mixp_optimizer *opt;
+    mixp_recipe recipe;
+    float    values[32 * 32];
+    mixp_f16 halves[32 * 32];
+    int i, asked;
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    ctx = mixp_context_new(NULL);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    opt = mixp_optimizer_new(ctx, &adamw);
+    mixp_optimizer_add(opt, w, NULL);
+    memset(&recipe, 0, sizeof recipe);
+    recipe.kind = MIXP_RECIPE_MXFP8;
+    mixp_autocast_set_recipe(ctx, &recipe);
+    for (i = 0; i < 32 * 32; i++) values[i] = (float)(i % 7);
+    asked = amxsim.cpuids + amxsim.requests;
+    CHECK(asked > 0);
+    for (i = 0; i < 3; i++) {
+        mixp_convert(halves, MIXP_F16, values, MIXP_F32, 32 * 32);
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        x = mixp_input(ctx, MIXP_F32, 2, shape, values);
+        MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, x, w, NULL);
+        mixp_backward(ctx, mixp_mean(ctx, y, MIXP_ALL, 0));
+        mixp_optimizer_step(opt);
+    }
+    CHECK(mixp_autocast_recipe_counts(ctx).quantised > 0);
+    CHECK_INT(amxsim.cpuids + amxsim.requests, asked);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
 }
 
 /* The emulation itself, on one product that can be counted by hand: 1 * 1 + 2 * 3 + 5. */
@@ -546,9 +794,15 @@ int main(void) {
     RUN(errors_at_every_exponent);
     RUN(inf_and_nan_are_avx512s);
     RUN(every_thread_configures_its_tiles);
+    RUN(signals_may_arrive);
+    RUN(a_child_computes_the_same_bits);
+    RUN(tiles_ignore_the_float_mode);
+    RUN(tiles_of_the_host_are_released);
     RUN(wrong_answers_are_not_used);
-    RUN(what_the_machine_refuses_is_not_used);
-    RUN(by_name_alone);
+    RUN(the_fastest_is_the_default);
+    RUN(what_the_system_refuses_is_not_used);
+    RUN(portable_bits_have_no_tiles);
+    RUN(calls_do_not_ask_the_processor);
     RUN(rows_do_not_depend_on_their_batch);
     return test_report();
 }

@@ -1645,6 +1645,67 @@ static void test_kinds(void) {
         }
 }
 
+/* A problem without a region (low 0), or with one of bf16, on a device of this name. */
+static void problem_on(problem *p, mixp_device *device, const char *name, int low) {
+    mixp_context_desc desc;
+    *device = *mixp_cpu();
+    device->name = name;
+    memset(&desc, 0, sizeof desc);
+    desc.device = device;
+    problem_make(p, &desc, MIXP_RULE_TORCH, 0.9);
+    problem_run(p, 3);
+    if (low) MIXP_AUTOCAST(p->ctx, MIXP_BF16) mixp_add(p->ctx, p->b, p->b);
+}
+
+/* A file says which bits the CPU's products of f16 and bf16 had. Where they go on with others, one
+ * warning says so, and the state is loaded. */
+static void test_of_another_cpu(void) {
+    static const struct { const char *saved, *loaded; int low, warned; const char *key; } row[] = {
+        { "cpu avx512", "cpu avx512", 1, 0, "cpu" },
+        { "cpu scalar", "cpu avx512 bf16", 1, 0, "cpu" },
+        { "cpu neon f16 bf16", "cpu avx2", 1, 0, "cpu" },
+        { "cpu avx512 amx", "cpu avx512 amx", 1, 0, "cpu amx" },
+        { "cpu avx512 amx f16", "cpu avx512 amx f16", 1, 0, "cpu amx f16" },
+        { "cpu avx512", "cpu avx512 amx", 1, 1, "cpu" },
+        { "cpu avx512 amx", "cpu avx512 bf16", 1, 1, "cpu amx" },
+        { "cpu avx512 amx", "cpu avx512 amx f16", 1, 1, "cpu amx" },
+        { "cpu avx512 amx f16", "cpu neon", 1, 1, "cpu amx f16" },
+        { "cpu avx512 amx", "cpu avx512", 0, 0, NULL },     /* fp32: no such product */
+        { "cuda", "cpu avx512 amx", 1, 0, NULL },
+        { "cpu avx512 amx", "cuda", 1, 0, "cpu amx" }
+    };
+    size_t i;
+    for (i = 0; i < sizeof row / sizeof *row; i++) {
+        mixp_device devices[2];
+        mixp_safetensors *f = NULL;
+        problem from, to;
+        const char *key;
+        problem_on(&from, &devices[0], row[i].saved, row[i].low);
+        problem_on(&to, &devices[1], row[i].loaded, 0);
+        CHECK_INT(mixp_checkpoint_save("ck", &from.all), MIXP_OK);
+        CHECK_INT(mixp_safetensors_read("ck", &f, NULL, 0), MIXP_OK);
+        key = mixp_safetensors_metadata(f, "mixprec.cpu");
+        CHECK(row[i].key ? key && strcmp(key, row[i].key) == 0 : !key);
+        mixp_safetensors_free(f);
+
+        CHECK_INT(mixp_checkpoint_load("ck", &to.all), MIXP_OK);
+        CHECK_INT(mixp_context_error(to.ctx, NULL), MIXP_OK);
+        CHECK_INT(*mixp_context_warning(to.ctx) != '\0', row[i].warned);
+        if (row[i].warned) CHECK_TEXT(mixp_context_warning(to.ctx), "portable_bits");
+        if (row[i].warned) CHECK_TEXT(mixp_context_warning(to.ctx), row[i].key);
+        CHECK(same_bits(from.w, to.w) && same_bits(from.b, to.b));
+
+        /* The loaded state is saved with the bits of its new CPU. */
+        CHECK_INT(mixp_checkpoint_save("ck", &to.all), MIXP_OK);
+        CHECK_INT(mixp_safetensors_read("ck", &f, NULL, 0), MIXP_OK);
+        key = mixp_safetensors_metadata(f, "mixprec.cpu");
+        CHECK_INT(key != NULL, row[i].key && strcmp(row[i].loaded, "cuda") != 0);
+        mixp_safetensors_free(f);
+        mixp_context_free(from.ctx);
+        mixp_context_free(to.ctx);
+    }
+}
+
 /* A file that names no kinds, as early versions wrote it, loads; of many kinds the first that
  * differs counts, and a text of the file reaches the message without control characters. */
 static void test_kinds_in_the_file(void) {
@@ -2294,6 +2355,7 @@ int main(int argc, char **argv) {
     RUN(test_kinds);
     RUN(test_optimizers_in_another_order);
     RUN(test_kinds_in_the_file);
+    RUN(test_of_another_cpu);
     RUN(test_load_of_two_metadata);
     RUN(test_load_looks_first);
     RUN(test_fault_at_each_call_of_a_load);

@@ -35,6 +35,7 @@ typedef struct run {
     const char *path;                   /* of a checkpoint */
     int         way, shard, far;        /* far: rank 1's device has memory of its own */
     mixp_dtype  dtype;
+    const char *name[2];                /* of the ranks' devices; NULL: the CPU's */
     double      seconds;
     int64_t     refused;                /* the allocation of rank 1 that fails, from 1; 0 = none */
 } run;
@@ -71,6 +72,7 @@ static mixp_result collect(const mixp_exec *x, int slot, void *host, size_t byte
 
 static mixp_device device_of(const run *r, int rank) {
     mixp_device device = *mixp_cpu();
+    if (r->name[rank]) device.name = r->name[rank];
     if (rank == 1 && r->way == POSTS) device.post = post, device.collect = collect;
     if (rank == 0 || !r->far) return device;
     device.allocate = far_allocate;
@@ -310,6 +312,35 @@ static void settings(void) {
     }
     check_told(KIND, 0, 0, "ranks differ: ");
     check_told(LATER, 0, 3, "ranks differ: eps is 1e-08 on rank 0 and 1e-06 on rank 1");
+}
+
+/* CPUs whose products of f16 and bf16 have other bits are told before the first update; sets that
+ * share bits, and a GPU beside a CPU, go on. */
+static void instruction_sets(void) {
+    static const struct { const char *name[2], *text; } cases[] = {
+        {{"cpu avx512", "cpu avx512 amx"}, "the instruction set of rank 0 is 'cpu', that of rank 1 'cpu amx'"},
+        {{"cpu avx512 amx f16", "cpu avx512 amx"},
+         "the instruction set of rank 0 is 'cpu amx f16', that of rank 1 'cpu amx'"},
+        {{"cpu neon", "cpu avx512 amx f16"}, "set portable_bits of mixp_context_desc on all ranks"},
+        {{"cpu avx512 amx", "cpu avx512 amx"}, NULL},
+        {{"cpu avx512 bf16", "cpu scalar"}, NULL},
+        {{"cuda", "cpu avx512 amx"}, NULL},
+    };
+    size_t k;
+    for (k = 0; k < sizeof cases / sizeof *cases; k++) {
+        run r = run_of(NOTHING);
+        const outcome *out;
+        int rank;
+        memcpy(r.name, cases[k].name, sizeof r.name);
+        out = two(&r);
+        if (!cases[k].text) check_alike(out);
+        for (rank = 0; rank < 2 && cases[k].text; rank++) {
+            CHECK_INT(out[rank].code, MIXP_ERR_RANKS);
+            CHECK_TEXT(out[rank].text, cases[k].text);
+            CHECK_INT(out[rank].step, 0);
+            CHECK(memcmp(out[rank].weights, out[0].first, sizeof out[0].first) == 0);
+        }
+    }
 }
 
 /* Weights that one rank writes are told in the next step that compares, by name. */
@@ -558,6 +589,7 @@ static void left_out(void) {
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(settings);
+    RUN(instruction_sets);
     RUN(weights);
     RUN(saves);
     RUN(taken_over);

@@ -14,7 +14,9 @@
 #endif
 
 #define MIXPI_AMX_EMULATED
-#define MIXPI_AMX_MACHINE(f16)             amxsim_machine(f16)
+#define MIXPI_AMX_CPUID(part, out)         amxsim_cpuid(part, out)
+#define MIXPI_AMX_XCR0()                   amxsim_xcr0()
+#define MIXPI_AMX_PERMIT()                 amxsim_permit()
 #define MIXPI_AMX_CONFIGURE(p)             amxsim_configure(p)
 #define MIXPI_AMX_RELEASE()                amxsim_release()
 #define MIXPI_AMX_ZERO(tile)               amxsim_zero(tile)
@@ -33,8 +35,28 @@ typedef enum amxsim_wrong {
     AMXSIM_CUT,                 /* one unit too near to zero                               */
     AMXSIM_WRONGS
 } amxsim_wrong;
-static struct { int bf16, f16; amxsim_wrong wrong; } amxsim = { 1, 1, AMXSIM_RIGHT };
-static int amxsim_machine(int f16) { return amxsim.bf16 && (!f16 || amxsim.f16); }
+static struct {
+    int          bf16, f16;     /* the processor's: AMX-TILE with AMX-BF16; AMX-FP16       */
+    amxsim_wrong wrong;
+    int          unsaved;       /* bits of XCR0 that the system leaves 0                   */
+    long         refused;       /* what Linux answers to the request; 0 = granted          */
+    int          cpuids, requests;  /* CPUID instructions and system calls so far          */
+} amxsim = { 1, 1, AMXSIM_RIGHT, 0, 0, 0, 0 };
+
+/* CPUID leaf 7, by Intel's manual: 7.0 EDX bit 24 is AMX-TILE, bit 22 AMX-BF16; 7.1 EAX bit 21 is
+ * AMX-FP16. EAX of 7.0 is the last part. */
+static void amxsim_cpuid(uint32_t part, uint32_t out[4]) {
+    memset(out, 0, 4 * sizeof *out);
+    amxsim.cpuids++;
+    if (part == 0) out[0] = 1;
+    if (part == 0 && amxsim.bf16) out[3] = 1u << 24 | 1u << 22;
+    if (part == 1 && amxsim.f16) out[0] = 1u << 21;
+}
+static uint32_t amxsim_xcr0(void) { return 0x600E7u & ~(uint32_t)amxsim.unsaved; }
+static long amxsim_permit(void) {
+    amxsim.requests++;
+    return amxsim.refused;
+}
 
 /* Each thread has tiles of its own. */
 static __thread struct {
@@ -201,15 +223,36 @@ static void amxsim_dot_by_elements(int sum, int a, int b, int f16) {
         }
 }
 
+/* The hardware ignores MXCSR: the emulation computes in the default mode. */
+static unsigned amxsim_mode_enter(void) {
+    unsigned before = 0;
+#if defined(__x86_64__)
+    before = _mm_getcsr();
+    _mm_setcsr(0x1F80u);
+#endif
+    return before;
+}
+static void amxsim_mode_leave(unsigned before) {
+#if defined(__x86_64__)
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
 /* sum += a b: a has rows of pairs, b a row for each pair of a's. */
 static void amxsim_dot(int sum, int a, int b, int f16) {
+    unsigned mode;
     if (!amxsim_good(sum) || !amxsim_good(a) || !amxsim_good(b)) return;
+    amxsim_fault(f16 ? !amxsim.f16 : !amxsim.bf16);     /* an instruction that the processor lacks */
     amxsim_dots++;
     amxsim_fault(sum == a || sum == b || a == b || amxsim_cpu.rows[sum] != amxsim_cpu.rows[a] ||
                  amxsim_cpu.bytes[sum] != amxsim_cpu.bytes[b] ||
                  amxsim_cpu.bytes[a] / 4 != amxsim_cpu.rows[b]);
+    mode = amxsim_mode_enter();
     if (amxsim_has_rows()) amxsim_dot_by_rows(sum, a, b, f16);
     else amxsim_dot_by_elements(sum, a, b, f16);
+    amxsim_mode_leave(mode);
 }
 
 #endif

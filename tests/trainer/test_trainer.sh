@@ -562,6 +562,19 @@ gpt 0 --out on_cpu --resume --steps 4
 check "once" test "$(grep -c device on_cpu/metrics.jsonl)" -eq 1
 sed 's/"cpu[^"]*"/"cuda:7"/' on_cpu/metrics.jsonl >a && mv a on_cpu/metrics.jsonl; gpt 0 --out on_cpu --resume --steps 6
 check "and again on another" sh -c 'grep device on_cpu/metrics.jsonl | tr -d "\n" | grep -q "cuda:7.*cpu" && grep -c "\"scale\"" on_cpu/metrics.jsonl | grep -q 4'
+# Another instruction set by name: a CPU as well, with its memory, its profile and its warnings.
+gpt 0 --isa list; sets=$(tr -d ',' <out | sed 's/ (default)//')
+check "--isa list has one default" test "$(grep -c '(default)' out)" -eq 1
+refuses "an instruction set that is none" 2 "\"avx9\" is not an instruction set of this machine, which has $(cat out)" $small --isa avx9
+bits=
+for isa in $sets; do
+    gpt 0 $small --steps 3 --dtype bf16 --isa "$isa" --out "isa_$isa" --profile
+    check "--isa $isa is a CPU" sh -c "grep -q '^run .*, cpu.*, 1 thread,' out && grep -q ' of the machine.s ' out && grep -q '^GEMM' out"
+    case $isa in scalar | avx512_bf16 | amx*) ;; *) bits="$bits $isa" ;; esac
+done
+for isa in $bits; do
+    check "--isa $isa trains the bits of ${bits##* }" cmp -s "isa_$isa/checkpoint.safetensors" "isa_${bits##* }/checkpoint.safetensors"
+done
 # A trainer built for GPUs, of which there are two that compute as the CPU does, or none.
 cat >gpu.c <<'END'
 #include <stdlib.h>
@@ -586,7 +599,11 @@ else
     gpt 0 $small --steps 20 --lr 1e-2 --out gpu_auto
     check "auto takes the GPU" grep -q "^run .*, cuda:0, step by step," out
     check "which the metrics name" sh -c 'head -n 1 gpu_auto/metrics.jsonl | grep -q "\"device\":\"cuda:0\""'
-    check "and trains the same weights" cmp -s gpu_cpu/checkpoint.safetensors gpu_auto/checkpoint.safetensors
+    # A CPU's file says which bits its products have: the states lie behind the header.
+    states() { tail -c "+$(($(od -An -t u4 -N 4 "$1") + 9))" "$1"; }
+    states gpu_cpu/checkpoint.safetensors >a; states gpu_auto/checkpoint.safetensors >b
+    check "and trains the same weights" cmp -s a b
+    gpt 0 $small --steps 2 --device cuda --isa scalar; check "--isa on a GPU does nothing" grep -q -- "--isa scalar does nothing here" err
     gpt 0 $small --steps 2 --device=cuda; check "--device cuda is the first" grep -q "^run .*, cuda:0, " out
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
     gpt 0 $small --steps 20 --lr 1e-2 --out gpu_profile --profile
