@@ -2429,11 +2429,14 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
     return s;
 }
 
-/* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
-MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
+/* tensor: the scale of the whole array. expand 0: the source's usual scale. Otherwise a scale of
+ * 4over6: the block's largest value becomes 6 (expand 1) or 4 (expand 1.5). A block with an Inf
+ * becomes NaN, because e2m1 has none. */
+MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, float expand, uint32_t amax) {
     const float size = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax);
-    const float wanted = size * (tensor * (1.0f / 6.0f));
+    float wanted = size * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
+    if (expand > 0.0f) wanted = size / 6.0f * tensor * expand;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
     if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
@@ -2946,7 +2949,7 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_E8M0,            /* d = amax / max rounded to a power of two, for each block; y =
                                    element(x / d) d. See mixp_e8m0_rounding                */
     MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
-                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+                                   e4m3(amax s / 6) and y = element(x s / d) d. See mixp_4over6 */
     MIXP_SCALE_COUNT
 } mixp_block_scale;
 
@@ -2962,6 +2965,24 @@ typedef enum mixp_e8m0_rounding {
                                    (ties upwards)                                          */
     MIXP_E8M0_COUNT
 } mixp_e8m0_rounding;
+
+/* 4over6, for E4M3 in blocks of 16: each block is quantised with two scales, and keeps the scale
+ * with the smaller error; equal errors keep d6. In f32, each operation rounded:
+ *
+ *     d6 = e4m3(min(amax / 6 s, 448))        the block's largest value becomes 6
+ *     d4 = e4m3(min(amax / 6 s 1.5, 448))    the block's largest value becomes 4
+ *     s  = 6 b / A      A: the array's amax; b: 256, or 448 with bound_448
+ *     error = the sum of |q d A / (6 b) - x|, or of its square, over the block's elements x, in
+ *             order; q: the element's value
+ *
+ * In a block of 16 x 16 each row has a sum; sums of rows 8 apart are added, then 4, 2 and 1 apart.
+ * Source: arXiv 2512.02010; TransformerEngine, NVFP4BlockScaling, nvfp4_4over6. */
+typedef enum mixp_4over6 {
+    MIXP_4OVER6_NONE,           /* one scale                                               */
+    MIXP_4OVER6_MAE,            /* two, compared by absolute errors: TransformerEngine's default */
+    MIXP_4OVER6_MSE,            /* two, compared by squared errors: the paper's            */
+    MIXP_4OVER6_COUNT
+} mixp_4over6;
 
 /* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
@@ -2981,6 +3002,9 @@ typedef struct mixp_quantise_args {
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
     mixp_e8m0_rounding e8m0;    /* rounding of the scales of E8M0; otherwise ignored       */
+    mixp_4over6      choice;    /* E4M3 with e2m1, not stochastic, in blocks of 1 x 16, 16 x 1 or
+                                   16 x 16; NONE for other scales                          */
+    int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -2990,7 +3014,7 @@ typedef struct mixp_quantise_args {
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
-    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
                                        of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
@@ -3122,11 +3146,15 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
     if ((unsigned)k->e8m0 >= MIXP_E8M0_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
+        return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)
         return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
+    if (k->choice && (r > 16 || c > 16)) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -3152,10 +3180,14 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
     return k->rows % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
 }
 
+/* The largest value of an array's elements times their blocks' scales, for E4M3. */
+MIXPREC_HD float mixpi_e4m3_bound(const mixp_quantise_args *k)
+{ return 6.0f * (k->choice && !k->bound_448 ? 256.0f : 448.0f); }
+
 /* The scale of a whole array with this amax; 1 where only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     float s;
-    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
+    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(mixpi_e4m3_bound(k), amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
     if (k->given_at) return *k->given_at;
     if (k->given > 0.0f) return k->given;
@@ -3163,16 +3195,16 @@ MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax
     return k->power ? mixp_f32_of_bits(mixp_bits_of_f32(s) & 0xFF800000u) : s;
 }
 
-/* Gives the amax of x to the caller of `quantise`. */
-MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
-    const float found = mixp_f32_of_bits(amax);
-    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
-    if (!k->amax_joins || found > *k->amax) *k->amax = found;
-}
-
 /* Does an array have such a scale? */
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* Gives the amax of x to the caller of `quantise`. */
+MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
+    const float found = mixp_f32_of_bits(amax);
+    if (!mixpi_has_scale_of_array(k->scale) || !k->amax) return;
+    if (!k->amax_joins || found > *k->amax) *k->amax = found;
+}
 
 /* Does `quantise` need the amax of the array? */
 MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
@@ -3204,14 +3236,31 @@ MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
     return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
-/* The scales of a block. tensor: the array's. */
+/* 4over6: what an element x adds to the error of its block's scales s. array: the array's amax. */
+MIXPREC_HD float mixpi_4over6_error(const mixp_quantise_args *k, const mixpi_grid *g, float array,
+                                    mixpi_scales s, float x) {
+    const uint32_t v = mixp_bits_of_f32(x * s.in);
+    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+    const float difference = mixp_f32_of_bits(q) * s.out * array / mixpi_e4m3_bound(k) - x;
+    if (k->choice == MIXP_4OVER6_MSE) return mixpi_rounded_product(difference, difference);
+    return mixp_f32_of_bits(mixp_bits_of_f32(difference) & 0x7FFFFFFFu);
+}
+
+/* 4over6: the scales that a block keeps; errors: with the scale for 4, and for 6. A NaN of an error
+ * keeps the scale for 6. */
+MIXPREC_HD mixpi_scales mixpi_4over6_choose(const float errors[2], mixpi_scales four,
+                                            mixpi_scales six) {
+    return errors[0] < errors[1] ? four : six;
+}
+
+/* The scales of a block; with 4over6 those for 6. tensor: the array's. */
 MIXPREC_HD mixpi_scales mixpi_scales_of(const mixp_quantise_args *k, const mixpi_grid *g,
                                         float tensor, uint32_t amax) {
     mixpi_scales s = { 1.0f, 1.0f };
     switch (k->scale) {
     case MIXP_SCALE_POWER: return mixpi_scales_power(g->largest, amax);
     case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(mixpi_e8m0_of(g, k->e8m0, amax), amax);
-    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
+    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, k->choice ? 1.0f : 0.0f, amax);
     case MIXP_SCALE_TENSOR:
     case MIXP_SCALE_COUNT:
     default: s.in = tensor; return s;
@@ -4501,8 +4550,8 @@ typedef enum mixp_recipe_kind {
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); NVFP4 for post-training (4over6, a scale for
- * each row); backward from dequantised operands. */
+ * scales, amax of one rank alone (TransformerEngine); an f32 scale for each row of x in NVFP4;
+ * 4over6's errors in f16 or of the largest element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
@@ -4533,7 +4582,20 @@ typedef struct mixp_recipe {
     mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
                                    `error` counts what that loses, `clipped` does not count it */
     int codes;                  /* 1 = keep the input of a linear as codes; see CODES        */
+    mixp_4over6 x_4over6;       /* NVFP4: each block of x is quantised with two scales, and keeps
+                                   the scale with the smaller error. Needs no_hadamard, or
+                                   wgrad_high, as in the source; see 4OVER6                */
+    mixp_4over6 w_4over6;       /* NVFP4: the same for each block of w                     */
+    int bound_448;              /* NVFP4: 1 = with 4over6 the array's scale is 2688 / amax as
+                                   without it; 0 = 1536 / amax                             */
 } mixp_recipe;
+
+/* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
+ * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or
+ * 4, whichever loses less of the block; mixp_4over6 has the formulas. dy is quantised as usual, as
+ * in the source. In squares (w, without no_2d) one choice holds for both products. There
+ * TransformerEngine adds the errors of w for the gradient of x in another order, so that it may
+ * choose otherwise where both errors are nearly equal. */
 
 /* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
  * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element
@@ -8914,6 +8976,7 @@ typedef struct mixpi_quantising {
     mixpi_grid         grid;
     uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
+    float              most;    /* its amax, if its scale comes from that                  */
     uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
@@ -8953,6 +9016,7 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
 
     /* The scale of the array, then the codes. */
     q.tensor = mixpi_scale_of_array(k, amax);
+    q.most = mixp_f32_of_bits(amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
@@ -15631,9 +15695,15 @@ MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a)
 { return mixpi_grid_round(g, a); }
 MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random)
 { return mixpi_grid_random(g, a, random); }
-MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
-                         mixpi_vreg *out) {
-    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, q->tensor, amax);
+MIXPI_V void MIXPI_P(q_scales_e4m3)(mixpi_vreg tensor, float expand, mixpi_vbits amax,
+                                    mixpi_vreg *in, mixpi_vreg *out) {
+    mixpi_scales s = mixpi_scales_e4m3(tensor, expand, amax);
+    *in = s.in;
+    *out = s.out;
+}
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vreg tensor, mixpi_vbits amax,
+                               mixpi_vreg *in, mixpi_vreg *out) {
+    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, tensor, amax);
     *in = s.in;
     *out = s.out;
 }
@@ -15713,27 +15783,30 @@ MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax,
     *out = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(e))));
 }
 
-MIXPI_V void MIXPI_P(q_scales_e4m3)(float tensor, mixpi_vbits amax, mixpi_vreg *in,
-                                    mixpi_vreg *out) {
+/* expand: as of mixpi_scales_e4m3. */
+MIXPI_V void MIXPI_P(q_scales_e4m3)(mixpi_vreg tensor, float expand, mixpi_vbits amax,
+                                    mixpi_vreg *in, mixpi_vreg *out) {
     const mixpi_grid grid = mixpi_grid_of(MIXP_F8_E4M3);
     const mixpi_vbits nan = mixpi_vbits_all(0x7FC00000u);
     const mixpi_vbits known = mixpi_vbits_gt(amax, mixpi_vbits_all(0x7F7FFFFFu), nan, amax);
-    const mixpi_vreg wanted = mixpi_rof(known) * mixpi_rset(tensor * (1.0f / 6.0f));
     const mixpi_vbits most = mixpi_vbits_all(0x7F7FFFFFu);
+    const mixpi_vreg one = mixpi_rset(1.0f);
+    mixpi_vreg wanted = mixpi_rof(known) * (tensor * mixpi_rset(1.0f / 6.0f));
     mixpi_vbits s;
+    if (expand > 0.0f)
+        wanted = mixpi_rof(known) / mixpi_rset(6.0f) * tensor * mixpi_rset(expand);
     *out = mixpi_rof(MIXPI_P(q_nearest)(&grid, mixpi_rbits(wanted)));
-    s = mixpi_rbits(mixpi_rset(1.0f) / (*out * mixpi_rset(1.0f / tensor)));
+    s = mixpi_rbits(one / (*out * (one / tensor)));
     s = MIXPI_P(q_unless_nan)(s, mixpi_vbits_min(s, most));
     *in = mixpi_rof(mixpi_vbits_gt(amax, mixpi_vbits_all(0), s, mixpi_vbits_all(0)));
 }
 
-MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
-                         mixpi_vreg *out) {
-    *in = mixpi_rset(q->tensor);
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vreg tensor, mixpi_vbits amax,
+                               mixpi_vreg *in, mixpi_vreg *out) {
+    *in = tensor;
     *out = mixpi_rset(1.0f);
     if (q->k.scale == MIXP_SCALE_POWER) MIXPI_P(q_scales_power)(q->grid.largest, amax, in, out);
     if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q, amax, in, out);
-    if (q->k.scale == MIXP_SCALE_E4M3) MIXPI_P(q_scales_e4m3)(q->tensor, amax, in, out);
 }
 #endif
 
@@ -15741,9 +15814,20 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
 /* The scales of 16 elements. */
 typedef struct MIXPI_P(q_pair) { mixpi_v in, out; } MIXPI_P(q_pair);
 
-MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_scales_16)(const mixpi_quantising *q, mixpi_vcodes amax) {
+/* expand: as of mixpi_scales_e4m3. */
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_e4m3_16)(mixpi_v tensor, float expand, mixpi_vcodes amax) {
     MIXPI_P(q_pair) s;
-    MIXPI_EACH(MIXPI_P(q_scales)(q, MIXPI_R(amax, i), &MIXPI_R(s.in, i), &MIXPI_R(s.out, i)))
+    MIXPI_EACH(MIXPI_P(q_scales_e4m3)(MIXPI_R(tensor, i), expand, MIXPI_R(amax, i),
+                                      &MIXPI_R(s.in, i), &MIXPI_R(s.out, i)))
+    return s;
+}
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_scales_16)(const mixpi_quantising *q, mixpi_v tensor,
+                                                mixpi_vcodes amax) {
+    MIXPI_P(q_pair) s;
+    if (q->k.scale == MIXP_SCALE_E4M3)
+        return MIXPI_P(q_e4m3_16)(tensor, q->k.choice ? 1.0f : 0.0f, amax);
+    MIXPI_EACH(MIXPI_P(q_scales)(q, MIXPI_R(tensor, i), MIXPI_R(amax, i), &MIXPI_R(s.in, i),
+                                 &MIXPI_R(s.out, i)))
     return s;
 }
 
@@ -15826,31 +15910,30 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
  * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
  * the grid would be read again after each. */
 
-/* Writes n elements, n < 16 or a multiple of 16. */
-MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, int64_t at, int64_t n,
+/* Writes n elements at random, or any others. */
+MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                     MIXPI_P(q_pair) s) {
+    for (; n > 0; n -= 16, at += 16) {
+        const mixpi_v a = MIXPI_P(q_load_part)(q->k.x, at, n);
+        uint16_t some[16];
+        mixpi_vcodes c;
+        if (q->k.stochastic) c = MIXPI_P(q_codes_random)(&q->grid, a, s, q->key, at);
+        else c = MIXPI_P(q_codes)(&q->grid, a, s);
+        mixpi_vput_codes(some, c, 1, 0);
+        memcpy(q->k.y + at, some, (size_t)mixpi_min(n, 16) * sizeof *q->k.y);
+    }
+}
+
+/* Writes n elements. q: a copy of the job. */
+MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, const void *job, int64_t at, int64_t n,
                               MIXPI_P(q_pair) s) {
     const mixpi_grid grid = q->grid;
-    const uint64_t key = q->key;
-    const int64_t end = at + n, whole = end - n % 16;
+    const int64_t end = at + n, whole = q->k.stochastic ? at : end - n % 16;
     const mixp_in x = q->k.x;
     mixp_bf16 *y = q->k.y;
-    uint16_t some[16];
-    mixpi_vcodes c;
-
-    /* Whole registers, then the rest. */
-    for (; !q->k.stochastic && at < whole; at += 16)
+    for (; at < whole; at += 16)
         mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
-    for (; at < whole; at += 16) {
-        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load)(x, at), s, key, at);
-        mixpi_vput_codes(y + at, c, 1, 0);
-    }
-
-    if (at == end) return;
-    c = MIXPI_P(q_codes)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s);
-    if (q->k.stochastic)
-        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s, key, at);
-    mixpi_vput_codes(some, c, 1, 0);
-    memcpy(y + at, some, (size_t)(end - at) * sizeof *y);
+    if (at < end) MIXPI_P(q_write_any)((const mixpi_quantising *)job, at, end - at, s);
 }
 
 /* The largest magnitude of a block; n: its columns. */
@@ -15878,7 +15961,7 @@ MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     MIXPI_P(q_pair) s;
     s.in = mixpi_vset(q.tensor);
     s.out = mixpi_vset(1.0f);
-    MIXPI_P(q_write)(&q, row * q.k.cols, q.k.cols, s);
+    MIXPI_P(q_write)(&q, job, row * q.k.cols, q.k.cols, s);
 }
 
 /* Writes the codes of 16 scales, or of the first n. */
@@ -15895,10 +15978,72 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
     memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
+/* --- 4over6: see mixp_4over6 --- */
+
+/* What 16 elements add to the errors of their blocks; see mixpi_4over6_error. array: the array's
+ * amax. */
+MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
+                                     MIXPI_P(q_pair) s, mixpi_v a) {
+    const mixpi_vreg bound = mixpi_rset(mixpi_e4m3_bound(&q->k));
+    const int squares = q->k.choice == MIXP_4OVER6_MSE;
+    const mixpi_grid grid = q->grid;
+    mixpi_v errors;
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
+        const mixpi_vbits number = MIXPI_P(q_nearest)(&grid, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+        const mixpi_vreg value = mixpi_rof(number) * MIXPI_R(s.out, i) * MIXPI_R(array, i) / bound;
+        const mixpi_vreg off = value - MIXPI_R(a, i);
+        MIXPI_R(errors, i) = squares ? mixpi_rfma(off, off, mixpi_rset(-0.0f))
+                                     : mixpi_rof(mixpi_rbits(off) & 0x7FFFFFFFu);
+    })
+    return errors;
+}
+
+/* Element e of 16 blocks: of row r of blocks of 16 columns, or of blocks of one column. n: as of
+ * q_choose. */
+MIXPI_V mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
+                                    int64_t e) {
+    float x[16] = { 0 };
+    if (q->k.block_cols == 1) return MIXPI_P(q_load_part)(q->k.x, at + e * q->k.cols, n);
+    at += r * q->k.cols + e;
+    for (int64_t b = 0; b < n; b++)
+        x[b] = q->k.x.dtype == MIXP_F32
+             ? ((const float *)q->k.x.data)[at + 16 * b]
+             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at + 16 * b] << 16);
+    return mixpi_vload(x);
+}
+
+/* The scales that 16 blocks, or the first n of them, keep. at: the first element; six: their scales
+ * for 6. The errors of each row are added in order, those of the rows as a tree. */
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v tensor,
+                                             mixpi_v array, mixpi_vcodes amax,
+                                             MIXPI_P(q_pair) six, int64_t at, int64_t n) {
+    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(tensor, 1.5f, amax);
+    int64_t lines = q->k.block_cols == 1 ? 1 : q->k.block_rows;
+    mixpi_v fours[16], sixes[16];
+    for (int64_t r = 0; r < lines; r++) {
+        fours[r] = sixes[r] = mixpi_vzero();
+        for (int64_t e = 0; e < 16; e++) {
+            const mixpi_v a = MIXPI_P(q_elements)(q, at, n, r, e);
+            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, array, four, a));
+            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, array, six, a));
+        }
+    }
+    while (lines /= 2)
+        for (int64_t r = 0; r < lines; r++) {
+            fours[r] = mixpi_vadd(fours[r], fours[r + lines]);
+            sixes[r] = mixpi_vadd(sixes[r], sixes[r + lines]);
+        }
+    six.in = mixpi_vselect_gt(sixes[0], fours[0], four.in, six.in);
+    six.out = mixpi_vselect_gt(sixes[0], fours[0], four.out, six.out);
+    return six;
+}
+
 /* A row of blocks of 16 columns or more. */
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
+    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
@@ -15910,7 +16055,10 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 
         /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, all);
+        if (q.k.choice)
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, all, s,
+                                  row * q.k.cols + col, blocks);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
 
@@ -15921,7 +16069,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
             for (int64_t b = 0; b < blocks; b++) {
                 s.in = mixpi_vset(in[b]);
                 s.out = mixpi_vset(out[b]);
-                MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
+                MIXPI_P(q_write)(&q, job, r * q.k.cols + col + b * n, n, s);
             }
     }
 }
@@ -15930,6 +16078,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
+    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
         mixpi_vcodes amax = MIXPI_P(q_none)();
@@ -15938,9 +16087,12 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, amax);
+        if (q.k.choice)
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, amax, s,
+                                  row * q.k.cols + col, n);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
-        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
+        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
     }
 }
 
@@ -19414,10 +19566,22 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
                           r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
                           r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
-                          r->codes };
+                          r->codes,       r->bound_448 };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
+}
+
+/* What is wrong with the fields of 4over6; NULL: nothing. */
+static const char *mixpi_4over6_wrong(const mixp_recipe *r) {
+    if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
+        return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
+               "first";
+    if (r->kind != MIXP_RECIPE_NVFP4) return NULL;
+    if (r->x_4over6 && !r->no_hadamard && !r->wgrad_high)
+        return "the recipe's x_4over6 does not go with the Hadamard transform of x: set "
+               "no_hadamard, or wgrad_high";
+    return NULL;
 }
 
 /* What is wrong with the fields of a recipe; NULL: nothing. */
@@ -19447,7 +19611,7 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
-    return NULL;
+    return mixpi_4over6_wrong(r);
 }
 
 /* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
@@ -22066,11 +22230,36 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
+/* 4over6: the scales that the block has kept. six: its scales for 6. */
+static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, uint32_t amax,
+                                       mixpi_scales six) {
+    const mixp_quantise_args *k = j->k;
+    const mixpi_scales four = mixpi_scales_e4m3(j->tensor, 1.5f, amax);
+    const int64_t lines = k->block_cols == 1 ? 1 : k->block_rows;
+    const int64_t step = k->block_cols == 1 ? k->cols : 1;
+    float sums[16][2], errors[2];
+    for (int64_t r = 0; r < lines; r++) {
+        sums[r][0] = sums[r][1] = 0.0f;
+        for (int i = 0; i < 16; i++) {
+            const float x = (float)mixp_get(k->x, first + r * k->cols + i * step);
+            sums[r][0] += mixpi_4over6_error(k, &j->grid, *k->amax, four, x);
+            sums[r][1] += mixpi_4over6_error(k, &j->grid, *k->amax, six, x);
+        }
+    }
+    for (int64_t n = lines / 2; n; n /= 2)
+        for (int64_t r = 0; r < n; r++)
+            for (int i = 0; i < 2; i++) sums[r][i] += sums[r + n][i];
+    errors[0] = sums[0][0];
+    errors[1] = sums[0][1];
+    return mixpi_4over6_choose(errors, four, six);
+}
+
 /* Looks at the block whose first element is `first`. */
 static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) {
     const mixp_quantise_args *k = j->k;
     mixp_block_look one = { 0, 0, 0, 0, 0 };
     uint32_t amax = 0, left = 0;
+    mixpi_scales s;
     for (int64_t r = 0; r < j->rows; r++)
         for (int64_t c = 0; c < j->cols; c++) {
             const int64_t at = first + r * k->cols + c;
@@ -22083,7 +22272,8 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     one.blocks = 1;
     one.flushed = !left;
     if (!left) return one;
-    const mixpi_scales s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
+    s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
+    if (k->choice) s = mixpi_block_choice(j, first, amax, s);
     frexp((double)s.out * j->decode, &one.least);
     one.largest = --one.least;
     one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
@@ -22110,6 +22300,7 @@ static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args
     j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
     j.tensor = 1.0f / decode; /* of the largest f32, decode has too few digits */
     if (mixp_bits_of_f32(j.tensor) == 0x7F800000u) j.tensor = mixp_f32_of_bits(0x7F7FFFFFu);
+    if (k->choice) j.tensor = mixpi_scale_of_array(k, mixp_bits_of_f32(*k->amax));
     j.rows = k->block_rows ? k->block_rows : 1;
     j.cols = k->block_cols ? k->block_cols : k->cols;
     const int64_t strips = k->rows / j.rows;
@@ -22369,6 +22560,9 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->element = MIXP_F4_E2M1;
     k->scale = MIXP_SCALE_E4M3;
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
+    if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
+    if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
+    k->bound_448 = r->bound_448;
 }
 
 static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
@@ -22452,8 +22646,8 @@ static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quant
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
-           p->power == k->power && p->block_rows == k->block_rows &&
-           p->block_cols == k->block_cols && p->given == k->given;
+           p->choice == k->choice && p->bound_448 == k->bound_448 && p->power == k->power &&
+           p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
@@ -22550,6 +22744,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
+    else if (k->choice && !c->ctx->device->download) k->amax = &amax; /* a guard looks at blocks */
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
@@ -22559,7 +22754,9 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_free(c->ctx, transformed);
-    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
+    if (rc->scaled && k->amax == &amax && rc->enters && r == MIXP_OK)
+        mixpi_scaled_enter(rc->scaled, role, amax);
+    k->amax = NULL;
     return r;
 }
 

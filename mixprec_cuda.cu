@@ -3607,9 +3607,11 @@ __device__ inline uint64_t quantise_key(const Quantising &q) {
     return q.k.stochastic ? key_now(q.draws) : 0;
 }
 
-/* The scale of the array. All threads call it; one writes the product's factor, and
- * the amax if wanted. */
-__device__ inline float array_scale(const Quantising &q) {
+/* The array's scale and amax. */
+struct Whole { float scale, amax; };
+
+/* All threads call it; one writes the product's factor, and the amax if wanted. */
+__device__ inline Whole array_scale(const Quantising &q) {
     /* Join the parts' largest magnitudes. */
     uint32_t most = 0;
     if (q.parts) {
@@ -3620,11 +3622,12 @@ __device__ inline float array_scale(const Quantising &q) {
 
     /* Write what the caller wants of the scale, with one thread. */
     const float scale = mixpi_scale_of_array(&q.k, most);
-    if (blockIdx.x || threadIdx.x) return scale;
+    const Whole whole = { scale, mixp_f32_of_bits(most) };
+    if (blockIdx.x || threadIdx.x) return whole;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
     if (q.k.decode) *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
-    return scale;
+    return whole;
 }
 
 __global__ void __launch_bounds__(quantise_threads)
@@ -3644,7 +3647,7 @@ __global__ void __launch_bounds__(quantise_threads)
     uint64_t key = quantise_key(q);
     int64_t n = q.k.rows * q.k.cols;
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, array_scale(q), 0);
+    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, array_scale(q).scale, 0);
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
         quantise8(q, key, i, (int)least(8, n - i), s);
 }
@@ -3661,6 +3664,56 @@ __device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
     return k.block_rows == 1 ? e * 8 : e / across * k.cols + e % across * 8;
 }
 
+/* --- 4over6: see mixp_4over6 --- */
+
+/* The errors of 16 elements from `at` on, `step` apart, with the scales for 4 and for 6. */
+struct Errors { float four, six; };
+__device__ inline Errors errors16(const Quantising &q, const Whole &whole, mixpi_scales four,
+                                  mixpi_scales six, int64_t at, int64_t step) {
+    Errors e = { 0.0f, 0.0f };
+    for (int i = 0; i < 16; i++) {
+        const float x = get1(q.k.x, at + i * step);
+        e.four = __fadd_rn(e.four, mixpi_4over6_error(&q.k, &q.grid, whole.amax, four, x));
+        e.six = __fadd_rn(e.six, mixpi_4over6_error(&q.k, &q.grid, whole.amax, six, x));
+    }
+    return e;
+}
+
+/* The scales that a block keeps. Each of 16 neighbouring threads has the errors of one row: they
+ * are added over rows 8, 4, 2 and 1 apart. down: each thread has a block. */
+__device__ inline mixpi_scales keep_smaller(Errors e, mixpi_scales four, mixpi_scales six,
+                                            bool down) {
+    for (int k = 8; k && !down; k /= 2) {
+        e.four = __fadd_rn(e.four, __shfl_xor_sync(0xFFFFFFFFu, e.four, k));
+        e.six = __fadd_rn(e.six, __shfl_xor_sync(0xFFFFFFFFu, e.six, k));
+    }
+    const float errors[2] = { e.four, e.six };
+    return mixpi_4over6_choose(errors, four, six);
+}
+
+/* The scales of the block of 16 columns that begins at `at`. All threads of a warp call it; a team
+ * past the last block (there: 0) has no elements. */
+__device__ inline mixpi_scales choose_block(const Quantising &q, const Whole &whole, uint32_t most,
+                                            int64_t at, bool there) {
+    const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
+    if (!q.k.choice) return six;
+    const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
+    const bool squares = q.k.block_rows > 1;
+    const int64_t row = squares ? threadIdx.x % 16 : 0;
+    Errors e = { 0.0f, 0.0f };
+    if (there) e = errors16(q, whole, four, six, at + row * q.k.cols, 1);
+    return keep_smaller(e, four, six, !squares);
+}
+
+/* Of a block of one column. */
+__device__ inline mixpi_scales choose_column(const Quantising &q, const Whole &whole, uint32_t most,
+                                             int64_t at, bool there) {
+    const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
+    if (!q.k.choice || !there) return six;
+    const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
+    return keep_smaller(errors16(q, whole, four, six, at, q.k.cols), four, six, true);
+}
+
 /* Blocks whose rows are multiples of 16 elements; a team of threads shares a block. */
 __global__ void __launch_bounds__(quantise_threads)
     quantise_blocks(const __grid_constant__ Quantising q) {
@@ -3668,7 +3721,7 @@ __global__ void __launch_bounds__(quantise_threads)
     const int64_t count = q.k.rows * q.k.cols / 8 / eights;
     const int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
     const int rank = (int)threadIdx.x % q.team;
-    const float tensor = array_scale(q);
+    const Whole whole = array_scale(q);
     for (int64_t b = (int64_t)blockIdx.x * teams; b < count; b += (int64_t)gridDim.x * teams) {
         /* Find the block's largest magnitude; a team past the last block has no elements. */
         const int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
@@ -3678,7 +3731,7 @@ __global__ void __launch_bounds__(quantise_threads)
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
 
         /* Store the block's scale. */
-        const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
+        const mixpi_scales s = choose_block(q, whole, most, at, end > 0);
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
 
@@ -3732,7 +3785,7 @@ __global__ void __launch_bounds__(quantise_threads)
     const int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
     const int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
     const int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
-    const float tensor = array_scale(q);
+    const Whole whole = array_scale(q);
 
     /* Find the largest magnitudes of the columns in each warp's rows. */
     uint32_t most[8];
@@ -3747,12 +3800,14 @@ __global__ void __launch_bounds__(quantise_threads)
         uint32_t a = found[w * column_tile + (int)threadIdx.x];
         all = a > all ? a : all;
     }
-    const mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
+    const int64_t strip = blockIdx.x / across;
+    const int64_t own = (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x;
+    const mixpi_scales s =
+        choose_column(q, whole, all, strip * q.k.block_rows * q.k.cols + own, own < q.k.cols);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
-    if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
-        q.k.scales[blockIdx.x / across * q.k.cols + (int64_t)(blockIdx.x % across) * column_tile +
-                   threadIdx.x] = mixpi_scale_code(q.k.scale, s.out);
+    if (q.k.scales && own < q.k.cols)
+        q.k.scales[strip * q.k.cols + own] = mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
 
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);

@@ -497,7 +497,7 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_E8M0,            /* d = amax / max rounded to a power of two, for each block; y =
                                    element(x / d) d. See mixp_e8m0_rounding                */
     MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
-                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+                                   e4m3(amax s / 6) and y = element(x s / d) d. See mixp_4over6 */
     MIXP_SCALE_COUNT
 } mixp_block_scale;
 
@@ -513,6 +513,24 @@ typedef enum mixp_e8m0_rounding {
                                    (ties upwards)                                          */
     MIXP_E8M0_COUNT
 } mixp_e8m0_rounding;
+
+/* 4over6, for E4M3 in blocks of 16: each block is quantised with two scales, and keeps the scale
+ * with the smaller error; equal errors keep d6. In f32, each operation rounded:
+ *
+ *     d6 = e4m3(min(amax / 6 s, 448))        the block's largest value becomes 6
+ *     d4 = e4m3(min(amax / 6 s 1.5, 448))    the block's largest value becomes 4
+ *     s  = 6 b / A      A: the array's amax; b: 256, or 448 with bound_448
+ *     error = the sum of |q d A / (6 b) - x|, or of its square, over the block's elements x, in
+ *             order; q: the element's value
+ *
+ * In a block of 16 x 16 each row has a sum; sums of rows 8 apart are added, then 4, 2 and 1 apart.
+ * Source: arXiv 2512.02010; TransformerEngine, NVFP4BlockScaling, nvfp4_4over6. */
+typedef enum mixp_4over6 {
+    MIXP_4OVER6_NONE,           /* one scale                                               */
+    MIXP_4OVER6_MAE,            /* two, compared by absolute errors: TransformerEngine's default */
+    MIXP_4OVER6_MSE,            /* two, compared by squared errors: the paper's            */
+    MIXP_4OVER6_COUNT
+} mixp_4over6;
 
 /* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
@@ -532,6 +550,9 @@ typedef struct mixp_quantise_args {
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
     mixp_e8m0_rounding e8m0;    /* rounding of the scales of E8M0; otherwise ignored       */
+    mixp_4over6      choice;    /* E4M3 with e2m1, not stochastic, in blocks of 1 x 16, 16 x 1 or
+                                   16 x 16; NONE for other scales                          */
+    int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -541,7 +562,7 @@ typedef struct mixp_quantise_args {
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
-    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
                                        of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
@@ -673,11 +694,15 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
     if ((unsigned)k->e8m0 >= MIXP_E8M0_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
+        return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)
         return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
+    if (k->choice && (r > 16 || c > 16)) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -703,10 +728,14 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
     return k->rows % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
 }
 
+/* The largest value of an array's elements times their blocks' scales, for E4M3. */
+MIXPREC_HD float mixpi_e4m3_bound(const mixp_quantise_args *k)
+{ return 6.0f * (k->choice && !k->bound_448 ? 256.0f : 448.0f); }
+
 /* The scale of a whole array with this amax; 1 where only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     float s;
-    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
+    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(mixpi_e4m3_bound(k), amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
     if (k->given_at) return *k->given_at;
     if (k->given > 0.0f) return k->given;
@@ -714,16 +743,16 @@ MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax
     return k->power ? mixp_f32_of_bits(mixp_bits_of_f32(s) & 0xFF800000u) : s;
 }
 
-/* Gives the amax of x to the caller of `quantise`. */
-MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
-    const float found = mixp_f32_of_bits(amax);
-    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
-    if (!k->amax_joins || found > *k->amax) *k->amax = found;
-}
-
 /* Does an array have such a scale? */
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* Gives the amax of x to the caller of `quantise`. */
+MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
+    const float found = mixp_f32_of_bits(amax);
+    if (!mixpi_has_scale_of_array(k->scale) || !k->amax) return;
+    if (!k->amax_joins || found > *k->amax) *k->amax = found;
+}
 
 /* Does `quantise` need the amax of the array? */
 MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
@@ -755,14 +784,31 @@ MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
     return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
-/* The scales of a block. tensor: the array's. */
+/* 4over6: what an element x adds to the error of its block's scales s. array: the array's amax. */
+MIXPREC_HD float mixpi_4over6_error(const mixp_quantise_args *k, const mixpi_grid *g, float array,
+                                    mixpi_scales s, float x) {
+    const uint32_t v = mixp_bits_of_f32(x * s.in);
+    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+    const float difference = mixp_f32_of_bits(q) * s.out * array / mixpi_e4m3_bound(k) - x;
+    if (k->choice == MIXP_4OVER6_MSE) return mixpi_rounded_product(difference, difference);
+    return mixp_f32_of_bits(mixp_bits_of_f32(difference) & 0x7FFFFFFFu);
+}
+
+/* 4over6: the scales that a block keeps; errors: with the scale for 4, and for 6. A NaN of an error
+ * keeps the scale for 6. */
+MIXPREC_HD mixpi_scales mixpi_4over6_choose(const float errors[2], mixpi_scales four,
+                                            mixpi_scales six) {
+    return errors[0] < errors[1] ? four : six;
+}
+
+/* The scales of a block; with 4over6 those for 6. tensor: the array's. */
 MIXPREC_HD mixpi_scales mixpi_scales_of(const mixp_quantise_args *k, const mixpi_grid *g,
                                         float tensor, uint32_t amax) {
     mixpi_scales s = { 1.0f, 1.0f };
     switch (k->scale) {
     case MIXP_SCALE_POWER: return mixpi_scales_power(g->largest, amax);
     case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(mixpi_e8m0_of(g, k->e8m0, amax), amax);
-    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
+    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, k->choice ? 1.0f : 0.0f, amax);
     case MIXP_SCALE_TENSOR:
     case MIXP_SCALE_COUNT:
     default: s.in = tensor; return s;

@@ -84,8 +84,8 @@ typedef enum mixp_recipe_kind {
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); NVFP4 for post-training (4over6, a scale for
- * each row); backward from dequantised operands. */
+ * scales, amax of one rank alone (TransformerEngine); an f32 scale for each row of x in NVFP4;
+ * 4over6's errors in f16 or of the largest element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
@@ -116,7 +116,20 @@ typedef struct mixp_recipe {
     mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
                                    `error` counts what that loses, `clipped` does not count it */
     int codes;                  /* 1 = keep the input of a linear as codes; see CODES        */
+    mixp_4over6 x_4over6;       /* NVFP4: each block of x is quantised with two scales, and keeps
+                                   the scale with the smaller error. Needs no_hadamard, or
+                                   wgrad_high, as in the source; see 4OVER6                */
+    mixp_4over6 w_4over6;       /* NVFP4: the same for each block of w                     */
+    int bound_448;              /* NVFP4: 1 = with 4over6 the array's scale is 2688 / amax as
+                                   without it; 0 = 1536 / amax                             */
 } mixp_recipe;
+
+/* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
+ * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or
+ * 4, whichever loses less of the block; mixp_4over6 has the formulas. dy is quantised as usual, as
+ * in the source. In squares (w, without no_2d) one choice holds for both products. There
+ * TransformerEngine adds the errors of w for the gradient of x in another order, so that it may
+ * choose otherwise where both errors are nearly equal. */
 
 /* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
  * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element

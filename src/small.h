@@ -229,11 +229,14 @@ MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
     return s;
 }
 
-/* tensor: the scale of the whole array. A block with an Inf becomes NaN, because e2m1 has none. */
-MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
+/* tensor: the scale of the whole array. expand 0: the source's usual scale. Otherwise a scale of
+ * 4over6: the block's largest value becomes 6 (expand 1) or 4 (expand 1.5). A block with an Inf
+ * becomes NaN, because e2m1 has none. */
+MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, float expand, uint32_t amax) {
     const float size = mixp_f32_of_bits(amax == 0x7F800000u ? 0x7FC00000u : amax);
-    const float wanted = size * (tensor * (1.0f / 6.0f));
+    float wanted = size * (tensor * (1.0f / 6.0f));
     mixpi_scales s;
+    if (expand > 0.0f) wanted = size / 6.0f * tensor * expand;
     s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
     s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
     if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);

@@ -33,8 +33,8 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, e8m0, codes, narrow, no_master, moments,
-            masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, over6, e8m0, codes, narrow, no_master,
+            moments, masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -152,6 +152,8 @@ static const option options[] = {
              "*.h.0.*=none,*.mlp.*=nvfp4"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
+    CHOICE_OPT("over6", over6, "none", "none|w|x|both",
+               "with nvfp4: 4over6, two scales for each block of weights, inputs of linear layers, or both"),
     CHOICE_OPT("e8m0", e8m0, "rceil", "rceil|floor|ceil|even", "with mxfp8: how the scales of blocks are rounded"),
     FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
     FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: products in cuBLASLt's fp8 and fp4"),
@@ -648,6 +650,10 @@ static void check_recipe(const config *c) {
     if (c->recipe_of[0]) return;            /* its names are checked where they are read */
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
         die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->over6 && c->recipe != MIXP_RECIPE_NVFP4)
+        die(2, "--over6 is for blocks of nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->over6 > 1 && c->without != 2 && c->without != 4)
+        die(2, "--over6 x and both need inputs without the Hadamard transform: add --recipe-without hadamard");
     if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
         die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
     if (c->codes && !c->recipe)

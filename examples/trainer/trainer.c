@@ -243,6 +243,8 @@ static mixp_recipe recipe_of(const config *c, int64_t kind) {
     r.no_stochastic = c->without == STOCHASTIC || c->without == ALL;
     r.no_hadamard = c->without == HADAMARD || c->without == ALL;
     r.no_2d = c->without == BLOCKS_2D || c->without == ALL;
+    if (c->over6 & 1) r.w_4over6 = MIXP_4OVER6_MAE;
+    if (c->over6 & 2) r.x_4over6 = MIXP_4OVER6_MAE;
     return r;
 }
 

@@ -14,9 +14,15 @@ MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a)
 { return mixpi_grid_round(g, a); }
 MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random)
 { return mixpi_grid_random(g, a, random); }
-MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
-                         mixpi_vreg *out) {
-    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, q->tensor, amax);
+MIXPI_V void MIXPI_P(q_scales_e4m3)(mixpi_vreg tensor, float expand, mixpi_vbits amax,
+                                    mixpi_vreg *in, mixpi_vreg *out) {
+    mixpi_scales s = mixpi_scales_e4m3(tensor, expand, amax);
+    *in = s.in;
+    *out = s.out;
+}
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vreg tensor, mixpi_vbits amax,
+                               mixpi_vreg *in, mixpi_vreg *out) {
+    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, tensor, amax);
     *in = s.in;
     *out = s.out;
 }
@@ -96,27 +102,30 @@ MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax,
     *out = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(e))));
 }
 
-MIXPI_V void MIXPI_P(q_scales_e4m3)(float tensor, mixpi_vbits amax, mixpi_vreg *in,
-                                    mixpi_vreg *out) {
+/* expand: as of mixpi_scales_e4m3. */
+MIXPI_V void MIXPI_P(q_scales_e4m3)(mixpi_vreg tensor, float expand, mixpi_vbits amax,
+                                    mixpi_vreg *in, mixpi_vreg *out) {
     const mixpi_grid grid = mixpi_grid_of(MIXP_F8_E4M3);
     const mixpi_vbits nan = mixpi_vbits_all(0x7FC00000u);
     const mixpi_vbits known = mixpi_vbits_gt(amax, mixpi_vbits_all(0x7F7FFFFFu), nan, amax);
-    const mixpi_vreg wanted = mixpi_rof(known) * mixpi_rset(tensor * (1.0f / 6.0f));
     const mixpi_vbits most = mixpi_vbits_all(0x7F7FFFFFu);
+    const mixpi_vreg one = mixpi_rset(1.0f);
+    mixpi_vreg wanted = mixpi_rof(known) * (tensor * mixpi_rset(1.0f / 6.0f));
     mixpi_vbits s;
+    if (expand > 0.0f)
+        wanted = mixpi_rof(known) / mixpi_rset(6.0f) * tensor * mixpi_rset(expand);
     *out = mixpi_rof(MIXPI_P(q_nearest)(&grid, mixpi_rbits(wanted)));
-    s = mixpi_rbits(mixpi_rset(1.0f) / (*out * mixpi_rset(1.0f / tensor)));
+    s = mixpi_rbits(one / (*out * (one / tensor)));
     s = MIXPI_P(q_unless_nan)(s, mixpi_vbits_min(s, most));
     *in = mixpi_rof(mixpi_vbits_gt(amax, mixpi_vbits_all(0), s, mixpi_vbits_all(0)));
 }
 
-MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
-                         mixpi_vreg *out) {
-    *in = mixpi_rset(q->tensor);
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vreg tensor, mixpi_vbits amax,
+                               mixpi_vreg *in, mixpi_vreg *out) {
+    *in = tensor;
     *out = mixpi_rset(1.0f);
     if (q->k.scale == MIXP_SCALE_POWER) MIXPI_P(q_scales_power)(q->grid.largest, amax, in, out);
     if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q, amax, in, out);
-    if (q->k.scale == MIXP_SCALE_E4M3) MIXPI_P(q_scales_e4m3)(q->tensor, amax, in, out);
 }
 #endif
 
@@ -124,9 +133,20 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
 /* The scales of 16 elements. */
 typedef struct MIXPI_P(q_pair) { mixpi_v in, out; } MIXPI_P(q_pair);
 
-MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_scales_16)(const mixpi_quantising *q, mixpi_vcodes amax) {
+/* expand: as of mixpi_scales_e4m3. */
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_e4m3_16)(mixpi_v tensor, float expand, mixpi_vcodes amax) {
     MIXPI_P(q_pair) s;
-    MIXPI_EACH(MIXPI_P(q_scales)(q, MIXPI_R(amax, i), &MIXPI_R(s.in, i), &MIXPI_R(s.out, i)))
+    MIXPI_EACH(MIXPI_P(q_scales_e4m3)(MIXPI_R(tensor, i), expand, MIXPI_R(amax, i),
+                                      &MIXPI_R(s.in, i), &MIXPI_R(s.out, i)))
+    return s;
+}
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_scales_16)(const mixpi_quantising *q, mixpi_v tensor,
+                                                mixpi_vcodes amax) {
+    MIXPI_P(q_pair) s;
+    if (q->k.scale == MIXP_SCALE_E4M3)
+        return MIXPI_P(q_e4m3_16)(tensor, q->k.choice ? 1.0f : 0.0f, amax);
+    MIXPI_EACH(MIXPI_P(q_scales)(q, MIXPI_R(tensor, i), MIXPI_R(amax, i), &MIXPI_R(s.in, i),
+                                 &MIXPI_R(s.out, i)))
     return s;
 }
 
@@ -209,31 +229,30 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
  * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
  * the grid would be read again after each. */
 
-/* Writes n elements, n < 16 or a multiple of 16. */
-MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, int64_t at, int64_t n,
+/* Writes n elements at random, or any others. */
+MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                     MIXPI_P(q_pair) s) {
+    for (; n > 0; n -= 16, at += 16) {
+        const mixpi_v a = MIXPI_P(q_load_part)(q->k.x, at, n);
+        uint16_t some[16];
+        mixpi_vcodes c;
+        if (q->k.stochastic) c = MIXPI_P(q_codes_random)(&q->grid, a, s, q->key, at);
+        else c = MIXPI_P(q_codes)(&q->grid, a, s);
+        mixpi_vput_codes(some, c, 1, 0);
+        memcpy(q->k.y + at, some, (size_t)mixpi_min(n, 16) * sizeof *q->k.y);
+    }
+}
+
+/* Writes n elements. q: a copy of the job. */
+MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, const void *job, int64_t at, int64_t n,
                               MIXPI_P(q_pair) s) {
     const mixpi_grid grid = q->grid;
-    const uint64_t key = q->key;
-    const int64_t end = at + n, whole = end - n % 16;
+    const int64_t end = at + n, whole = q->k.stochastic ? at : end - n % 16;
     const mixp_in x = q->k.x;
     mixp_bf16 *y = q->k.y;
-    uint16_t some[16];
-    mixpi_vcodes c;
-
-    /* Whole registers, then the rest. */
-    for (; !q->k.stochastic && at < whole; at += 16)
+    for (; at < whole; at += 16)
         mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
-    for (; at < whole; at += 16) {
-        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load)(x, at), s, key, at);
-        mixpi_vput_codes(y + at, c, 1, 0);
-    }
-
-    if (at == end) return;
-    c = MIXPI_P(q_codes)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s);
-    if (q->k.stochastic)
-        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s, key, at);
-    mixpi_vput_codes(some, c, 1, 0);
-    memcpy(y + at, some, (size_t)(end - at) * sizeof *y);
+    if (at < end) MIXPI_P(q_write_any)((const mixpi_quantising *)job, at, end - at, s);
 }
 
 /* The largest magnitude of a block; n: its columns. */
@@ -261,7 +280,7 @@ MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     MIXPI_P(q_pair) s;
     s.in = mixpi_vset(q.tensor);
     s.out = mixpi_vset(1.0f);
-    MIXPI_P(q_write)(&q, row * q.k.cols, q.k.cols, s);
+    MIXPI_P(q_write)(&q, job, row * q.k.cols, q.k.cols, s);
 }
 
 /* Writes the codes of 16 scales, or of the first n. */
@@ -278,10 +297,72 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
     memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
+/* --- 4over6: see mixp_4over6 --- */
+
+/* What 16 elements add to the errors of their blocks; see mixpi_4over6_error. array: the array's
+ * amax. */
+MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
+                                     MIXPI_P(q_pair) s, mixpi_v a) {
+    const mixpi_vreg bound = mixpi_rset(mixpi_e4m3_bound(&q->k));
+    const int squares = q->k.choice == MIXP_4OVER6_MSE;
+    const mixpi_grid grid = q->grid;
+    mixpi_v errors;
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
+        const mixpi_vbits number = MIXPI_P(q_nearest)(&grid, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+        const mixpi_vreg value = mixpi_rof(number) * MIXPI_R(s.out, i) * MIXPI_R(array, i) / bound;
+        const mixpi_vreg off = value - MIXPI_R(a, i);
+        MIXPI_R(errors, i) = squares ? mixpi_rfma(off, off, mixpi_rset(-0.0f))
+                                     : mixpi_rof(mixpi_rbits(off) & 0x7FFFFFFFu);
+    })
+    return errors;
+}
+
+/* Element e of 16 blocks: of row r of blocks of 16 columns, or of blocks of one column. n: as of
+ * q_choose. */
+MIXPI_V mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
+                                    int64_t e) {
+    float x[16] = { 0 };
+    if (q->k.block_cols == 1) return MIXPI_P(q_load_part)(q->k.x, at + e * q->k.cols, n);
+    at += r * q->k.cols + e;
+    for (int64_t b = 0; b < n; b++)
+        x[b] = q->k.x.dtype == MIXP_F32
+             ? ((const float *)q->k.x.data)[at + 16 * b]
+             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at + 16 * b] << 16);
+    return mixpi_vload(x);
+}
+
+/* The scales that 16 blocks, or the first n of them, keep. at: the first element; six: their scales
+ * for 6. The errors of each row are added in order, those of the rows as a tree. */
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v tensor,
+                                             mixpi_v array, mixpi_vcodes amax,
+                                             MIXPI_P(q_pair) six, int64_t at, int64_t n) {
+    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(tensor, 1.5f, amax);
+    int64_t lines = q->k.block_cols == 1 ? 1 : q->k.block_rows;
+    mixpi_v fours[16], sixes[16];
+    for (int64_t r = 0; r < lines; r++) {
+        fours[r] = sixes[r] = mixpi_vzero();
+        for (int64_t e = 0; e < 16; e++) {
+            const mixpi_v a = MIXPI_P(q_elements)(q, at, n, r, e);
+            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, array, four, a));
+            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, array, six, a));
+        }
+    }
+    while (lines /= 2)
+        for (int64_t r = 0; r < lines; r++) {
+            fours[r] = mixpi_vadd(fours[r], fours[r + lines]);
+            sixes[r] = mixpi_vadd(sixes[r], sixes[r + lines]);
+        }
+    six.in = mixpi_vselect_gt(sixes[0], fours[0], four.in, six.in);
+    six.out = mixpi_vselect_gt(sixes[0], fours[0], four.out, six.out);
+    return six;
+}
+
 /* A row of blocks of 16 columns or more. */
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
+    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
@@ -293,7 +374,10 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 
         /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, all);
+        if (q.k.choice)
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, all, s,
+                                  row * q.k.cols + col, blocks);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
 
@@ -304,7 +388,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
             for (int64_t b = 0; b < blocks; b++) {
                 s.in = mixpi_vset(in[b]);
                 s.out = mixpi_vset(out[b]);
-                MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
+                MIXPI_P(q_write)(&q, job, r * q.k.cols + col + b * n, n, s);
             }
     }
 }
@@ -313,6 +397,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
+    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
         mixpi_vcodes amax = MIXPI_P(q_none)();
@@ -321,9 +406,12 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, amax);
+        if (q.k.choice)
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, amax, s,
+                                  row * q.k.cols + col, n);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
-        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
+        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
     }
 }
 

@@ -414,6 +414,7 @@ typedef struct mixpi_quantising {
     mixpi_grid         grid;
     uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
+    float              most;    /* its amax, if its scale comes from that                  */
     uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
@@ -453,6 +454,7 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
 
     /* The scale of the array, then the codes. */
     q.tensor = mixpi_scale_of_array(k, amax);
+    q.most = mixp_f32_of_bits(amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);

@@ -68,11 +68,36 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
+/* 4over6: the scales that the block has kept. six: its scales for 6. */
+static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, uint32_t amax,
+                                       mixpi_scales six) {
+    const mixp_quantise_args *k = j->k;
+    const mixpi_scales four = mixpi_scales_e4m3(j->tensor, 1.5f, amax);
+    const int64_t lines = k->block_cols == 1 ? 1 : k->block_rows;
+    const int64_t step = k->block_cols == 1 ? k->cols : 1;
+    float sums[16][2], errors[2];
+    for (int64_t r = 0; r < lines; r++) {
+        sums[r][0] = sums[r][1] = 0.0f;
+        for (int i = 0; i < 16; i++) {
+            const float x = (float)mixp_get(k->x, first + r * k->cols + i * step);
+            sums[r][0] += mixpi_4over6_error(k, &j->grid, *k->amax, four, x);
+            sums[r][1] += mixpi_4over6_error(k, &j->grid, *k->amax, six, x);
+        }
+    }
+    for (int64_t n = lines / 2; n; n /= 2)
+        for (int64_t r = 0; r < n; r++)
+            for (int i = 0; i < 2; i++) sums[r][i] += sums[r + n][i];
+    errors[0] = sums[0][0];
+    errors[1] = sums[0][1];
+    return mixpi_4over6_choose(errors, four, six);
+}
+
 /* Looks at the block whose first element is `first`. */
 static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) {
     const mixp_quantise_args *k = j->k;
     mixp_block_look one = { 0, 0, 0, 0, 0 };
     uint32_t amax = 0, left = 0;
+    mixpi_scales s;
     for (int64_t r = 0; r < j->rows; r++)
         for (int64_t c = 0; c < j->cols; c++) {
             const int64_t at = first + r * k->cols + c;
@@ -85,7 +110,8 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     one.blocks = 1;
     one.flushed = !left;
     if (!left) return one;
-    const mixpi_scales s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
+    s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
+    if (k->choice) s = mixpi_block_choice(j, first, amax, s);
     frexp((double)s.out * j->decode, &one.least);
     one.largest = --one.least;
     one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
@@ -112,6 +138,7 @@ static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args
     j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
     j.tensor = 1.0f / decode; /* of the largest f32, decode has too few digits */
     if (mixp_bits_of_f32(j.tensor) == 0x7F800000u) j.tensor = mixp_f32_of_bits(0x7F7FFFFFu);
+    if (k->choice) j.tensor = mixpi_scale_of_array(k, mixp_bits_of_f32(*k->amax));
     j.rows = k->block_rows ? k->block_rows : 1;
     j.cols = k->block_cols ? k->block_cols : k->cols;
     const int64_t strips = k->rows / j.rows;

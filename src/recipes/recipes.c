@@ -183,6 +183,9 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     k->element = MIXP_F4_E2M1;
     k->scale = MIXP_SCALE_E4M3;
     k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
+    if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
+    if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
+    k->bound_448 = r->bound_448;
 }
 
 static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
@@ -266,8 +269,8 @@ static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quant
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
-           p->power == k->power && p->block_rows == k->block_rows &&
-           p->block_cols == k->block_cols && p->given == k->given;
+           p->choice == k->choice && p->bound_448 == k->bound_448 && p->power == k->power &&
+           p->block_rows == k->block_rows && p->block_cols == k->block_cols && p->given == k->given;
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
@@ -364,6 +367,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
+    else if (k->choice && !c->ctx->device->download) k->amax = &amax; /* a guard looks at blocks */
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
@@ -373,7 +377,9 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_free(c->ctx, transformed);
-    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
+    if (rc->scaled && k->amax == &amax && rc->enters && r == MIXP_OK)
+        mixpi_scaled_enter(rc->scaled, role, amax);
+    k->amax = NULL;
     return r;
 }
 

@@ -86,14 +86,16 @@ def te_block(tile, dtype=E4M3):
     return run
 
 
-def te_nvfp4(tile):
+def te_nvfp4(tile, choice=None, bound=448):
+    """choice: how 4over6 compares its two scales; None: one scale."""
     from transformer_engine.pytorch.custom_recipes import reference_nvfp4 as nvfp4
+    over6 = dict(nvfp4_use_4over6=True, nvfp4_e4m3_max=bound, nvfp4_4over6_err_mode=choice) if choice else {}
 
     def run(x):
         amax = x.abs().max().float().view(1)
         q, scale = nvfp4.NVFP4QuantizerRef._quantize_blockwise_reference(
-            x, amax, tile[1], tile[0], pow_2_scales=False, eps=0.0)
-        encode = torch.clamp(torch.div(torch.tensor(2688.0), amax), max=torch.finfo(torch.float32).max)
+            x, amax, tile[1], tile[0], pow_2_scales=False, eps=0.0, **over6)
+        encode = torch.clamp(torch.div(torch.tensor(6.0 * bound), amax), max=torch.finfo(torch.float32).max)
         values = nvfp4.cast_from_fp4x2(q, torch.float32)
         return values * scale.float().repeat_interleave(16, 1), torch.div(1.0, encode).reshape(())
     return run
@@ -169,7 +171,11 @@ def main():
                   (TURNED, 'NVFP4, transformed', name, te_turned()),
                   (11, 'e4m3, power of two', name, te_tensor(fp8.kFloat8E4M3, True)),
                   (12, 'e5m2, power of two', name, te_tensor(fp8.kFloat8E5M2, True)),
-                  (13, 'e5m2, 1 x 128', name, te_block((1, 128), E5M2))]
+                  (13, 'e5m2, 1 x 128', name, te_block((1, 128), E5M2)),
+                  (15, '4over6, 1 x 16', name + ' MAE', te_nvfp4((1, 16), 'MAE', 256)),
+                  (16, '4over6, 16 x 16', name + ' MAE', te_nvfp4((16, 16), 'MAE', 256)),
+                  (17, '4over6, 1 x 16', name + ' MSE 448', te_nvfp4((1, 16), 'MSE')),
+                  (18, '4over6, 16 x 16', name + ' MSE 448', te_nvfp4((16, 16), 'MSE'))]
     bad = 0
     for which, what, peer, run in peers:
         wrong = factors = small = count = 0
@@ -183,7 +189,7 @@ def main():
             small += int(out.sum())
             count += x.numel()
         bad += wrong + factors
-        print(f'{what:18} {peer:18} {count / 1e6:6.1f} million: {wrong} values differ, {factors} factors;'
+        print(f'{what:18} {peer:25} {count / 1e6:6.1f} million: {wrong} values differ, {factors} factors;'
               f' {small} left out', flush=True)
     sys.exit(bad > 0)
 

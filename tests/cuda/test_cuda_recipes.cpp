@@ -20,34 +20,42 @@ struct Form {
     int        stochastic;
     mixp_e8m0_rounding e8m0;
     int        power;
+    int        over6;           /* a mixp_4over6, with BOUND_448 or without */
 };
+enum { BOUND_448 = 4 };
 /* Each recipe's operands, then blocks that share warps otherwise, and arrays of odd sizes. */
 static const Form forms[] = {
-    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 32, 1, 64, 36, 0, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 36, 0, MIXP_E8M0_CEIL, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_EVEN, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 32, 32, 32, 64, 0, MIXP_E8M0_EVEN, 0 },
-    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 32, 1, 64, 36, 0, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 36, 0, MIXP_E8M0_CEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 32, 32, 32, 64, 0, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 32, 300, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE | BOUND_448 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 176, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 48, 32, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE },
 };
 
 enum Edges { plain, spread, zeros, huge, with_nan, with_inf, tiny, edge_kinds };
@@ -83,6 +91,8 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
     k.stochastic = p.stochastic;
     k.e8m0 = p.e8m0;
     k.power = p.power;
+    k.choice = (mixp_4over6)(p.over6 % BOUND_448);
+    k.bound_448 = p.over6 / BOUND_448;
     k.seed = 3;
     k.step = 4;
     k.tensor = 5;
@@ -126,8 +136,8 @@ static void same_numbers(void) { in_all_schedules(same_numbers_body); }
 
 /* More parts of the array's amax than thread blocks look at together. */
 static void large_body(void) {
-    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0, MIXP_E8M0_RCEIL, 0 },
-                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1, MIXP_E8M0_RCEIL, 0 } };
+    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0, MIXP_E8M0_RCEIL, 0, 0 },
+                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1, MIXP_E8M0_RCEIL, 0, 0 } };
     for (const Form &p : large) {
         Pair x = source_of(p, MIXP_BF16, plain, 0);
         Pair y = empty(MIXP_BF16, p.rows * p.cols, 0), decode = empty(MIXP_F32, 1, 0);
@@ -189,11 +199,11 @@ static void recode_one(const Form &p, Edges edges, int off, int codes_off) {
     for (Pair *one : all) finish(*one);
 }
 static void recoded_body(void) {
-    const Form columns[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0 },
-                             { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL, 0 },
-                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL, 0 },
-                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR, 0 },
-                             { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL, 0 } };
+    const Form columns[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0, 0 },
+                             { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL, 0, 0 },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL, 0, 0 },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR, 0, 0 },
+                             { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL, 0, 0 } };
     for (const Form &p : columns) {
         for (int edges = 0; edges < edge_kinds; edges++)
             for (int off = 0; off < 2; off++) recode_one(p, (Edges)edges, off, off);
@@ -208,7 +218,7 @@ static void every_bf16_body(void) {
         for (int how = -1; how < MIXP_E8M0_COUNT; how++) {
             const int64_t n = how < 0 ? 0 : 16;
             const Form p = { n ? MIXP_SCALE_E8M0 : MIXP_SCALE_TENSOR, element, n ? 1 : 0, n, 256, 256, 0,
-                             n ? (mixp_e8m0_rounding)how : MIXP_E8M0_RCEIL, 0 };
+                             n ? (mixp_e8m0_rounding)how : MIXP_E8M0_RCEIL, 0, 0 };
             Pair x = empty(MIXP_BF16, 65536, 0), y = empty(MIXP_BF16, 65536, 0),
                  decode = empty(MIXP_F32, 1, 0);
             for (int64_t i = 0; i < 65536; i++) set_code(x, i, (uint64_t)i);
@@ -223,7 +233,7 @@ static void every_bf16(void) { in_all_schedules(every_bf16_body); }
 
 /* The second operand's factor is that of the product. */
 static void factors_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0, MIXP_E8M0_RCEIL, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0, MIXP_E8M0_RCEIL, 0, 0 };
     Pair x = numbers(MIXP_BF16, 256, 1.0, 0), y = empty(MIXP_BF16, 256, 0);
     Pair first = empty(MIXP_F32, 1, 0), both = empty(MIXP_F32, 1, 0);
     on_gpu = 1;
@@ -244,7 +254,7 @@ static void factors(void) { in_all_schedules(factors_body); }
 
 /* A given scale, and the amax, of an array whose size is odd. */
 static void given_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0, MIXP_E8M0_RCEIL, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0, MIXP_E8M0_RCEIL, 0, 0 };
     for (float given : { 0.0f, 3.5f }) {
         Pair x = numbers(MIXP_BF16, 37 * 61, 1.0, 0), y = empty(MIXP_BF16, 37 * 61, 0);
         Pair decode = empty(MIXP_F32, 1, 0), amax = empty(MIXP_F32, 1, 0);
@@ -268,7 +278,7 @@ static void given(void) { in_all_schedules(given_body); }
 
 /* A scale in device memory; an amax that joins an older one. A NaN does not. */
 static void joined_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0, MIXP_E8M0_RCEIL, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0, MIXP_E8M0_RCEIL, 0, 0 };
     struct Case { float old, largest, joined; };
     const Case cases[] = { { 0.0f, 7.0f, 7.0f }, { 9.0f, 7.0f, 9.0f }, { 3.0f, NAN, 3.0f },
                            { 3.0f, INFINITY, INFINITY } };
@@ -434,7 +444,7 @@ static void *no_scratch(void *, size_t) { return NULL; }
 
 /* The CPU's errors; nothing is written. */
 static void refused_body(void) {
-    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0, MIXP_E8M0_RCEIL, 0 };
+    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0, MIXP_E8M0_RCEIL, 0, 0 };
     Pair x = numbers(MIXP_F32, 1024, 1.0, 0), y = numbers(MIXP_BF16, 1024, 1.0, 0);
     Pair decode = numbers(MIXP_F32, 1, 1.0, 0);
     float ignored;
@@ -453,6 +463,8 @@ static void refused_body(void) {
     REFUSES(k.scale = MIXP_SCALE_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.e8m0 = MIXP_E8M0_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.element = MIXP_F8_E4M3; k.stochastic = 1, MIXP_ERR_ARGUMENT);
+    REFUSES(k.choice = MIXP_4OVER6_MAE; k.stochastic = 1, MIXP_ERR_ARGUMENT);
+    REFUSES(k.choice = MIXP_4OVER6_MAE; k.block_cols = 32, MIXP_ERR_SHAPE);
     REFUSES(k.given = -1.0f, MIXP_ERR_ARGUMENT);
     REFUSES(k.given = NAN, MIXP_ERR_ARGUMENT);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
@@ -528,6 +540,11 @@ static std::vector<Mode> modes(void) {
     all.push_back(bare);
     bare.name = "nvfp4, high wgrad";
     bare.recipe.wgrad_high = 1;
+    all.push_back(bare);
+    bare.name = "nvfp4 with 4over6";
+    bare.recipe.wgrad_high = 0;
+    bare.recipe.x_4over6 = MIXP_4OVER6_MAE;
+    bare.recipe.w_4over6 = MIXP_4OVER6_MSE;
     all.push_back(bare);
     return all;
 }

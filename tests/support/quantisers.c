@@ -10,28 +10,32 @@ typedef struct operand {
     mixp_block_scale   scale;
     int64_t            block_rows, block_cols;
     mixp_e8m0_rounding e8m0;
-    int                power;
+    int                power, over6;    /* over6: a mixp_4over6, and 4 for bound_448 */
 } operand;
 
 enum { TURNED = 10 };       /* the row whose x is transformed first, 16 rows at a time */
 
 /* In the order of quantisers.py's table. */
 static const operand operands[] = {
-    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_CEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_EVEN, 0 },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_F8_E5M2, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_F8_E5M2, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_CEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | 4 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | 4 },
 };
 
 /* Quantises x[rows, cols], bf16 or f32, as row `which` of the table says. Returns a mixp_result. */
@@ -55,6 +59,8 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     k.block_cols = o->block_cols;
     k.e8m0 = o->e8m0;
     k.power = o->power;
+    k.choice = (mixp_4over6)(o->over6 & 3);
+    k.bound_448 = o->over6 >> 2;
     if (r == MIXP_OK && which == TURNED) {
         r = mixp_hadamard(mixp_context_exec(ctx), rows, cols, k.x, turned);
         k.x.data = turned;

@@ -269,10 +269,14 @@ plant recode_divides       'recode: values are multiplied by their scale' \
     cuda_recipes recoded 's,/ s.j.,* s[j],'
 plant recode_wide          'recode: 8 codes at an address of 1 byte' \
     cuda_recipes recoded 's/ && is_wide(k->codes)//' sanitized
+plant over6_rows           '4over6: the errors of the rows for 6 are not added' \
+    cuda_recipes same_numbers 's/__fadd_rn(e.six, \(.*\));/(\1);/'
+plant over6_row            '4over6: each row of a square is the first' \
+    cuda_recipes same_numbers 's/threadIdx.x % 16/0/'
 plant quantise_code        'quantise: the codes are those of the inverse scales' \
     cuda_recipes recoded 's/s.out/s.in/'
 plant quantise_code_at     'quantise: the codes of the scales lie in the first row' \
-    cuda_recipes recoded 's,blockIdx.x / across,0u,'
+    cuda_recipes recoded 's,strip,0,'
 plant cuda_hadamard_at     'hadamard: every 16 rows are the first' \
     cuda_recipes hadamard 's/ \* 16 \* k.cols/ * k.cols/'
 plant cuda_hadamard_sign   'hadamard: the signs are lost' \

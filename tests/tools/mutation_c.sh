@@ -333,6 +333,10 @@ plant recipe_power       zero    recipes     switches
 plant recipe_scale_power swap    recipes     against_reference
 plant recipe_w_2d        never   recipes     switches
 plant recipe_x_2d        swap    recipes     switches
+plant over6_choice       drop    recipes     against_reference
+plant over6_expand       never   recipes     recorded_nvfp4
+plant over6_guard        never   fallback    blocks_are_told
+plant over6_hadamard     logic   recipes     refused
 plant recipe_weight_low  zero    recipe_weights two_optimizers
 plant recipe_rounded     zero    recipe_weights random_rounding
 

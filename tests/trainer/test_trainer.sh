@@ -126,6 +126,8 @@ refuses "scales of no mxfp8"                 2 "--e8m0 rounds the scales of mxfp
 refuses "narrow products of no recipe"       2 "--narrow-products multiplies the codes of a recipe" $small --narrow-products
 refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
+refuses "4over6 of no nvfp4"                 2 "--over6 is for blocks of nvfp4" $small --dtype bf16 --recipe fp8 --over6 w
+refuses "4over6 of transformed inputs"       2 "add --recipe-without hadamard" $small --dtype bf16 --recipe nvfp4 --over6 both
 refuses "an unknown recipe of a name"        2 '"*.w=fp6" is not NAME=RECIPE' $small --dtype bf16 --recipe-of '*.w=fp6'
 refuses "a recipe of no weight"              1 "pattern 'h.9.*': the pattern fits no" $small --dtype bf16 --recipe-of 'h.9.*=fp8'
 refuses "a recipe of a name in fp16"         2 "--recipe needs bf16"         $small --recipe-of '*=fp8'
@@ -690,6 +692,8 @@ for part in stochastic hadamard 2d all; do
     gpt 0 $fit --recipe nvfp4 --recipe-without $part --steps 8 --decay-steps 8 --out nvfp4.$part
     check "nvfp4 without $part trains other weights" sh -c "! cmp -s nvfp4/checkpoint.safetensors nvfp4.$part/checkpoint.safetensors"
 done
+gpt 0 $fit --recipe nvfp4 --recipe-without all --over6 both --steps 8 --decay-steps 8 --out nvfp4.over6
+check "--over6 trains other weights" sh -c "! cmp -s nvfp4.all/checkpoint.safetensors nvfp4.over6/checkpoint.safetensors"
 
 # --- folders and resuming ---
 run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"

@@ -468,6 +468,8 @@ static void every_way(void) {
         mode how = mode_of(MIXP_RECIPE_NVFP4);
         how.recipe.no_hadamard = how.recipe.no_stochastic = how.recipe.no_2d = 1;
         beside(&how, 3 * LAYERS);
+        how.recipe.x_4over6 = MIXP_4OVER6_MAE;
+        beside(&how, 3 * LAYERS);
         how = mode_of(MIXP_RECIPE_MXFP8);
         how.recipe.e8m0 = MIXP_E8M0_FLOOR;
         how.recipe.keep_first = 1;

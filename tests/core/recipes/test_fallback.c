@@ -646,6 +646,23 @@ static void blocks_are_told(void) {
     CHECK_INT(b[0].flushed, b[0].blocks - 2);
     CHECK_INT(b[0].least, 57);
     CHECK_INT(b[0].largest, 57);
+
+    /* 4over6: beside 8 times its value, 1.25 * 2^k becomes 1/2 where the largest value becomes 4. Where that becomes 6,
+     * it lies between 1/2 and 1. The scale is amax / 4. dy keeps amax / 6. */
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_NVFP4;
+    r.no_hadamard = r.no_stochastic = 1;
+    for (i = 0; i < 3; i++) {
+        static const int even[3] = { 2, 2, 2 };
+        const int largest = even[0] + TILES - 1 + 3;
+        r.x_4over6 = (mixp_4over6)i;
+        r.w_4over6 = (mixp_4over6)((i + 1) % 3);
+        blocks_of(r, even, (TILES - 1) * TILE * WIDTH, ldexpf(1.25f, largest), b);
+        CHECK_INT(b[0].largest, r.x_4over6 ? largest - 2 : largest - 3);
+        CHECK_INT(b[1].largest, r.w_4over6 ? largest - 2 : largest - 3);
+        CHECK_INT(b[2].largest, largest - 3);
+        CHECK_INT(b[0].clipped + b[1].clipped, 0);
+    }
     memset(&r, 0, sizeof r);
     blocks_of(r, e, 0, 0.0f, b);
     CHECK(b[0].blocks + b[1].blocks + b[2].blocks == 0);

@@ -373,6 +373,32 @@ static void other_recipe(void) {
     mixp_context_free(ctx);
 }
 
+/* So does each choice of 4over6. */
+static void other_choice(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape);
+    static values of[6];
+    int turn, i, k;
+    fill(xs, ROWS * IN, 3);
+    fill(ws, OUT * IN, 1);
+    mixp_write(w, ws, MIXP_F32, OUT * IN);
+    for (turn = 0; turn < 2; turn++)
+        for (i = 0; i < 6; i++) {
+            mixp_recipe r;
+            if (i == 3) continue;           /* without 4over6 bound_448 changes nothing */
+            memset(&r, 0, sizeof r);
+            r.kind = MIXP_RECIPE_NVFP4;
+            r.no_stochastic = r.no_2d = 1;
+            r.w_4over6 = (mixp_4over6)(i % 3);
+            r.bound_448 = i / 3;
+            mixp_autocast_set_recipe(ctx, &r);
+            of_linear(ctx, w, turn ? &second : &of[i]);
+            if (turn) CHECK(memcmp(&second, &of[i], sizeof second) == 0);
+            for (k = 0; k < i && !turn; k++) CHECK(memcmp(&of[i], &of[k], sizeof second) != 0);
+        }
+    mixp_context_free(ctx);
+}
+
 /* In micro-batches a weight is quantised once, or once for each direction, until it is written. A
  * gradient with one scale is quantised once for both products, other operands for each product. */
 static void made_once(void) {
@@ -452,6 +478,7 @@ int main(void) {
     RUN(tied_and_frozen);
     RUN(ranks);
     RUN(other_recipe);
+    RUN(other_choice);
     RUN(made_once);
     RUN(memory);
     RUN(random_rounding);

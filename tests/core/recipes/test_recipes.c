@@ -6,6 +6,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "reference/e8m0.h"
+#include "reference/nvfp4.h"
 
 /* --- the reference -------------------------------------------------------------------------- */
 
@@ -69,7 +70,8 @@ static int scale_exponent(mixp_e8m0_rounding how, const grid *g, double amax) {
     return e < -127 ? -127 : e;
 }
 
-static factors factors_of(const mixp_quantise_args *k, const grid *g, double amax, double tensor) {
+/* expand: 1 or 1.5 for the two scales of 4over6; 0 otherwise. */
+static factors factors_of(const mixp_quantise_args *k, const grid *g, double amax, double tensor, double expand) {
     const mixp_block_scale kind = k->scale;
     factors f = { 1.0, 1.0 };
     int e = 0;
@@ -89,6 +91,7 @@ static factors factors_of(const mixp_quantise_args *k, const grid *g, double ama
     }
     if (kind == MIXP_SCALE_E4M3) {
         double want = f32(amax * f32(tensor * f32(1.0 / 6.0)));
+        if (expand > 0) want = f32(f32(f32(amax / 6.0) * tensor) * expand);
         if (amax > 1e39) want = amax - amax;                /* a block with an Inf becomes NaN */
         f.out = on_grid(&grids[0], want);
         f.in = amax == 0 ? 0.0 : f32(1.0 / f32(f.out * f32(1.0 / tensor)));
@@ -101,8 +104,33 @@ enum { ROWS = 256, COLS = 384, COUNT = ROWS * COLS };
 static float source[COUNT];
 static mixp_bf16 source_low[COUNT], got[COUNT], again[COUNT];
 static float want[COUNT];
+static int64_t chosen[2];               /* blocks of 4over6 whose largest value became 6, or 4 */
 
 static double larger(double a, double b) { return a != a || a > b ? a : b; }
+
+/* 4over6: the error of a row of 16 elements, or of a column, from element i on, with the factors f. all: the array's
+ * amax; bound: 6 times 256 or 448. */
+static double line_error(const mixp_quantise_args *k, int64_t i, int64_t step, factors f, double all, double bound) {
+    double sum = 0;
+    int e;
+    for (e = 0; e < 16; e++) {
+        const double x = (double)mixp_get(k->x, i + e * step), q = on_grid(&grids[2], f32(x * f.in));
+        const double off = f32(f32(f32(f32(q * f.out) * all) / bound) - x);
+        sum = f32(sum + (k->choice == MIXP_4OVER6_MSE ? f32(off * off) : fabs(off)));
+    }
+    return sum;
+}
+
+/* The error of the block at element i: the sums of its rows, those 8, 4, 2 and 1 rows apart added. */
+static double block_error(const mixp_quantise_args *k, int64_t i, factors f, double all, double bound) {
+    double rows[16];
+    int r, n;
+    if (k->block_cols == 1) return line_error(k, i, k->cols, f, all, bound);
+    for (r = 0; r < k->block_rows; r++) rows[r] = line_error(k, i + r * k->cols, 1, f, all, bound);
+    for (n = (int)k->block_rows / 2; n; n /= 2)
+        for (r = 0; r < n; r++) rows[r] = f32(rows[r] + rows[r + n]);
+    return rows[0];
+}
 
 /* The reference of mixp_quantise into want; returns the factor of the product. */
 static double reference(const mixp_quantise_args *k) {
@@ -113,7 +141,8 @@ static double reference(const mixp_quantise_args *k) {
     for (i = 0; i < k->rows * k->cols; i++) all = larger(fabs((double)mixp_get(k->x, i)), all);
     if (k->scale == MIXP_SCALE_TENSOR) tensor = scale_to(g->max, all);
     if (k->power) tensor = power_below(tensor);
-    if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(2688.0, all);
+    const double bound = k->choice && !k->bound_448 ? 1536.0 : 2688.0;
+    if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(bound, all);
     for (r = 0; r < k->rows; r += br)
         for (c = 0; c < k->cols; c += bc) {
             double amax = 0;
@@ -121,7 +150,14 @@ static double reference(const mixp_quantise_args *k) {
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++)
                     amax = larger(fabs((double)mixp_get(k->x, i * k->cols + j)), amax);
-            f = factors_of(k, g, amax, tensor);
+            f = factors_of(k, g, amax, tensor, k->choice ? 1.0 : 0.0);
+            if (k->choice) {
+                const factors four = factors_of(k, g, amax, tensor, 1.5);
+                const int64_t at = r * k->cols + c;
+                const int fits_4 = block_error(k, at, four, all, bound) < block_error(k, at, f, all, bound);
+                if (fits_4) f = four;
+                chosen[fits_4]++;
+            }
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++) {
                     double own = (double)mixp_get(k->x, i * k->cols + j), x = f32(own * f.in);
@@ -186,35 +222,43 @@ static mixp_context *context(int threads) {
     return mixp_context_new(&desc);
 }
 
-typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; int power; } plan;
+/* over6: a mixp_4over6, with BOUND_448 or without. */
+enum { BOUND_448 = 4 };
+typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; int power; int over6; } plan;
 static const plan plans[] = {
-    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, 0, 1, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, 0, 128, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, 0, 128, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 0, 32, 32, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 1, 1, 32, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_CEIL, 0 },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_EVEN, 0 },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_CEIL, 0 },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_EVEN, 0 },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_FLOOR, 0 },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_CEIL, 0 },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_EVEN, 0 },
-    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 1 },
-    { MIXP_SCALE_POWER, 1, 1, 128, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_POWER, 1, 128, 1, MIXP_E8M0_RCEIL, 0 },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_RCEIL, 0 }
+    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, 0, 1, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, 0, 128, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, 0, 128, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 32, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 1, 1, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_CEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_CEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_FLOOR, 0, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_CEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_EVEN, 0, 0 },
+    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 1, 0 },
+    { MIXP_SCALE_POWER, 1, 1, 128, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_POWER, 1, 128, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_RCEIL, 0, 0 },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 },
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE }
 };
 enum { PLANS = sizeof plans / sizeof plans[0] };
 
@@ -231,6 +275,8 @@ static mixp_quantise_args args_of(const plan *p, int low) {
     k.block_cols = p->cols;
     k.e8m0 = p->e8m0;
     k.power = p->power;
+    k.choice = (mixp_4over6)(p->over6 % BOUND_448);
+    k.bound_448 = p->over6 / BOUND_448;
     return k;
 }
 
@@ -260,19 +306,23 @@ static void against_reference(void) {
                 values += COUNT;
             }
     CHECK_INT(bad, 0);
+    CHECK(chosen[0] > 10000 && chosen[1] > 10000);
     printf("  %lld values\n", (long long)values);
     mixp_context_free(one);
     mixp_context_free(four);
 }
 
-/* Every bf16 number as the only value that is not the scale's. */
+/* Every bf16 number as the only value that is not the scale's; 4over6: beside its neighbours. */
 static void every_bf16(void) {
     mixp_context *ctx = context(1);
     int p, i;
-    for (p = 0; p < 2; p++) {
-        mixp_quantise_args k = args_of(&plans[p], 1);
+    for (p = 0; p < 4; p++) {
+        mixp_quantise_args k = args_of(&plans[p < 2 ? p : p + 25], 1);
         float decode;
-        for (i = 0; i < COUNT; i++) source_low[i].bits = (uint16_t)(i < 65536 ? i : 0);
+        for (i = 0; i < COUNT; i++) {
+            const int finite = (i & 0x7F80) != 0x7F80 || p < 2;     /* otherwise their blocks are NaN */
+            source_low[i].bits = (uint16_t)(i < 65536 && finite ? i : 0);
+        }
         k.x.data = source_low;
         (void)reference(&k);
         CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
@@ -302,6 +352,49 @@ static void recorded(void) {
                 CHECK_INT(got[j].bits, b->y[how][j % E8M0_VALUES]);
             }
         }
+    mixp_context_free(ctx);
+}
+
+/* The value of a code of e2m1, and a byte of hexadecimal digits. */
+static float e2m1_of(char digit) {
+    static const float values[8] = { 0, 0.5f, 1, 1.5f, 2, 3, 4, 6 };
+    const int code = digit <= '9' ? digit - '0' : digit - 'a' + 10;
+    return code & 8 ? -values[code & 7] : values[code & 7];
+}
+static uint8_t byte_of(const char *digits) {
+    const char text[3] = { digits[0], digits[1], 0 };
+    return (uint8_t)strtoul(text, NULL, 16);
+}
+
+/* One array quantised by TransformerEngine: the codes of its blocks' scales, and its elements. */
+static void recorded_array(const mixp_exec *x, const nvfp4_record *o) {
+    uint8_t scales[NVFP4_ROWS * NVFP4_COLS / 16];
+    const plan p = { MIXP_SCALE_E4M3, 2, o->block_rows, o->block_cols, MIXP_E8M0_RCEIL, 0,
+                     o->choice | o->bound_448 * BOUND_448 };
+    mixp_quantise_args k = args_of(&p, 1);
+    const int64_t across = NVFP4_COLS / o->block_cols, blocks = NVFP4_ROWS / o->block_rows * across;
+    float decode = 0;
+    int64_t i;
+    int wrong = 0;
+    k.rows = NVFP4_ROWS;
+    k.cols = NVFP4_COLS;
+    k.x = mixpi_in(nvfp4_arrays[o->array], MIXP_BF16);
+    k.scales = scales;
+    CHECK_INT(mixp_quantise(x, &k, &decode), MIXP_OK);
+    for (i = 0; i < blocks; i++) wrong += scales[i] != byte_of(o->scales + 2 * i);
+    for (i = 0; i < NVFP4_ROWS * NVFP4_COLS; i++) {
+        const int64_t block = i / NVFP4_COLS / o->block_rows * across + i % NVFP4_COLS / o->block_cols;
+        const mixp_e4m3 d = { byte_of(o->scales + 2 * block) };
+        wrong += mixp_f32_from_bf16(got[i]) != e2m1_of(o->codes[i]) * mixp_f32_from_e4m3(d);
+    }
+    if (wrong) printf("  record %d\n", (int)(o - nvfp4_records));
+    CHECK_INT(wrong, 0);
+}
+static void recorded_nvfp4(void) {
+    mixp_context *ctx = context(1);
+    int i;
+    for (i = 0; i < NVFP4_RECORDS; i++)
+        if (!nvfp4_records[i].lines) recorded_array(mixp_context_exec(ctx), &nvfp4_records[i]);
     mixp_context_free(ctx);
 }
 
@@ -585,7 +678,8 @@ static int sets_differ(const mixp_device *a, const mixp_device *b) {
         mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
         if (kind < 2) bad += hadamard_differs(a, b, 0) + hadamard_differs(a, b, 1);
         for (p = 0; p < PLANS; p++)
-            for (how = 0; how < 8; how++) bad += plan_differs(a, b, &plans[p], how);
+            for (how = 0; how < 8; how++)
+                if (!plans[p].over6 || (kind % 2 && !(how & 2))) bad += plan_differs(a, b, &plans[p], how);
     }
     return bad;
 }
@@ -605,6 +699,12 @@ static void instruction_sets(void) {
 
 /* --- refusals --------------------------------------------------------------------------------- */
 
+static void nv(mixp_quantise_args *k) {
+    k->element = MIXP_F4_E2M1;
+    k->scale = MIXP_SCALE_E4M3;
+    k->block_cols = 16;
+}
+
 static void quantiser_refuses(void) {
     mixp_context *ctx = context(1);
     const mixp_exec *x = mixp_context_exec(ctx);
@@ -620,6 +720,12 @@ static void quantiser_refuses(void) {
     REFUSES(k.scale = MIXP_SCALE_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.e8m0 = MIXP_E8M0_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.stochastic = 1, MIXP_ERR_ARGUMENT);
+    REFUSES(k.choice = MIXP_4OVER6_MAE, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.choice = MIXP_4OVER6_COUNT, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.element = MIXP_F8_E4M3, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.stochastic = 1, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_cols = 32, MIXP_ERR_SHAPE);
+    REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_rows = 32; k.block_cols = 1, MIXP_ERR_SHAPE);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
     REFUSES(k.block_cols = 31, MIXP_ERR_SHAPE);
     REFUSES(k.block_cols = 0, MIXP_ERR_SHAPE);
@@ -660,6 +766,8 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.block_cols = p->cols;
     k.e8m0 = p->e8m0;
     k.power = p->power;
+    k.choice = (mixp_4over6)(p->over6 % BOUND_448);
+    k.bound_448 = p->over6 / BOUND_448;
     if (p->scale == MIXP_SCALE_COUNT) {
         for (i = 0; i < rows * cols; i++) y[i] = (double)x[i];
         return;
@@ -769,7 +877,7 @@ static void switches(void) {
     const plan b1 = plans[2], b2 = plans[3], bb = plans[4], b1e5 = plans[24], b2e5 = plans[25];
     const plan m1 = plans[5], m2 = plans[6], mm = plans[7], m1e5 = plans[8], m2e5 = plans[26];
     const plan e4 = plans[0], e4p = plans[22], e5p = plans[23];
-    const plan none = { MIXP_SCALE_COUNT, 0, 0, 0, MIXP_E8M0_RCEIL, 0 };
+    const plan none = { MIXP_SCALE_COUNT, 0, 0, 0, MIXP_E8M0_RCEIL, 0, 0 };
     const six power = { e4p, e4p, e5p, e4p, e4p, e5p }, block_e5 = { b1, bb, b1e5, b2, bb, b2e5 };
     const six rows = { b1, b1, b1, b2, b2, b2 }, x_square = { bb, b1, b1, bb, b2, b2 };
     const six dy_square = { b1, b1, bb, b2, b2, bb }, mx_square = { m1, mm, m1, m2, mm, m2 };
@@ -797,11 +905,13 @@ static void switches(void) {
 static void products(void) {
     const plan e4 = plans[0], e5 = plans[1], b1 = plans[2], b2 = plans[3], bb = plans[4];
     const plan m1 = plans[5], m2 = plans[6], n1 = plans[10], n2 = plans[11], nn = plans[12];
-    const plan f1 = { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0 }, f2 = { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_FLOOR, 0 };
+    const plan f1 = { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0, 0 }, f2 = { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_FLOOR, 0, 0 };
     const six floor_of = { f1, f1, f1, f2, f2, f2 };
     const six current = { e4, e4, e5, e4, e4, e5 }, current4 = { e4, e4, e4, e4, e4, e4 };
     const six block = { b1, bb, b1, b2, bb, b2 }, mx = { m1, m1, m1, m2, m2, m2 };
     const six nv = { n1, nn, n1, n2, nn, n2 }, nv1 = { n1, n1, n1, n2, n2, n2 };
+    const six x_over6 = { plans[27], n1, n1, plans[28], n2, n2 }, w_over6 = { n1, plans[30], n1, n2, plans[31], n2 };
+    const six w_square = { n1, plans[32], n1, n2, plans[32], n2 };
     mixp_recipe r;
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_FP8_CURRENT;
@@ -820,6 +930,14 @@ static void products(void) {
     linear_of(&r, &nv, 1);
     r.no_2d = r.no_hadamard = 1;
     linear_of(&r, &nv1, 0);
+    r.x_4over6 = MIXP_4OVER6_MAE;
+    linear_of(&r, &x_over6, 0);
+    r.w_4over6 = MIXP_4OVER6_MSE;
+    r.bound_448 = 1;
+    r.x_4over6 = MIXP_4OVER6_NONE;
+    linear_of(&r, &w_over6, 0);
+    r.no_2d = r.no_hadamard = r.bound_448 = 0;
+    linear_of(&r, &w_square, 1);
 }
 
 /* The gradients of x and w, for a dy whose blocks of 16 rows, and of 16 columns, each have the largest magnitude 1. */
@@ -1074,13 +1192,35 @@ static mixp_result no_download(const mixp_exec *x, void *to, const void *from, s
 static void refused_flags(mixp_context *ctx) {
     mixp_recipe r;
     int *const flags[] = { &r.dy_e4m3, &r.dy_e5m2, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.w_2d,
-                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes };
+                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes, &r.bound_448 };
     size_t i;
     for (i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         r = recipe_of(MIXP_RECIPE_MXFP8);
         *flags[i] = i % 2 ? 2 : -1;
         REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "neither 0 nor 1");
     }
+}
+
+/* 4over6 of x needs x without a Hadamard transform, for both products that read x. */
+static void refused_over6(mixp_context *ctx) {
+    mixp_recipe r = recipe_of(MIXP_RECIPE_NVFP4);
+    r.w_4over6 = MIXP_4OVER6_COUNT;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_4over6");
+    r.w_4over6 = MIXP_4OVER6_MSE;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    r.x_4over6 = MIXP_4OVER6_COUNT;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_4over6");
+    r.x_4over6 = MIXP_4OVER6_MAE;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "set no_hadamard, or wgrad_high");
+    r.wgrad_high = 1;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    r.wgrad_high = 0;
+    r.no_hadamard = 1;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    r.no_hadamard = 0;
+    r.kind = MIXP_RECIPE_MXFP8;                 /* which ignores it */
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    CHECK_INT(mixp_autocast_set_recipe(ctx, NULL), MIXP_OK);
 }
 
 static void refused(void) {
@@ -1115,6 +1255,7 @@ static void refused(void) {
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "codes and x_2d");
     r.codes = r.x_2d = r.no_2d = 0;
     refused_flags(ctx);
+    refused_over6(ctx);
     r.kind = MIXP_RECIPE_COUNT;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_recipe_kind");
     CHECK(mixp_autocast_current(ctx).recipe == NULL);
@@ -1407,6 +1548,7 @@ int main(void) {
     RUN(against_reference);
     RUN(every_bf16);
     RUN(recorded);
+    RUN(recorded_nvfp4);
     RUN(stochastic);
     RUN(statistics);
     RUN(hadamard);
