@@ -13507,7 +13507,7 @@ MIXPI_V __mmask32 MIXPI_P(tiles_lanes)(int64_t n) {
 }
 
 /* Packs `lines` rows of 32 elements; row i begins at from + i * ld. Rows from `rows` on and
- * elements from k on become 0. With 32 lines this packs a step of a, whose rows are summed along. */
+ * elements from k on become 0. With 32 lines this packs a step of a from rows along k. */
 MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld, int lines,
                                   int64_t rows, int64_t k) {
     const __mmask32 there = MIXPI_P(tiles_lanes)(k);
@@ -13518,22 +13518,31 @@ MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld
     }
 }
 
+/* Weaves two rows of 32 elements: pairs of columns 0..15 go to left, of 16..31 to right. */
+MIXPI_V void MIXPI_P(tiles_weave)(uint16_t *left, uint16_t *right, __m512i even, __m512i odd) {
+    const mixpi_vbits low = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
+                              0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
+                              0x2C000C, 0x2D000D, 0x2E000E, 0x2F000F };
+    const mixpi_vbits high = low + 0x100010u;
+    _mm512_storeu_si512(left, _mm512_permutex2var_epi16(even, (__m512i)low, odd));
+    _mm512_storeu_si512(right, _mm512_permutex2var_epi16(even, (__m512i)high, odd));
+}
+
 /* Packs a step of b: element k of column j is from[k * ld + j]. Columns from `columns` on and
  * elements from k on become 0. */
 MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t columns,
                                    int64_t k) {
-    const mixpi_vbits left = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
-                               0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
-                               0x2C000C, 0x2D000D, 0x2E000E, 0x2F000F };
-    const mixpi_vbits right = left + 0x100010u;
     const __mmask32 there = MIXPI_P(tiles_lanes)(columns);
-    for (int p = 0; p < 32; p += 2) {
-        __m512i even = _mm512_setzero_si512(), odd = even;
-        if (p < k) even = _mm512_maskz_loadu_epi16(there, from + p * ld);
-        if (p + 1 < k) odd = _mm512_maskz_loadu_epi16(there, from + (p + 1) * ld);
-        _mm512_storeu_si512(to + 16 * p, _mm512_permutex2var_epi16(even, (__m512i)left, odd));
-        _mm512_storeu_si512(to + 16 * p + 512,
-                            _mm512_permutex2var_epi16(even, (__m512i)right, odd));
+    int p;
+    for (p = 0; p < 32 && p + 1 < k; p += 2, from += 2 * ld) {
+        __m512i even = _mm512_maskz_loadu_epi16(there, from);
+        __m512i odd = _mm512_maskz_loadu_epi16(there, from + ld);
+        MIXPI_P(tiles_weave)(to + 16 * p, to + 16 * p + 512, even, odd);
+    }
+    for (; p < 32; p += 2) {
+        __m512i even = _mm512_setzero_si512();
+        if (p < k) even = _mm512_maskz_loadu_epi16(there, from);
+        MIXPI_P(tiles_weave)(to + 16 * p, to + 16 * p + 512, even, _mm512_setzero_si512());
     }
 }
 
@@ -13725,27 +13734,40 @@ MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
 
 /* --- finished sums --- */
 
-/* Writes the first n <= 32 numbers of x, y to p, rounded to nearest even. */
-MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, char *p, mixpi_v x, mixpi_v y, int64_t n) {
-    const int size = MIXPI_P(size)(to);
-    char  some[128];
-    char *at = n < 32 ? some : p;
-    mixpi_vput(to, at, x, 0);
-    mixpi_vput(to, at + 16 * size, y, 0);
-    if (n < 32) memcpy(p, some, (size_t)(n * size));
+/* 16 numbers as codes of f16 or bf16, rounded to nearest even, and codes as numbers. */
+MIXPI_V __m256i MIXPI_P(tiles_codes)(mixp_dtype to, mixpi_v x) {
+    if (to == MIXP_BF16) return _mm512_cvtepi32_epi16((__m512i)mixpi_vnarrow(MIXP_BF16, x));
+    return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, x,          /* g++ 12 warns if unmasked */
+                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+MIXPI_V mixpi_v MIXPI_P(tiles_numbers)(mixp_dtype from, __m256i codes) {
+    if (from == MIXP_F16) return _mm512_cvtph_ps(codes);
+    return (mixpi_v)_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16);
 }
 
-/* Reads n <= 32 numbers to x, y; 0 beyond. */
-MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const char *p, mixpi_v *x, mixpi_v *y,
-                                int64_t n) {
-    const int size = MIXPI_P(size)(from);
-    char some[128] = { 0 };
-    if (n < 32) {
-        memcpy(some, p, (size_t)(n * size));
-        p = some;
+/* Writes the first n <= 32 numbers of x, y to p, in f32, f16 or bf16. */
+MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, void *p, mixpi_v x, mixpi_v y, int64_t n) {
+    if (to == MIXP_F32) {
+        mixpi_vstore_n((float *)p, x, (int)mixpi_min(n, 16));
+        if (n > 16) mixpi_vstore_n((float *)p + 16, y, (int)n - 16);
+    } else {
+        __m512i codes = _mm512_castsi256_si512(MIXPI_P(tiles_codes)(to, x));
+        codes = _mm512_inserti64x4(codes, MIXPI_P(tiles_codes)(to, y), 1);
+        _mm512_mask_storeu_epi16(p, MIXPI_P(tiles_lanes)(n), codes);
     }
-    *x = mixpi_vget(from, p);
-    *y = mixpi_vget(from, p + 16 * size);
+}
+
+/* Reads n <= 32 numbers likewise; 0 beyond. */
+MIXPI_V void MIXPI_P(tiles_get)(mixp_dtype from, const void *p, mixpi_v *x, mixpi_v *y,
+                                int64_t n) {
+    if (from == MIXP_F32) {
+        *x = mixpi_vload_n((const float *)p, (int)mixpi_min(n, 16));
+        *y = n > 16 ? mixpi_vload_n((const float *)p + 16, (int)n - 16) : mixpi_vzero();
+    } else {
+        __m512i codes = _mm512_maskz_loadu_epi16(MIXPI_P(tiles_lanes)(n), p);
+        *x = MIXPI_P(tiles_numbers)(from, _mm512_castsi512_si256(codes));
+        *y = MIXPI_P(tiles_numbers)(from, _mm512_extracti64x4_epi64(codes, 1));
+    }
 }
 
 /* --- a known answer --- */

@@ -349,7 +349,7 @@ plant tiles_bias         never   amx         bf16_in_the_stated_order
 plant tiles_old          drop    amx         bf16_in_the_stated_order
 plant tiles_passes       never   amx         bf16_in_the_stated_order
 plant tiles_tail         drop    amx         bf16_in_the_stated_order
-plant tiles_depth        turn    amx         bf16_in_the_stated_order
+plant tiles_depth        never   amx         bf16_in_the_stated_order
 plant tiles_low          drop    amx         split_in_the_stated_order
 plant amx_configure      drop    amx         bf16_of_any_size
 plant amx_release        drop    amx         bf16_of_any_size
