@@ -849,7 +849,8 @@ typedef struct mixp_rounding {
                                    f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
-    uint64_t seed, step, tensor;/* with the element's index: key of its random number      */
+    uint64_t seed, step, tensor;/* key of an element's random number, with the element's
+                                   index                                                   */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
 
@@ -1013,7 +1014,8 @@ typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
     int32_t hysteresis_left;    /* each overflow lowers it; at 0 the scale backs off       */
-    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
+    int32_t found_inf;          /* 1: a gradient was Inf or NaN in a step since the last
+                                   update                                                  */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* totals                                                  */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
@@ -1239,7 +1241,8 @@ typedef struct mixp_step_plan {
     mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
-    int32_t       age;          /* otherwise: how many scales ago they were scaled         */
+    int32_t       age;          /* number of scales since that of the gradients; 0 if
+                                   `unscaled`                                             */
     int32_t       noted;        /* 1: an Inf or NaN found by unscale counts as well        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
     int32_t       look_only;    /* 1: stores the result of unscale, decides nothing        */
@@ -1890,12 +1893,13 @@ enum {
                                    part of the sums: its norm is squared */
     MIXP_AGREE_GUARD,           /* hash of the guard's settings and of whether it looks    */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,
-    MIXP_AGREE_BETA1, MIXP_AGREE_BETA2, MIXP_AGREE_EPS, MIXP_AGREE_DECAY,   /* of group 0  */
+    MIXP_AGREE_BETA1, MIXP_AGREE_BETA2, MIXP_AGREE_EPS, MIXP_AGREE_DECAY,   /* group 0's  */
     MIXP_AGREE_LIMIT,           /* max_norm                                                */
     MIXP_AGREE_SETTINGS,        /* hash of all settings                                    */
     MIXP_AGREE_WEIGHTS,         /* hash of a part of the weights, in some steps            */
     MIXP_AGREE_GRADED,          /* hash of which parameters have gradients                 */
-    MIXP_AGREE_NORM,            /* of the summed gradients: if it differs, so do the sums  */
+    MIXP_AGREE_NORM,            /* norm of the summed gradients: if it differs, so do the
+                                   sums                                                    */
     MIXP_AGREE_FOUND,           /* 1: a look at the summed gradients found Inf or NaN      */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
@@ -2465,7 +2469,8 @@ typedef struct mixp_device mixp_device;
 /* Where memory comes from. */
 typedef struct mixp_allocator {
     void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
-    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void  (*release)(void *p, void *user);          /* set `allocate` and `release`, or
+                                                       neither                             */
     void   *user;
 } mixp_allocator;
 
@@ -2744,8 +2749,8 @@ typedef struct mixp_norm_backward_args {
     int          rms;
     mixp_in      dy, a, gamma;
     const float *mean, *rstd;
-    mixp_out     da, dgamma, dbeta;     /* each may be absent: not wanted                  */
-    mixp_out     db;                    /* may be absent                                   */
+    mixp_out     da, dgamma, dbeta;     /* results; one whose data is NULL is not wanted   */
+    mixp_out     db;                    /* its data may be NULL                            */
 } mixp_norm_backward_args;
 
 /* y[i] = table[ids[i]] for i in [0, rows). ids: device memory. table: [vocab, cols].
@@ -2891,7 +2896,7 @@ typedef enum mixp_epilogue {
 typedef struct mixp_gemm_epilogue_args {
     mixp_gemm_args gemm;
     mixp_epilogue  kind;
-    mixp_out       sums;        /* for ROW_SUMS                                            */
+    mixp_out       sums;        /* the sums of ROW_SUMS                                    */
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
@@ -3012,7 +3017,7 @@ typedef struct mixp_quantise_args {
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
-    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float            given;     /* TENSOR: the scale s; 0 = made from the amax of x        */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
@@ -3326,8 +3331,8 @@ typedef struct mixp_binary_args {
     int64_t     shape[MIXP_MAX_RANK];
     mixp_in     a, b;
     int64_t     a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
-    mixp_out    y;              /* of binary                                               */
-    int         which;          /* of binary_backward: 0 = a, 1 = b                        */
+    mixp_out    y;              /* result of binary                                        */
+    int         which;          /* binary_backward: operand of the gradient, 0 = a, 1 = b  */
     mixp_in     dy;
     mixp_out    dx;
 } mixp_binary_args;
@@ -3502,11 +3507,12 @@ typedef struct mixp_look {
     int32_t nan;                /* 1: an element is NaN */
     int64_t count;              /* elements looked at */
     int64_t nonfinite, zeros;
-    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
-    int64_t least;              /* rounds to the smallest subnormal of `low` */
-    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
-    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
-                                   saturating cast makes it that largest number */
+    int64_t flushed;            /* elements other than 0 that round to 0 in `low` */
+    int64_t least;              /* elements that round to the smallest subnormal of `low` */
+    int64_t subnormal;          /* elements that round to a subnormal of `low`, the smallest
+                                   included                                                  */
+    int64_t saturated;          /* finite elements that round beyond the largest number
+                                   of `low`; a saturating cast makes them that number     */
 } mixp_look;
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
@@ -3518,7 +3524,7 @@ typedef struct mixp_advance_args {
     int32_t                 falls;  /* how many sites have fallen back so far              */
     const mixp_look        *wide;   /* device memory: the look at this update's scaled f32
                                        gradients, for rules that predict; NULL = not seen   */
-    const mixp_look        *narrow; /* likewise at those in f16 and bf16                     */
+    const mixp_look        *narrow; /* device memory: the look at its f16 and bf16 gradients */
 } mixp_advance_args;
 
 /* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
@@ -3537,8 +3543,8 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
-/* How far the guard lowers a scale beyond the rule's own backoff: in backoffs, and to no less than
- * a scale of 2, because at 1 and below the site of the gradient falls back instead. */
+/* The most backoffs by which the guard lowers a scale below the rule's own backoff. It stops at a
+ * scale of 2: at 1 and below, the gradient's site falls back instead. */
 enum { MIXPI_MOST_BACKOFFS = 16 };
 
 /* After the second overflow in a row: the size of an overflow is unknown, so the scale goes far
@@ -3547,7 +3553,8 @@ MIXPREC_HD void mixpi_scaler_dive(mixp_scaler_state *s, const mixp_scaler_rule *
                                   const mixp_look *narrow) {
     const int again = s->ahead > 0.0f;
     int i;
-    if (!(s->scale < before)) return;           /* hysteresis, a fixed scale, or the floor */
+    if (!(s->scale < before)) return;           /* the scale did not fall: hysteresis, a
+                                                   fixed scale, or the floor                 */
     s->ahead = s->scale;
     if (!again || r->predicts || !narrow || !narrow->nonfinite) return;
     for (i = 0; i < MIXPI_MOST_BACKOFFS; i++) {
@@ -3617,7 +3624,7 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     return at;
 }
 
-#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
+#define MIXP_EXPONENTS 256      /* values of an f32's exponent, bits 23 to 30           */
 
 /* Looks at n elements of x (real) and merges the result into `row`, and into `total` unless NULL:
  * adds the counts and keeps the larger magnitude. exponents, unless NULL: 256 counts of elements
@@ -3661,8 +3668,8 @@ typedef struct mixp_where_args {
     mixp_in  mask, a, b;
     int64_t  mask_strides[MIXP_MAX_RANK], a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
     float    value;
-    mixp_out y;                 /* for where                                               */
-    int      which;             /* for where_backward: 0 = a, 1 = b                        */
+    mixp_out y;                 /* result of where                                         */
+    int      which;             /* where_backward: operand of the gradient, 0 = a, 1 = b   */
     mixp_in  dy;
     mixp_out dx;
 } mixp_where_args;
@@ -3969,7 +3976,7 @@ struct mixp_tensor {
         mixp_tensor *master;    /* tensor that a cached copy was cast from                  */
         mixp_tensor *origin;    /* tensor whose memory a reshape shares                     */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
-        mixp_tensor *next;      /* in the context's list of permanent tensors              */
+        mixp_tensor *next;      /* next in the context's list of permanent tensors         */
         mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
@@ -3995,7 +4002,7 @@ struct mixp_tensor {
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
-        int          optimizers;/* of a parameter: number of its optimizers                */
+        int          optimizers;/* number of a parameter's optimizers                      */
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
         uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */
@@ -4699,7 +4706,7 @@ typedef struct mixp_recipe_counts {
                                    guard                                                   */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
-    int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+    int64_t unfit_sizes[3];     /* rows of x, outputs and inputs of that linear            */
     int64_t coded;              /* linears that have kept their input as codes             */
 } mixp_recipe_counts;
 /* ==== 6. AUTOCAST ===================================================== >>autocast ====
@@ -4785,7 +4792,8 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
 
 /* One rule of mixp_autocast_set_recipes. */
 typedef struct mixp_recipe_rule {
-    const char *pattern;        /* of a weight's name: * matches any characters, ? matches one */
+    const char *pattern;        /* pattern of a weight's name: * matches any characters, ?
+                                   matches one                                               */
     const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
 } mixp_recipe_rule;
 
@@ -5648,7 +5656,7 @@ typedef enum mixp_reduction {
 /* Options of losses. All zero: PyTorch's defaults. Tensors get no gradient unless their line says
  * so. An option that a loss does not have must be 0. */
 typedef struct mixp_loss_desc {
-    mixp_reduction reduction;   /* of all losses                                           */
+    mixp_reduction reduction;   /* how a loss becomes one number; every loss has it        */
     mixp_tensor *weight;        /* cross_entropy, nll, linear_cross_entropy: [classes], the classes'
                                    weights. bce, bce_with_logits: repeats to x's shape, the
                                    elements' weights, with a gradient. NULL = 1            */
@@ -6746,8 +6754,8 @@ typedef struct mixp_site_info {
     int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
                                    x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
-    mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
-                                   multiplied by the loss scale */
+    mixp_look   value, grad;    /* looks of the newest sample at the stored values, and
+                                   at the gradient multiplied by the loss scale           */
     float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
                                    scores, as mixp_attention_scores gives it for each head; 0 if
                                    none is above 0. Otherwise 0 */
@@ -7307,7 +7315,7 @@ static int mixpi_writes(mixp_out y) { return mixpi_is_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_is_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype); }
 
-/* The same array from element i on. */
+/* The array a from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -7616,19 +7624,19 @@ enum {
     MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
     MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
-    /* Of dy, a, b: the gradient of b in a / b. */
+    /* The sources are dy, a, b. The gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
-    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
-    MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
-    MIXPI_FN_POWER_D,           /* of dy, a, b: the gradients of a and b in a to the power b */
+    MIXPI_FN_LARGER_D,          /* dy, x, y: the gradient of x in max(x, y)                */
+    MIXPI_FN_GATE_D,            /* dy, a, b: the gradient of a in silu(a) b                */
+    MIXPI_FN_POWER_D,           /* dy, a, b: the gradients of a and b in a to the power b */
     MIXPI_FN_EXPONENT_D,
-    MIXPI_FN_ATAN2_A_D,         /* likewise, in atan2(a, b)                                */
+    MIXPI_FN_ATAN2_A_D,         /* dy, a, b: those in atan2(a, b)                          */
     MIXPI_FN_ATAN2_B_D,
-    MIXPI_FN_PRELU_D,           /* likewise, in a > 0 ? a : b a                            */
+    MIXPI_FN_PRELU_D,           /* dy, a, b: those in a > 0 ? a : b a                      */
     MIXPI_FN_PRELU_B_D,
-    MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
-    MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
-    MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
+    MIXPI_FN_WHERE,             /* mask, a, b: mask ? a : b                                */
+    MIXPI_FN_KEPT,              /* mask, a: mask ? a : q                                   */
+    MIXPI_FN_MASKED,            /* mask, b: mask ? q : b                                   */
     MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
     MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
@@ -7986,15 +7994,16 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
-/* The error of norm's arguments, or MIXP_OK. */
+/* Returns the error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
         !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
     return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
-/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. */
-#define MIXPI_NORM_TASKS 256                /* at most                                       */
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. The limit of
+ * the number of tasks bounds the memory of these sums. */
+#define MIXPI_NORM_TASKS 256                /* limit                                         */
 typedef struct mixpi_norm_back_job {
     const mixp_norm_backward_args *k;
     int64_t per_task, tasks;
@@ -8980,7 +8989,7 @@ typedef struct mixpi_quantising {
     uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
-/* The largest magnitude of the array. row: finds that of one row. */
+/* Finds the largest magnitude of the array. row: the function that finds a row's. */
 static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
                                 uint32_t *amax) {
     int64_t i;
@@ -11711,7 +11720,7 @@ MIXPI_RARE void MIXPI_P(unary_value)(mixp_unary op, float p, float q, float *y,
     }
 }
 
-/* dy times its slopes. */
+/* y = dy times op's slopes at b. */
 MIXPI_RARE void MIXPI_P(unary_slope)(mixp_unary op, float p, float q, float *y,
                                      const float *const *s, int64_t n) {
     const float *from_a = s[0], *from_b = s[1];
@@ -12218,7 +12227,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
 }
 
-/* Likewise, for pairs whose elements are half a head apart. */
+/* Rotates pairs whose elements are half a head apart. */
 MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                   int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;
@@ -12490,7 +12499,7 @@ MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
     }
 }
 
-/* db = da, of the row at `at`. */
+/* Copies the row at `at` of da to db. */
 MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t at) {
     float buf[MIXPI_BLOCK];
     if (!k->db.data) return;
@@ -12889,7 +12898,7 @@ MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
     return (mixpi_v)_mm512_rol_epi32(_mm512_maskz_loadu_epi16(there, p), 16);
 }
 
-/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+/* 16 pairs (p[j], q[j]); 0 beyond the first `left`. q NULL = 0. */
 MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
     __mmask16 there = (__mmask16)(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
     __m512i   high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, p));
@@ -12996,7 +13005,7 @@ MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
     return r;
 }
 
-/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+/* 16 pairs (p[j], q[j]); 0 beyond the first `left`. q NULL = 0. */
 MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
     uint16_t first[16], second[16];
     size_t   bytes = sizeof first;
@@ -15126,7 +15135,7 @@ MIXPI_F void MIXPI_P(block_roots)(float *v) {
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
-/* The moments of a block, rounded. */
+/* Rounds and stores the moments of a block. */
 MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
                                         const float *m, float *v, const float *word) {
     const int64_t block = b->first / MIXP_STATE_BLOCK;
@@ -16857,7 +16866,9 @@ typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
-enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
+enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* the block of
+                                                                          mixp_recompute
+                                                                          that is running    */
 
 /* The parameters of a context, or its buffers. */
 typedef struct mixpi_params {
@@ -16959,7 +16970,7 @@ typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
     mixpi_unscaled unscaled;
-    int            f32_gradients;   /* of the description                                  */
+    int            f32_gradients;   /* the description's f32_gradients                     */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */
@@ -17957,7 +17968,8 @@ struct mixpi_crew {
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
-    void        (*lose)(mixp_context *ctx, const void *scaler);     /* it is about to be freed */
+    void        (*lose)(mixp_context *ctx, const void *scaler);     /* the scaler is about
+                                                                       to be freed           */
     /* optimizers: who keeps the states; the last three only if the states are sharded */
     mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
     const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,
@@ -18151,8 +18163,10 @@ struct mixpi_watcher {
     int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_pinned)(const mixp_call *c);
-    mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
-    mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
+    mixpi_lossy *(*operands)(const mixp_call *c);   /* operands of a linear's site; NULL: it
+                                                       has no site                           */
+    mixp_losses *(*losses)(const mixp_call *c);     /* their losses, in device memory; NULL:
+                                                       an error                              */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
@@ -18160,17 +18174,19 @@ struct mixpi_watcher {
     mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
     void        (*walked)(const mixp_context *ctx);
     /* step */
-    uint64_t    (*mark)(const mixp_context *ctx);   /* what all ranks must have alike */
-    void        (*words)(const mixp_context *ctx, double *row);     /* the same, in full */
+    uint64_t    (*mark)(const mixp_context *ctx);   /* hash of what all ranks must have alike */
+    void        (*words)(const mixp_context *ctx, double *row);     /* all words of that,
+                                                                       for a message         */
     void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
     mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
-    void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
+    void        (*lose)(mixp_context *ctx, const void *scaler); /* the scaler is about to be
+                                                                   freed                     */
     /* checkpoints */
     mixp_result (*pack)(mixp_context *ctx);
-    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* the file has as many */
-    int         (*items)(struct mixpi_state *s);    /* 1: there are some */
-    void        (*make_room)(const struct mixpi_state *s);      /* for the sites of its data */
+    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* number of the file's rows */
+    int         (*items)(struct mixpi_state *s);    /* adds the guard's items; 1: some were added */
+    void        (*make_room)(const struct mixpi_state *s);      /* room for the sites of s's data */
     void        (*unpack)(mixp_context *ctx);
 };
 
@@ -21633,7 +21649,8 @@ static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dty
 /* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
-/* The same outside of operators, with a report: the tape reports failures of operators only. */
+/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
+ * operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
@@ -22238,8 +22255,8 @@ typedef struct mixpi_blocks_job {
     mixpi_grid grid;
     double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
     float      tensor;          /* the array's scale                                       */
-    int64_t    rows, cols;      /* of a block                                              */
-    mixp_block_look *strips;    /* of each strip of blocks                                 */
+    int64_t    rows, cols;      /* rows and columns of a block                             */
+    mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
 
 /* Adds the counts of a part. */
@@ -23022,13 +23039,13 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
-    mixpi_recipe_call quantise; /* of a linear                                             */
+    mixpi_recipe_call quantise; /* how a linear quantises                                  */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
 typedef struct mixpi_matrices {
     int     rank, vector;
-    int64_t rows, cols;         /* as stored                                               */
+    int64_t rows, cols;         /* rows and columns as stored, before a transposition      */
 } mixpi_matrices;
 
 static mixpi_matrices mixpi_matrices_of(const mixp_tensor *t, int column) {
@@ -23650,8 +23667,8 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? One recipe for all linears counts them
- * (keep_first), and needs three operators. */
+/* Do the rules of recipes leave both layers in bf16? A recipe for all linears must count each
+ * linear (keep_first), so it needs the separate operators. */
 static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
     if (!recipe) return 1;
@@ -25374,9 +25391,10 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 
 /* Inputs: x, w, the targets, the bias and the class weights; the last two may be missing. */
 typedef struct mixpi_chunked {
-    mixpi_entropy loss;         /* of all rows; logits and top_rsum of the current chunk   */
+    mixpi_entropy loss;         /* attributes of the loss of all rows, with logits and
+                                   top_rsum of the current chunk                           */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
-    mixp_dtype dtype;           /* of the gradient of the logits, which are f32            */
+    mixp_dtype dtype;           /* dtype of the logits' gradient; the logits are f32       */
     mixp_in x, w, bias;
 } mixpi_chunked;
 
@@ -25900,7 +25918,7 @@ static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
 /* Attributes of transpose, permute and flip. first, strides: where the result's elements lie in
  * x. */
 typedef struct mixpi_reorder {
-    int     n;                  /* -1: dims is NULL                                        */
+    int     n;                  /* number of dims; -1: dims is NULL                        */
     int     dims[MIXP_MAX_RANK];/* up to n dimensions                                      */
     int64_t first, strides[MIXP_MAX_RANK];
 } mixpi_reorder;
@@ -27039,12 +27057,12 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
 }
 
 typedef struct mixpi_form {
-    const mixp_op *op;          /* rounds the result of a reduction. NULL: the result is f32, and
-                                   the function has checked x                              */
-    int dim, keep, correction;  /* correction: of var                                      */
+    const mixp_op *op;          /* operator that rounds the result of a reduction. NULL:
+                                   the result is f32, and x was checked                   */
+    int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
-    const mixp_loss_desc *desc; /* of losses                                               */
-    float order;                /* of norm                                                 */
+    const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
+    float order;                /* order of a norm                                         */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
@@ -27147,8 +27165,8 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     return MIXPI_RUN(c, where, &k);
 }
 
-/* The mean was rounded: where values lie near a large offset, by as much as they differ. The mean
- * of the deviations is what the rounding took, and is subtracted in place. A row with Inf has no
+/* The mean was rounded. Where values share a large offset, that error can be as large as their
+ * deviations. It is the mean of the deviations, and is subtracted in place. A row with Inf has no
  * such mean, and keeps its deviations. */
 static mixp_result mixpi_deviation_forward(mixp_call *c) {
     mixpi_deviation *p = (mixpi_deviation *)c->attrs;
@@ -27389,7 +27407,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
 
 /* --- reductions --- */
 
-/* y as desc reduces it, in f32. */
+/* Reduces y, as desc says, in f32. */
 static mixp_tensor *mixpi_reduced_loss(mixp_context *ctx, mixp_tensor *y, const mixp_loss_desc *d) {
     const double first = y && y->rank ? (double)y->shape[0] : 1.0;
     if (d->reduction == MIXP_REDUCE_NONE) return y;
@@ -27516,7 +27534,7 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
 typedef struct mixpi_loss_row {
     mixp_op_id     id;
     mixp_loss_kind kind;
-    unsigned       has;         /* its options                                             */
+    unsigned       has;         /* set of its options                                      */
 } mixpi_loss_row;
 
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
@@ -28550,7 +28568,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
         list[n++] = e;
     }
 
-    /* Their tangents, oldest first. */
+    /* Make the tangents of the listed calls' results, oldest first. */
     x->own.tangent = d;
     for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
 
@@ -28621,7 +28639,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
 
 struct mixp_scaler {
     mixp_context      *ctx;
-    mixp_scaler_desc   desc;    /* as given, with later changes merged in                  */
+    mixp_scaler_desc   desc;    /* description as given, with later changes merged in      */
     mixp_scaler_rule   rule;
     mixp_scaler_state *state;   /* device memory                                           */
     uint64_t           epoch;   /* updates so far, counted by the host; starts at 1        */
@@ -28634,7 +28652,7 @@ struct mixp_scaler {
     uint64_t           retried; /* epoch plus replays when a retry was last asked for */
     int                tries;   /* consecutive retries */
     int                scale_given; /* 1: the description has an init_scale                */
-    mixp_scaler       *next;    /* in the context's list                                   */
+    mixp_scaler       *next;    /* next in the context's list                              */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
@@ -29275,13 +29293,13 @@ struct mixp_optimizer {
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
-    mixp_optimizer  *next;      /* in the context's list                                   */
+    mixp_optimizer  *next;      /* next in the context's list                              */
     /* Used by the ranks. */
     double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
-    int              bit;       /* its bit in a guard's sets of optimizers                 */
+    int              bit;       /* bit of this optimizer in a guard's sets of optimizers   */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;
     int64_t          ema_begun; /* no step has yet changed the averages from this number on */
@@ -30224,7 +30242,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     return at;
 }
 
-/* Decodes the code of a state, whose size is its dtype's. weight: bits beside a split master. */
+/* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
 static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
                               uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
@@ -33201,10 +33219,10 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_e
 typedef enum mixpi_must {
     MIXPI_ANY,
     MIXPI_FINITE,
-    MIXPI_AT_LEAST_0,           /* and finite                                              */
-    MIXPI_BETA,                 /* in [0, 1)                                               */
+    MIXPI_AT_LEAST_0,           /* finite, and at least 0                                  */
+    MIXPI_BETA,                 /* at least 0 and below 1                                  */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_SCALE_OR_0,           /* or 0 for none                                           */
+    MIXPI_SCALE_OR_0,           /* such a scale, or 0 for none                             */
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
@@ -33221,8 +33239,8 @@ typedef enum mixpi_owner {
     MIXPI_OF_PREDICTION,
     MIXPI_OF_SPIKE,
     MIXPI_OF_WATCH,
-    MIXPI_OF_FORGIVEN,          /* of a scaler under a guard */
-    MIXPI_OF_ADAGRAD,           /* of a group of that kind */
+    MIXPI_OF_FORGIVEN,          /* present with a scaler under a guard */
+    MIXPI_OF_ADAGRAD,           /* present with a group of that kind */
     MIXPI_OF_NADAM
 } mixpi_owner;
 
@@ -34089,14 +34107,14 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
 
-    /* mixprec's pairs. */
+    /* mixprec's own metadata. */
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
     if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
-    /* The program's. */
+    /* The program's metadata. */
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -34550,7 +34568,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
 
-    /* What was made from the old weights is void. */
+    /* Low copies and windows of buffers that knew the old weights are void. */
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
@@ -34944,8 +34962,8 @@ enum {
     MIXPI_IS_CAST = 1,
     MIXPI_IS_DROPOUT = 2,
     MIXPI_SCALES_LOSS = 4,      /* multiplies a loss by the loss scale */
-    MIXPI_ROUNDS = 8,           /* its precision is measured: it adds or multiplies, and stores a
-                                   low result */
+    MIXPI_ROUNDS = 8,           /* the operator adds or multiplies, and stores a low
+                                   result: its precision is measured                      */
     MIXPI_CUTS = 16,            /* turns numbers, or their gradients, into zeros in f32 as well */
     MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
                                    not finite in f32 either */
@@ -35051,9 +35069,9 @@ enum {
 
 /* Reasons of a fallback that the values of a site do not show. Checkpoints contain these bits. */
 enum {
-    MIXPI_FELL_GRAD_LARGE = 1,  /* its gradient was too large */
+    MIXPI_FELL_GRAD_LARGE = 1,  /* the gradient was too large */
     MIXPI_FELL_IMPRECISE = 2,   /* rounding lost too much */
-    MIXPI_FELL_GRAD_FLUSHED = 4,    /* its gradient was flushed to zero */
+    MIXPI_FELL_GRAD_FLUSHED = 4,    /* the gradient was flushed to zero */
     MIXPI_FELL_GRAD = MIXPI_FELL_GRAD_LARGE | MIXPI_FELL_GRAD_FLUSHED,
     MIXPI_FELL_ANY = MIXPI_FELL_GRAD | MIXPI_FELL_IMPRECISE
 };
@@ -35083,7 +35101,7 @@ typedef struct mixpi_site {
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
                                    MIXP_F32: f32 in any case) */
     mixp_dtype   around;        /* the region's low dtype, for the look */
-    int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
+    int32_t      fallen;        /* 1: the site stores f32; 2: it also reads f32 */
     int32_t      falls, clean;
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
@@ -35094,7 +35112,7 @@ typedef struct mixpi_site {
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixpi_lossy  operands[MIXPI_ROLES];
-    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_tensor *read[2];       /* permanent tensors that the site reads */
     mixp_look    value, grad;
     float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
     const char  *op;
@@ -35159,7 +35177,7 @@ struct mixpi_watch {
     int         n_buckets;      /* largest power of two up to room */
     int         rows_room;      /* sites for which rows and seen have memory */
     int         events_room;    /* events for which there is memory */
-    int         packed, packed_room;    /* rows of hashes and states; those with memory */
+    int         packed, packed_room;    /* rows of hashes and states; rows that have memory */
     int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
@@ -35168,7 +35186,7 @@ struct mixpi_watch {
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    mixpi_site **sites;         /* chunks */
+    mixpi_site **sites;         /* chunks of the table of sites */
     uint64_t    pass;           /* incremented by each step and each walk back */
     int         reader, input;  /* the site whose input autocast is about to cast, and which input;
                                    0 = autocast casts nothing */
@@ -35182,7 +35200,7 @@ struct mixpi_watch {
     int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
                                    their states */
     int32_t    *states;
-    int32_t    *operands;       /* the same: [packed, MIXPI_ROLES] */
+    int32_t    *operands;       /* for checkpoints: states of operands, [packed, MIXPI_ROLES] */
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
@@ -36154,14 +36172,14 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
 
 /* Bits that a sample sets in the verdict of a site. */
 enum {
-    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
-    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
-    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
-    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
-    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_OVERFLOW = 1,     /* the site made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values that the site stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* the whole gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* inputs make the site store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* the site's precision was measured */
     MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
     MIXPI_SAW_IMPRECISE = 64,   /* rounding loses more than the allowed share */
-    MIXPI_SAW_GRAD = 128        /* its gradient was seen, or cannot be seen: see mixpi_saw_grad */
+    MIXPI_SAW_GRAD = 128        /* the gradient was seen, or cannot be seen: see mixpi_saw_grad */
 };
 
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
@@ -37146,7 +37164,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
                     mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
                     !value)
-        ->flushed = 1.0; /* all values: zeros are in no count */
+        ->flushed = 1.0; /* all values were flushed: no count has them, for they are zeros now */
 }
 
 /* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
@@ -37211,7 +37229,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->samples++;
 
     /* A site that stores low falls back if it is in trouble. */
-    if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
+    if (site->low == MIXP_F32 && site->fallen < 2) return; /* stores f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
@@ -37231,7 +37249,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || mixpi_is_low(site->dtype)) return;
-    if (w->settling_bad && site->value.nonfinite) return; /* its finite values are a part */
+    if (w->settling_bad && site->value.nonfinite) return; /* the finite values are only a part */
     if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
@@ -38492,10 +38510,10 @@ typedef struct mixpi_leaf {
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
-    int64_t  first, end;        /* its leaves: [first, end)                                 */
+    int64_t  first, end;        /* numbers of its leaves: first to end - 1                  */
     int64_t  count;             /* elements, including the zeros between tensors            */
     int64_t  each;              /* elements that each rank gets; 0: every rank gets all */
-    mixp_out grads;             /* its range of the arena, or its place in a buffer         */
+    mixp_out grads;             /* range of the arena, or place in a buffer                 */
     mixp_out wire;              /* memory to sum: grads, or a copy in another dtype         */
     void    *held;              /* f32: the sum of earlier walks, or NULL                   */
     int      holds;             /* 1: held contains a sum                                   */
@@ -38517,7 +38535,7 @@ struct mixpi_exchange {
     mixp_step_state *looks;     /* device memory: the look at each bucket                   */
     int64_t         *first;     /* device memory: each bucket's first leaf                  */
     float           *parts;     /* device memory: divisor of the mean                       */
-    double          *numbers;   /* one number of each rank                                  */
+    double          *numbers;   /* table of one number for each rank                        */
     int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
     int              hold;
     int              unlike;    /* 1: ranks met the new leaves in different orders          */

@@ -495,7 +495,7 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     }
 }
 
-/* The same for n elements (the others read as 0), aligned or not. */
+/* get8 for n elements (the others read as 0), aligned or not. */
 __device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) {
         get8(a, i, v);
@@ -818,7 +818,8 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
-    bool             measure;   /* a shape's first product times cuBLASLt's algorithms       */
+    bool             measure;   /* 1: the first product of a shape measures cuBLASLt's
+                                   algorithms                                                */
     Choice          *choices;   /* of algorithms, given by the program                       */
     int              choice_count;
     void            *post[post_slots];  /* pinned copies of the posted memory               */
@@ -3015,7 +3016,7 @@ __global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant
     }
 }
 
-/* The same for a dense array: loads 8 rows at a time and adds them in a tree. */
+/* Adds rows of a dense array: loads 8 rows at a time and adds them in a tree. */
 template <mixp_dtype D>
 __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
     int64_t step = m.summed.s[1][0];
@@ -3090,7 +3091,7 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
-/* The same for many runs and many outputs: 32 sums for each output, then these sums in order. */
+/* sum_runs for many runs and many outputs: 32 sums for each output, then these sums in order. */
 const int sums_each = 32;
 
 __global__ void __launch_bounds__(warp_size *sums_each)
@@ -4059,7 +4060,7 @@ __global__ void __launch_bounds__(turn_threads)
     k.scales[i] = mixpi_delayed_scale(&k, i, newest, largest, k.scales[i]);
 }
 
-/* The transform of one column of 16 rows in each thread. */
+/* Each thread transforms one column of 16 rows. */
 __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
     const int64_t n = k.rows / 16 * k.cols;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -4187,7 +4188,7 @@ namespace {
 /* --- teams ----------------------------------------------------------------------------- */
 
 const int     team_threads = 256;
-const int64_t warp_cols = 1024;             /* rows up to this length are a warp's         */
+const int64_t warp_cols = 1024;             /* longest row that one warp computes          */
 
 template <int T> __device__ inline int64_t team_first() {
     return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T;
@@ -4333,7 +4334,7 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     }
     put_part(a, row, p, wide, v);
 }
-/* The same for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+/* get_part for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype D>
@@ -4922,7 +4923,7 @@ namespace {
  */
 struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
     bool  wide;
-    float share;                /* 2^-n                                                      */
+    float share;                /* 2^-n, by which each sum is multiplied                     */
     float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
 };
 
@@ -5521,7 +5522,7 @@ __device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, co
     const int me = (int)threadIdx.x;
     int64_t count = 0;
     for (int64_t first = 0; first < n; first += team_threads) {
-        /* Share a block's worth of rows with their ids. */
+        /* Copy the next rows of the list and their ids to shared memory, one a thread. */
         const int m = (int)least(team_threads, n - first);
         if (me < m) {
             row[me] = list[first + me];
@@ -6194,7 +6195,7 @@ static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group
 
 struct Prepare {
     int wanted;
-    const int32_t *stop;        /* of the context's Private                                */
+    const int32_t *stop;        /* the flag in the context's Private that stops steps      */
     mixp_scaler_state *scaler;
     Mirrored of_step, of_scaler;
 };
@@ -8928,8 +8929,8 @@ template <int D, int M> struct Own {
     int   z, row, first, end;   /* z: the queries' head; row: the warp's first own row within
                                    the block; end: the last key + 1                          */
     uint64_t draws;             /* the key of dropout's random numbers                       */
-    float lse[M][2], delta[M][2];       /* of own queries                                    */
-    uint32_t dy[D / 16][M][4];          /* of own queries, as left factors                   */
+    float lse[M][2], delta[M][2];       /* statistics of own queries                         */
+    uint32_t dy[D / 16][M][4];          /* dy of own queries, as left factors                */
 };
 
 /* s += a x other' for 32 columns, a: 16 of D. */
@@ -8983,7 +8984,7 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* The same for bent scores. */
+/* backward_weights for bent scores: those with a cap, a mask or dropout. */
 template <bool keys>
 __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
                                      const Place &p, const float *lse, const float *delta) {
@@ -9684,8 +9685,8 @@ __device__ inline PlainRows key_rows(const Heads &h, mixp_in a, const mixp_head_
     return rows;
 }
 
-/* What a thread fetches of a part of a tile: group `group` of every 16th row from `row` on. n: the
- * columns of the group that the head has. */
+/* The piece of a tile that a thread fetches: the columns of group `group`, in every 16th row from
+ * `row` on. n: how many of these columns the head has. */
 struct PlainPiece { int row, group, n, first; int64_t at; };
 
 template <int rows>
@@ -10067,7 +10068,7 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
     }
 }
 
-/* The same for bent scores, in shared memory. */
+/* The weights and gradients of bent scores (with a cap, a mask or dropout), in shared memory. */
 template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, const PlainPlace &w) {
     const uint64_t draws = draws_key(h);
     MIXPI_UNROLL_BY(1)
@@ -10249,7 +10250,7 @@ inline bool is_wide(const Heads &h) {
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
-/* Does the GPU have the tensor cores and the shared memory? */
+/* Bytes of shared memory that the kernel for this head dimension takes. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
     if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
     return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
@@ -10259,7 +10260,8 @@ inline int tensor_bytes(const Heads &h, bool backward) {
            : h.d == 64 ? tensor_bytes<64>(h, backward)
                        : tensor_bytes<128>(h, backward);
 }
-/* Kernels that bend scores have fewer rows per block, so they fit where the others do not. */
+/* Does the GPU have the tensor cores and the shared memory? Kernels that bend scores have fewer
+ * rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
     if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
     if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;

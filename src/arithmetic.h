@@ -160,7 +160,8 @@ typedef struct mixp_scaler_state {
     float   scale;
     int32_t growth_tracker;     /* clean steps since the last change                       */
     int32_t hysteresis_left;    /* each overflow lowers it; at 0 the scale backs off       */
-    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
+    int32_t found_inf;          /* 1: a gradient was Inf or NaN in a step since the last
+                                   update                                                  */
     int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
     int64_t updates, skips;     /* totals                                                  */
     float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
@@ -386,7 +387,8 @@ typedef struct mixp_step_plan {
     mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
-    int32_t       age;          /* otherwise: how many scales ago they were scaled         */
+    int32_t       age;          /* number of scales since that of the gradients; 0 if
+                                   `unscaled`                                             */
     int32_t       noted;        /* 1: an Inf or NaN found by unscale counts as well        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
     int32_t       look_only;    /* 1: stores the result of unscale, decides nothing        */
@@ -1037,12 +1039,13 @@ enum {
                                    part of the sums: its norm is squared */
     MIXP_AGREE_GUARD,           /* hash of the guard's settings and of whether it looks    */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,
-    MIXP_AGREE_BETA1, MIXP_AGREE_BETA2, MIXP_AGREE_EPS, MIXP_AGREE_DECAY,   /* of group 0  */
+    MIXP_AGREE_BETA1, MIXP_AGREE_BETA2, MIXP_AGREE_EPS, MIXP_AGREE_DECAY,   /* group 0's  */
     MIXP_AGREE_LIMIT,           /* max_norm                                                */
     MIXP_AGREE_SETTINGS,        /* hash of all settings                                    */
     MIXP_AGREE_WEIGHTS,         /* hash of a part of the weights, in some steps            */
     MIXP_AGREE_GRADED,          /* hash of which parameters have gradients                 */
-    MIXP_AGREE_NORM,            /* of the summed gradients: if it differs, so do the sums  */
+    MIXP_AGREE_NORM,            /* norm of the summed gradients: if it differs, so do the
+                                   sums                                                    */
     MIXP_AGREE_FOUND,           /* 1: a look at the summed gradients found Inf or NaN      */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,

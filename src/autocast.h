@@ -84,7 +84,8 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
 
 /* One rule of mixp_autocast_set_recipes. */
 typedef struct mixp_recipe_rule {
-    const char *pattern;        /* of a weight's name: * matches any characters, ? matches one */
+    const char *pattern;        /* pattern of a weight's name: * matches any characters, ?
+                                   matches one                                               */
     const mixp_recipe *recipe;  /* NULL or kind MIXP_RECIPE_NONE: bf16 products            */
 } mixp_recipe_rule;
 

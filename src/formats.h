@@ -466,7 +466,8 @@ typedef struct mixp_rounding {
                                    f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
-    uint64_t seed, step, tensor;/* with the element's index: key of its random number      */
+    uint64_t seed, step, tensor;/* key of an element's random number, with the element's
+                                   index                                                   */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
 

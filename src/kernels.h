@@ -13,7 +13,8 @@ typedef struct mixp_device mixp_device;
 /* Where memory comes from. */
 typedef struct mixp_allocator {
     void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
-    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void  (*release)(void *p, void *user);          /* set `allocate` and `release`, or
+                                                       neither                             */
     void   *user;
 } mixp_allocator;
 
@@ -292,8 +293,8 @@ typedef struct mixp_norm_backward_args {
     int          rms;
     mixp_in      dy, a, gamma;
     const float *mean, *rstd;
-    mixp_out     da, dgamma, dbeta;     /* each may be absent: not wanted                  */
-    mixp_out     db;                    /* may be absent                                   */
+    mixp_out     da, dgamma, dbeta;     /* results; one whose data is NULL is not wanted   */
+    mixp_out     db;                    /* its data may be NULL                            */
 } mixp_norm_backward_args;
 
 /* y[i] = table[ids[i]] for i in [0, rows). ids: device memory. table: [vocab, cols].
@@ -439,7 +440,7 @@ typedef enum mixp_epilogue {
 typedef struct mixp_gemm_epilogue_args {
     mixp_gemm_args gemm;
     mixp_epilogue  kind;
-    mixp_out       sums;        /* for ROW_SUMS                                            */
+    mixp_out       sums;        /* the sums of ROW_SUMS                                    */
     mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
 } mixp_gemm_epilogue_args;
 
@@ -560,7 +561,7 @@ typedef struct mixp_quantise_args {
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
-    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float            given;     /* TENSOR: the scale s; 0 = made from the amax of x        */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
@@ -874,8 +875,8 @@ typedef struct mixp_binary_args {
     int64_t     shape[MIXP_MAX_RANK];
     mixp_in     a, b;
     int64_t     a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
-    mixp_out    y;              /* of binary                                               */
-    int         which;          /* of binary_backward: 0 = a, 1 = b                        */
+    mixp_out    y;              /* result of binary                                        */
+    int         which;          /* binary_backward: operand of the gradient, 0 = a, 1 = b  */
     mixp_in     dy;
     mixp_out    dx;
 } mixp_binary_args;
@@ -1050,11 +1051,12 @@ typedef struct mixp_look {
     int32_t nan;                /* 1: an element is NaN */
     int64_t count;              /* elements looked at */
     int64_t nonfinite, zeros;
-    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
-    int64_t least;              /* rounds to the smallest subnormal of `low` */
-    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
-    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
-                                   saturating cast makes it that largest number */
+    int64_t flushed;            /* elements other than 0 that round to 0 in `low` */
+    int64_t least;              /* elements that round to the smallest subnormal of `low` */
+    int64_t subnormal;          /* elements that round to a subnormal of `low`, the smallest
+                                   included                                                  */
+    int64_t saturated;          /* finite elements that round beyond the largest number
+                                   of `low`; a saturating cast makes them that number     */
 } mixp_look;
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
@@ -1066,7 +1068,7 @@ typedef struct mixp_advance_args {
     int32_t                 falls;  /* how many sites have fallen back so far              */
     const mixp_look        *wide;   /* device memory: the look at this update's scaled f32
                                        gradients, for rules that predict; NULL = not seen   */
-    const mixp_look        *narrow; /* likewise at those in f16 and bf16                     */
+    const mixp_look        *narrow; /* device memory: the look at its f16 and bf16 gradients */
 } mixp_advance_args;
 
 /* Puts back what a skipped step wrote: if any flag is not 0, copies each part's bytes from `from`
@@ -1085,8 +1087,8 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
-/* How far the guard lowers a scale beyond the rule's own backoff: in backoffs, and to no less than
- * a scale of 2, because at 1 and below the site of the gradient falls back instead. */
+/* The most backoffs by which the guard lowers a scale below the rule's own backoff. It stops at a
+ * scale of 2: at 1 and below, the gradient's site falls back instead. */
 enum { MIXPI_MOST_BACKOFFS = 16 };
 
 /* After the second overflow in a row: the size of an overflow is unknown, so the scale goes far
@@ -1095,7 +1097,8 @@ MIXPREC_HD void mixpi_scaler_dive(mixp_scaler_state *s, const mixp_scaler_rule *
                                   const mixp_look *narrow) {
     const int again = s->ahead > 0.0f;
     int i;
-    if (!(s->scale < before)) return;           /* hysteresis, a fixed scale, or the floor */
+    if (!(s->scale < before)) return;           /* the scale did not fall: hysteresis, a
+                                                   fixed scale, or the floor                 */
     s->ahead = s->scale;
     if (!again || r->predicts || !narrow || !narrow->nonfinite) return;
     for (i = 0; i < MIXPI_MOST_BACKOFFS; i++) {
@@ -1165,7 +1168,7 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     return at;
 }
 
-#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
+#define MIXP_EXPONENTS 256      /* values of an f32's exponent, bits 23 to 30           */
 
 /* Looks at n elements of x (real) and merges the result into `row`, and into `total` unless NULL:
  * adds the counts and keeps the larger magnitude. exponents, unless NULL: 256 counts of elements
@@ -1209,8 +1212,8 @@ typedef struct mixp_where_args {
     mixp_in  mask, a, b;
     int64_t  mask_strides[MIXP_MAX_RANK], a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
     float    value;
-    mixp_out y;                 /* for where                                               */
-    int      which;             /* for where_backward: 0 = a, 1 = b                        */
+    mixp_out y;                 /* result of where                                         */
+    int      which;             /* where_backward: operand of the gradient, 0 = a, 1 = b   */
     mixp_in  dy;
     mixp_out dx;
 } mixp_where_args;

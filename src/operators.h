@@ -529,7 +529,7 @@ typedef enum mixp_reduction {
 /* Options of losses. All zero: PyTorch's defaults. Tensors get no gradient unless their line says
  * so. An option that a loss does not have must be 0. */
 typedef struct mixp_loss_desc {
-    mixp_reduction reduction;   /* of all losses                                           */
+    mixp_reduction reduction;   /* how a loss becomes one number; every loss has it        */
     mixp_tensor *weight;        /* cross_entropy, nll, linear_cross_entropy: [classes], the classes'
                                    weights. bce, bce_with_logits: repeats to x's shape, the
                                    elements' weights, with a gradient. NULL = 1            */

@@ -233,6 +233,6 @@ typedef struct mixp_recipe_counts {
                                    guard                                                   */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
-    int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+    int64_t unfit_sizes[3];     /* rows of x, outputs and inputs of that linear            */
     int64_t coded;              /* linears that have kept their input as codes             */
 } mixp_recipe_counts;

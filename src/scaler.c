@@ -5,7 +5,7 @@
 
 struct mixp_scaler {
     mixp_context      *ctx;
-    mixp_scaler_desc   desc;    /* as given, with later changes merged in                  */
+    mixp_scaler_desc   desc;    /* description as given, with later changes merged in      */
     mixp_scaler_rule   rule;
     mixp_scaler_state *state;   /* device memory                                           */
     uint64_t           epoch;   /* updates so far, counted by the host; starts at 1        */
@@ -18,7 +18,7 @@ struct mixp_scaler {
     uint64_t           retried; /* epoch plus replays when a retry was last asked for */
     int                tries;   /* consecutive retries */
     int                scale_given; /* 1: the description has an init_scale                */
-    mixp_scaler       *next;    /* in the context's list                                   */
+    mixp_scaler       *next;    /* next in the context's list                              */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */

@@ -43,7 +43,7 @@ struct mixp_tensor {
         mixp_tensor *master;    /* tensor that a cached copy was cast from                  */
         mixp_tensor *origin;    /* tensor whose memory a reshape shares                     */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
-        mixp_tensor *next;      /* in the context's list of permanent tensors              */
+        mixp_tensor *next;      /* next in the context's list of permanent tensors         */
         mixp_tensor *kept;      /* gradient that the user asked to keep of an activation      */
         int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
                                    leaf: the current walk has written to own.grad          */
@@ -69,7 +69,7 @@ struct mixp_tensor {
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
-        int          optimizers;/* of a parameter: number of its optimizers                */
+        int          optimizers;/* number of a parameter's optimizers                      */
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
         uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */

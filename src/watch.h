@@ -226,8 +226,8 @@ typedef struct mixp_site_info {
     int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
                                    x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
-    mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
-                                   multiplied by the loss scale */
+    mixp_look   value, grad;    /* looks of the newest sample at the stored values, and
+                                   at the gradient multiplied by the loss scale           */
     float       scores;         /* of attention, newest sample: the largest log-sum-exp of a query's
                                    scores, as mixp_attention_scores gives it for each head; 0 if
                                    none is above 0. Otherwise 0 */

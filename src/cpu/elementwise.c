@@ -414,7 +414,7 @@ MIXPI_RARE void MIXPI_P(unary_value)(mixp_unary op, float p, float q, float *y,
     }
 }
 
-/* dy times its slopes. */
+/* y = dy times op's slopes at b. */
 MIXPI_RARE void MIXPI_P(unary_slope)(mixp_unary op, float p, float q, float *y,
                                      const float *const *s, int64_t n) {
     const float *from_a = s[0], *from_b = s[1];
@@ -921,7 +921,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
 }
 
-/* Likewise, for pairs whose elements are half a head apart. */
+/* Rotates pairs whose elements are half a head apart. */
 MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                   int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;

@@ -190,7 +190,7 @@ MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
     return (mixpi_v)_mm512_rol_epi32(_mm512_maskz_loadu_epi16(there, p), 16);
 }
 
-/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+/* 16 pairs (p[j], q[j]); 0 beyond the first `left`. q NULL = 0. */
 MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
     __mmask16 there = (__mmask16)(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
     __m512i   high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, p));
@@ -297,7 +297,7 @@ MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
     return r;
 }
 
-/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+/* 16 pairs (p[j], q[j]); 0 beyond the first `left`. q NULL = 0. */
 MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
     uint16_t first[16], second[16];
     size_t   bytes = sizeof first;

@@ -239,7 +239,7 @@ MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
     }
 }
 
-/* db = da, of the row at `at`. */
+/* Copies the row at `at` of da to db. */
 MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t at) {
     float buf[MIXPI_BLOCK];
     if (!k->db.data) return;

@@ -67,7 +67,7 @@ static int mixpi_writes(mixp_out y) { return mixpi_is_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_is_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_is_real(y.dtype); }
 
-/* The same array from element i on. */
+/* The array a from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -376,19 +376,19 @@ enum {
     MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
     MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
-    /* Of dy, a, b: the gradient of b in a / b. */
+    /* The sources are dy, a, b. The gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
-    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
-    MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
-    MIXPI_FN_POWER_D,           /* of dy, a, b: the gradients of a and b in a to the power b */
+    MIXPI_FN_LARGER_D,          /* dy, x, y: the gradient of x in max(x, y)                */
+    MIXPI_FN_GATE_D,            /* dy, a, b: the gradient of a in silu(a) b                */
+    MIXPI_FN_POWER_D,           /* dy, a, b: the gradients of a and b in a to the power b */
     MIXPI_FN_EXPONENT_D,
-    MIXPI_FN_ATAN2_A_D,         /* likewise, in atan2(a, b)                                */
+    MIXPI_FN_ATAN2_A_D,         /* dy, a, b: those in atan2(a, b)                          */
     MIXPI_FN_ATAN2_B_D,
-    MIXPI_FN_PRELU_D,           /* likewise, in a > 0 ? a : b a                            */
+    MIXPI_FN_PRELU_D,           /* dy, a, b: those in a > 0 ? a : b a                      */
     MIXPI_FN_PRELU_B_D,
-    MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
-    MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
-    MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
+    MIXPI_FN_WHERE,             /* mask, a, b: mask ? a : b                                */
+    MIXPI_FN_KEPT,              /* mask, a: mask ? a : q                                   */
+    MIXPI_FN_MASKED,            /* mask, b: mask ? q : b                                   */
     MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
     MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
@@ -746,15 +746,16 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
-/* The error of norm's arguments, or MIXP_OK. */
+/* Returns the error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
         !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
     return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
-/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. */
-#define MIXPI_NORM_TASKS 256                /* at most                                       */
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. The limit of
+ * the number of tasks bounds the memory of these sums. */
+#define MIXPI_NORM_TASKS 256                /* limit                                         */
 typedef struct mixpi_norm_back_job {
     const mixp_norm_backward_args *k;
     int64_t per_task, tasks;

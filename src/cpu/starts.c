@@ -418,7 +418,7 @@ typedef struct mixpi_quantising {
     uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
 } mixpi_quantising;
 
-/* The largest magnitude of the array. row: finds that of one row. */
+/* Finds the largest magnitude of the array. row: the function that finds a row's. */
 static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
                                 uint32_t *amax) {
     int64_t i;

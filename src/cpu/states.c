@@ -107,7 +107,7 @@ MIXPI_F void MIXPI_P(block_roots)(float *v) {
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
-/* The moments of a block, rounded. */
+/* Rounds and stores the moments of a block. */
 MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
                                         const float *m, float *v, const float *word) {
     const int64_t block = b->first / MIXP_STATE_BLOCK;

@@ -508,8 +508,8 @@ template <int D, int M> struct Own {
     int   z, row, first, end;   /* z: the queries' head; row: the warp's first own row within
                                    the block; end: the last key + 1                          */
     uint64_t draws;             /* the key of dropout's random numbers                       */
-    float lse[M][2], delta[M][2];       /* of own queries                                    */
-    uint32_t dy[D / 16][M][4];          /* of own queries, as left factors                   */
+    float lse[M][2], delta[M][2];       /* statistics of own queries                         */
+    uint32_t dy[D / 16][M][4];          /* dy of own queries, as left factors                */
 };
 
 /* s += a x other' for 32 columns, a: 16 of D. */
@@ -563,7 +563,7 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* The same for bent scores. */
+/* backward_weights for bent scores: those with a cap, a mask or dropout. */
 template <bool keys>
 __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
                                      const Place &p, const float *lse, const float *delta) {

@@ -107,7 +107,7 @@ inline bool is_wide(const Heads &h) {
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) && is_wide(h.dv);
 }
 
-/* Does the GPU have the tensor cores and the shared memory? */
+/* Bytes of shared memory that the kernel for this head dimension takes. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
     if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
     return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
@@ -117,7 +117,8 @@ inline int tensor_bytes(const Heads &h, bool backward) {
            : h.d == 64 ? tensor_bytes<64>(h, backward)
                        : tensor_bytes<128>(h, backward);
 }
-/* Kernels that bend scores have fewer rows per block, so they fit where the others do not. */
+/* Does the GPU have the tensor cores and the shared memory? Kernels that bend scores have fewer
+ * rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
     if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
     if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;

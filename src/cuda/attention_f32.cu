@@ -68,8 +68,8 @@ __device__ inline PlainRows key_rows(const Heads &h, mixp_in a, const mixp_head_
     return rows;
 }
 
-/* What a thread fetches of a part of a tile: group `group` of every 16th row from `row` on. n: the
- * columns of the group that the head has. */
+/* The piece of a tile that a thread fetches: the columns of group `group`, in every 16th row from
+ * `row` on. n: how many of these columns the head has. */
 struct PlainPiece { int row, group, n, first; int64_t at; };
 
 template <int rows>
@@ -451,7 +451,7 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
     }
 }
 
-/* The same for bent scores, in shared memory. */
+/* The weights and gradients of bent scores (with a cap, a mask or dropout), in shared memory. */
 template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, const PlainPlace &w) {
     const uint64_t draws = draws_key(h);
     MIXPI_UNROLL_BY(1)

@@ -95,7 +95,7 @@ __device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, co
     const int me = (int)threadIdx.x;
     int64_t count = 0;
     for (int64_t first = 0; first < n; first += team_threads) {
-        /* Share a block's worth of rows with their ids. */
+        /* Copy the next rows of the list and their ids to shared memory, one a thread. */
         const int m = (int)least(team_threads, n - first);
         if (me < m) {
             row[me] = list[first + me];

@@ -10,7 +10,7 @@ namespace {
  */
 struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
     bool  wide;
-    float share;                /* 2^-n                                                      */
+    float share;                /* 2^-n, by which each sum is multiplied                     */
     float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
 };
 

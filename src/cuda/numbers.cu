@@ -121,7 +121,7 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     }
 }
 
-/* The same for n elements (the others read as 0), aligned or not. */
+/* get8 for n elements (the others read as 0), aligned or not. */
 __device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) {
         get8(a, i, v);

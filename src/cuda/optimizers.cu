@@ -69,7 +69,7 @@ static_assert(MIXP_MAX_GROUPS <= warp_size, "prepare has a thread for each group
 
 struct Prepare {
     int wanted;
-    const int32_t *stop;        /* of the context's Private                                */
+    const int32_t *stop;        /* the flag in the context's Private that stops steps      */
     mixp_scaler_state *scaler;
     Mirrored of_step, of_scaler;
 };

@@ -529,7 +529,7 @@ __global__ void __launch_bounds__(turn_threads)
     k.scales[i] = mixpi_delayed_scale(&k, i, newest, largest, k.scales[i]);
 }
 
-/* The transform of one column of 16 rows in each thread. */
+/* Each thread transforms one column of 16 rows. */
 __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
     const int64_t n = k.rows / 16 * k.cols;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

@@ -17,7 +17,7 @@ namespace {
 /* --- teams ----------------------------------------------------------------------------- */
 
 const int     team_threads = 256;
-const int64_t warp_cols = 1024;             /* rows up to this length are a warp's         */
+const int64_t warp_cols = 1024;             /* longest row that one warp computes          */
 
 template <int T> __device__ inline int64_t team_first() {
     return (int64_t)blockIdx.x * (team_threads / T) + threadIdx.x / T;
@@ -163,7 +163,7 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     }
     put_part(a, row, p, wide, v);
 }
-/* The same for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+/* get_part for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype D>

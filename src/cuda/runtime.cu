@@ -109,7 +109,8 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
-    bool             measure;   /* a shape's first product times cuBLASLt's algorithms       */
+    bool             measure;   /* 1: the first product of a shape measures cuBLASLt's
+                                   algorithms                                                */
     Choice          *choices;   /* of algorithms, given by the program                       */
     int              choice_count;
     void            *post[post_slots];  /* pinned copies of the posted memory               */

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(map_threads) sum_columns(const __grid_constant
     }
 }
 
-/* The same for a dense array: loads 8 rows at a time and adds them in a tree. */
+/* Adds rows of a dense array: loads 8 rows at a time and adds them in a tree. */
 template <mixp_dtype D>
 __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
     int64_t step = m.summed.s[1][0];
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
-/* The same for many runs and many outputs: 32 sums for each output, then these sums in order. */
+/* sum_runs for many runs and many outputs: 32 sums for each output, then these sums in order. */
 const int sums_each = 32;
 
 __global__ void __launch_bounds__(warp_size *sums_each)

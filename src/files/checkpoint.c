@@ -160,14 +160,14 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     plan->metadata = (const char *const(*)[2])pairs;
     if (!pairs) return NULL;
 
-    /* mixprec's pairs. */
+    /* mixprec's own metadata. */
     mixpi_checkpoint_pair(pairs, plan, "format", "pt");
     mixpi_checkpoint_pair(pairs, plan, "mixprec", "1");
     if (what->n_optimizers) mixpi_checkpoint_pair(pairs, plan, mixpi_kinds_key, kinds);
     if (groups && *groups) mixpi_checkpoint_pair(pairs, plan, mixpi_groups_key, groups);
     if (cpu) mixpi_checkpoint_pair(pairs, plan, mixpi_cpu_key, cpu);
 
-    /* The program's. */
+    /* The program's metadata. */
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
@@ -621,7 +621,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
 
-    /* What was made from the old weights is void. */
+    /* Low copies and windows of buffers that knew the old weights are void. */
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)

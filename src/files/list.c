@@ -8,10 +8,10 @@
 typedef enum mixpi_must {
     MIXPI_ANY,
     MIXPI_FINITE,
-    MIXPI_AT_LEAST_0,           /* and finite                                              */
-    MIXPI_BETA,                 /* in [0, 1)                                               */
+    MIXPI_AT_LEAST_0,           /* finite, and at least 0                                  */
+    MIXPI_BETA,                 /* at least 0 and below 1                                  */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_SCALE_OR_0,           /* or 0 for none                                           */
+    MIXPI_SCALE_OR_0,           /* such a scale, or 0 for none                             */
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
@@ -28,8 +28,8 @@ typedef enum mixpi_owner {
     MIXPI_OF_PREDICTION,
     MIXPI_OF_SPIKE,
     MIXPI_OF_WATCH,
-    MIXPI_OF_FORGIVEN,          /* of a scaler under a guard */
-    MIXPI_OF_ADAGRAD,           /* of a group of that kind */
+    MIXPI_OF_FORGIVEN,          /* present with a scaler under a guard */
+    MIXPI_OF_ADAGRAD,           /* present with a group of that kind */
     MIXPI_OF_NADAM
 } mixpi_owner;
 

@@ -33,12 +33,12 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
 }
 
 typedef struct mixpi_form {
-    const mixp_op *op;          /* rounds the result of a reduction. NULL: the result is f32, and
-                                   the function has checked x                              */
-    int dim, keep, correction;  /* correction: of var                                      */
+    const mixp_op *op;          /* operator that rounds the result of a reduction. NULL:
+                                   the result is f32, and x was checked                   */
+    int dim, keep, correction;  /* correction: the C of var's divisor n - C                */
     int wide;                   /* 1: under autocast the result is f32                     */
-    const mixp_loss_desc *desc; /* of losses                                               */
-    float order;                /* of norm                                                 */
+    const mixp_loss_desc *desc; /* options of a loss; otherwise NULL                       */
+    float order;                /* order of a norm                                         */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
@@ -141,8 +141,8 @@ static mixp_result mixpi_finite_or_0(mixp_call *c) {
     return MIXPI_RUN(c, where, &k);
 }
 
-/* The mean was rounded: where values lie near a large offset, by as much as they differ. The mean
- * of the deviations is what the rounding took, and is subtracted in place. A row with Inf has no
+/* The mean was rounded. Where values share a large offset, that error can be as large as their
+ * deviations. It is the mean of the deviations, and is subtracted in place. A row with Inf has no
  * such mean, and keeps its deviations. */
 static mixp_result mixpi_deviation_forward(mixp_call *c) {
     mixpi_deviation *p = (mixpi_deviation *)c->attrs;

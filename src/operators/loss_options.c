@@ -123,7 +123,7 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
 
 /* --- reductions --- */
 
-/* y as desc reduces it, in f32. */
+/* Reduces y, as desc says, in f32. */
 static mixp_tensor *mixpi_reduced_loss(mixp_context *ctx, mixp_tensor *y, const mixp_loss_desc *d) {
     const double first = y && y->rank ? (double)y->shape[0] : 1.0;
     if (d->reduction == MIXP_REDUCE_NONE) return y;
@@ -250,7 +250,7 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
 typedef struct mixpi_loss_row {
     mixp_op_id     id;
     mixp_loss_kind kind;
-    unsigned       has;         /* its options                                             */
+    unsigned       has;         /* set of its options                                      */
 } mixpi_loss_row;
 
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */

@@ -179,9 +179,10 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 
 /* Inputs: x, w, the targets, the bias and the class weights; the last two may be missing. */
 typedef struct mixpi_chunked {
-    mixpi_entropy loss;         /* of all rows; logits and top_rsum of the current chunk   */
+    mixpi_entropy loss;         /* attributes of the loss of all rows, with logits and
+                                   top_rsum of the current chunk                           */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
-    mixp_dtype dtype;           /* of the gradient of the logits, which are f32            */
+    mixp_dtype dtype;           /* dtype of the logits' gradient; the logits are f32       */
     mixp_in x, w, bias;
 } mixpi_chunked;
 

@@ -9,13 +9,13 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
-    mixpi_recipe_call quantise; /* of a linear                                             */
+    mixpi_recipe_call quantise; /* how a linear quantises                                  */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
 typedef struct mixpi_matrices {
     int     rank, vector;
-    int64_t rows, cols;         /* as stored                                               */
+    int64_t rows, cols;         /* rows and columns as stored, before a transposition      */
 } mixpi_matrices;
 
 static mixpi_matrices mixpi_matrices_of(const mixp_tensor *t, int column) {
@@ -637,8 +637,8 @@ static int mixpi_gelu_is_wanted(const mixp_context *ctx, const mixp_tensor *x) {
     return (low == MIXP_F32 ? x->dtype : low) == MIXP_BF16;
 }
 
-/* Do the rules of recipes leave both layers in bf16? One recipe for all linears counts them
- * (keep_first), and needs three operators. */
+/* Do the rules of recipes leave both layers in bf16? A recipe for all linears must count each
+ * linear (keep_first), so it needs the separate operators. */
 static int mixpi_mlp_is_bf16(const mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_recipe *recipe = mixp_autocast_current(ctx).recipe;
     if (!recipe) return 1;

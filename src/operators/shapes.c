@@ -71,7 +71,7 @@ static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
 /* Attributes of transpose, permute and flip. first, strides: where the result's elements lie in
  * x. */
 typedef struct mixpi_reorder {
-    int     n;                  /* -1: dims is NULL                                        */
+    int     n;                  /* number of dims; -1: dims is NULL                        */
     int     dims[MIXP_MAX_RANK];/* up to n dimensions                                      */
     int64_t first, strides[MIXP_MAX_RANK];
 } mixpi_reorder;

@@ -8,7 +8,8 @@
 /* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
-/* The same outside of operators, with a report: the tape reports failures of operators only. */
+/* MIXPI_RUN outside of operators. It reports a failure, because the tape reports those of
+ * operators only. */
 #define MIXPI_STEP_RUN(x, kernel, k) \
     mixpi_note_failure((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 

@@ -379,7 +379,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
         list[n++] = e;
     }
 
-    /* Their tangents, oldest first. */
+    /* Make the tangents of the listed calls' results, oldest first. */
     x->own.tangent = d;
     for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
 

@@ -24,7 +24,7 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
     return at;
 }
 
-/* Decodes the code of a state, whose size is its dtype's. weight: bits beside a split master. */
+/* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
 static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
                               uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);

@@ -92,13 +92,13 @@ struct mixp_optimizer {
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
-    mixp_optimizer  *next;      /* in the context's list                                   */
+    mixp_optimizer  *next;      /* next in the context's list                              */
     /* Used by the ranks. */
     double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
-    int              bit;       /* its bit in a guard's sets of optimizers                 */
+    int              bit;       /* bit of this optimizer in a guard's sets of optimizers   */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;
     int64_t          ema_begun; /* no step has yet changed the averages from this number on */

@@ -39,10 +39,10 @@ typedef struct mixpi_leaf {
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
-    int64_t  first, end;        /* its leaves: [first, end)                                 */
+    int64_t  first, end;        /* numbers of its leaves: first to end - 1                  */
     int64_t  count;             /* elements, including the zeros between tensors            */
     int64_t  each;              /* elements that each rank gets; 0: every rank gets all */
-    mixp_out grads;             /* its range of the arena, or its place in a buffer         */
+    mixp_out grads;             /* range of the arena, or place in a buffer                 */
     mixp_out wire;              /* memory to sum: grads, or a copy in another dtype         */
     void    *held;              /* f32: the sum of earlier walks, or NULL                   */
     int      holds;             /* 1: held contains a sum                                   */
@@ -64,7 +64,7 @@ struct mixpi_exchange {
     mixp_step_state *looks;     /* device memory: the look at each bucket                   */
     int64_t         *first;     /* device memory: each bucket's first leaf                  */
     float           *parts;     /* device memory: divisor of the mean                       */
-    double          *numbers;   /* one number of each rank                                  */
+    double          *numbers;   /* table of one number for each rank                        */
     int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
     int              hold;
     int              unlike;    /* 1: ranks met the new leaves in different orders          */

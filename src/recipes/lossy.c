@@ -54,8 +54,8 @@ typedef struct mixpi_blocks_job {
     mixpi_grid grid;
     double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
     float      tensor;          /* the array's scale                                       */
-    int64_t    rows, cols;      /* of a block                                              */
-    mixp_block_look *strips;    /* of each strip of blocks                                 */
+    int64_t    rows, cols;      /* rows and columns of a block                             */
+    mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
 
 /* Adds the counts of a part. */

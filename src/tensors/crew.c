@@ -26,7 +26,8 @@ struct mixpi_crew {
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
-    void        (*lose)(mixp_context *ctx, const void *scaler);     /* it is about to be freed */
+    void        (*lose)(mixp_context *ctx, const void *scaler);     /* the scaler is about
+                                                                       to be freed           */
     /* optimizers: who keeps the states; the last three only if the states are sharded */
     mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
     const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,

@@ -49,7 +49,9 @@ typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
-enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
+enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* the block of
+                                                                          mixp_recompute
+                                                                          that is running    */
 
 /* The parameters of a context, or its buffers. */
 typedef struct mixpi_params {
@@ -151,7 +153,7 @@ typedef struct mixpi_walk {
     int            running;     /* 1: a walk back is running                               */
     uint64_t       walked_in;   /* generation of the newest walk back that succeeded       */
     mixpi_unscaled unscaled;
-    int            f32_gradients;   /* of the description                                  */
+    int            f32_gradients;   /* the description's f32_gradients                     */
 } mixpi_walk;
 
 /* Scalers, optimizers and their updates; see ../step. */

@@ -60,8 +60,10 @@ struct mixpi_watcher {
     int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_pinned)(const mixp_call *c);
-    mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
-    mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
+    mixpi_lossy *(*operands)(const mixp_call *c);   /* operands of a linear's site; NULL: it
+                                                       has no site                           */
+    mixp_losses *(*losses)(const mixp_call *c);     /* their losses, in device memory; NULL:
+                                                       an error                              */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* walk */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
@@ -69,17 +71,19 @@ struct mixpi_watcher {
     mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
     void        (*walked)(const mixp_context *ctx);
     /* step */
-    uint64_t    (*mark)(const mixp_context *ctx);   /* what all ranks must have alike */
-    void        (*words)(const mixp_context *ctx, double *row);     /* the same, in full */
+    uint64_t    (*mark)(const mixp_context *ctx);   /* hash of what all ranks must have alike */
+    void        (*words)(const mixp_context *ctx, double *row);     /* all words of that,
+                                                                       for a message         */
     void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
     mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
-    void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
+    void        (*lose)(mixp_context *ctx, const void *scaler); /* the scaler is about to be
+                                                                   freed                     */
     /* checkpoints */
     mixp_result (*pack)(mixp_context *ctx);
-    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* the file has as many */
-    int         (*items)(struct mixpi_state *s);    /* 1: there are some */
-    void        (*make_room)(const struct mixpi_state *s);      /* for the sites of its data */
+    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* number of the file's rows */
+    int         (*items)(struct mixpi_state *s);    /* adds the guard's items; 1: some were added */
+    void        (*make_room)(const struct mixpi_state *s);      /* room for the sites of s's data */
     void        (*unpack)(mixp_context *ctx);
 };
 

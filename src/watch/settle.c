@@ -61,7 +61,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
                     mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
                     !value)
-        ->flushed = 1.0; /* all values: zeros are in no count */
+        ->flushed = 1.0; /* all values were flushed: no count has them, for they are zeros now */
 }
 
 /* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
@@ -126,7 +126,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->samples++;
 
     /* A site that stores low falls back if it is in trouble. */
-    if (site->low == MIXP_F32 && site->fallen < 2) return; /* f32 in any case */
+    if (site->low == MIXP_F32 && site->fallen < 2) return; /* stores f32 in any case */
     if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
@@ -146,7 +146,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || mixpi_is_low(site->dtype)) return;
-    if (w->settling_bad && site->value.nonfinite) return; /* its finite values are a part */
+    if (w->settling_bad && site->value.nonfinite) return; /* the finite values are only a part */
     if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;

@@ -45,14 +45,14 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
 
 /* Bits that a sample sets in the verdict of a site. */
 enum {
-    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
-    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
-    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
-    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
-    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_OVERFLOW = 1,     /* the site made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values that the site stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* the whole gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* inputs make the site store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* the site's precision was measured */
     MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
     MIXPI_SAW_IMPRECISE = 64,   /* rounding loses more than the allowed share */
-    MIXPI_SAW_GRAD = 128        /* its gradient was seen, or cannot be seen: see mixpi_saw_grad */
+    MIXPI_SAW_GRAD = 128        /* the gradient was seen, or cannot be seen: see mixpi_saw_grad */
 };
 
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0

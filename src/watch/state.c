@@ -37,9 +37,9 @@ enum {
 
 /* Reasons of a fallback that the values of a site do not show. Checkpoints contain these bits. */
 enum {
-    MIXPI_FELL_GRAD_LARGE = 1,  /* its gradient was too large */
+    MIXPI_FELL_GRAD_LARGE = 1,  /* the gradient was too large */
     MIXPI_FELL_IMPRECISE = 2,   /* rounding lost too much */
-    MIXPI_FELL_GRAD_FLUSHED = 4,    /* its gradient was flushed to zero */
+    MIXPI_FELL_GRAD_FLUSHED = 4,    /* the gradient was flushed to zero */
     MIXPI_FELL_GRAD = MIXPI_FELL_GRAD_LARGE | MIXPI_FELL_GRAD_FLUSHED,
     MIXPI_FELL_ANY = MIXPI_FELL_GRAD | MIXPI_FELL_IMPRECISE
 };
@@ -69,7 +69,7 @@ typedef struct mixpi_site {
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
                                    MIXP_F32: f32 in any case) */
     mixp_dtype   around;        /* the region's low dtype, for the look */
-    int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
+    int32_t      fallen;        /* 1: the site stores f32; 2: it also reads f32 */
     int32_t      falls, clean;
     int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
@@ -80,7 +80,7 @@ typedef struct mixpi_site {
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixpi_lossy  operands[MIXPI_ROLES];
-    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_tensor *read[2];       /* permanent tensors that the site reads */
     mixp_look    value, grad;
     float        scores;        /* of attention: the largest log-sum-exp in the newest sample */
     const char  *op;
@@ -145,7 +145,7 @@ struct mixpi_watch {
     int         n_buckets;      /* largest power of two up to room */
     int         rows_room;      /* sites for which rows and seen have memory */
     int         events_room;    /* events for which there is memory */
-    int         packed, packed_room;    /* rows of hashes and states; those with memory */
+    int         packed, packed_room;    /* rows of hashes and states; rows that have memory */
     int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
@@ -154,7 +154,7 @@ struct mixpi_watch {
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    mixpi_site **sites;         /* chunks */
+    mixpi_site **sites;         /* chunks of the table of sites */
     uint64_t    pass;           /* incremented by each step and each walk back */
     int         reader, input;  /* the site whose input autocast is about to cast, and which input;
                                    0 = autocast casts nothing */
@@ -168,7 +168,7 @@ struct mixpi_watch {
     int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
                                    their states */
     int32_t    *states;
-    int32_t    *operands;       /* the same: [packed, MIXPI_ROLES] */
+    int32_t    *operands;       /* for checkpoints: states of operands, [packed, MIXPI_ROLES] */
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */

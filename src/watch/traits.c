@@ -10,8 +10,8 @@ enum {
     MIXPI_IS_CAST = 1,
     MIXPI_IS_DROPOUT = 2,
     MIXPI_SCALES_LOSS = 4,      /* multiplies a loss by the loss scale */
-    MIXPI_ROUNDS = 8,           /* its precision is measured: it adds or multiplies, and stores a
-                                   low result */
+    MIXPI_ROUNDS = 8,           /* the operator adds or multiplies, and stores a low
+                                   result: its precision is measured                      */
     MIXPI_CUTS = 16,            /* turns numbers, or their gradients, into zeros in f32 as well */
     MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
                                    not finite in f32 either */
