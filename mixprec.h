@@ -152,8 +152,8 @@
  * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
- * for a product and releases them after it: tiles of your own, configured before a call of mixprec
- * in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
+ * for an operator and releases them after it: tiles of your own, configured before a call of
+ * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
  * whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
@@ -200,20 +200,21 @@
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
- * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32.
+ * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
+ * by 16 bits of each probability, see below).
  *
  * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
  * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16. These bits
- * are the same on every machine with that set and at any number of threads. k is cut into
- * ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A pass begins at 0. Each
- * of its blocks has two chains of FMA from 0, one of the even and one of the odd elements. The two
- * chains are added to each other, then to the pass, all to nearest even. Subnormals of bf16 and f32
- * are zeros there (Intel's manual). The passes are added in order; alpha, bias and an old c follow
- * as on other sets.
+ * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16, and in
+ * attention (below). These bits are the same on every machine with that set and at any number of
+ * threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A
+ * pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the even and one of the
+ * odd elements. The two chains are added to each other, then to the pass, all to nearest even.
+ * Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are added in order;
+ * alpha, bias and an old c follow as on other sets.
  *
  * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
  * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
@@ -221,6 +222,19 @@
  * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
  * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
  * bits of AVX-512 instead.
+ *
+ * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
+ * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
+ * are AVX-512's, in f32, with the same random numbers. A score is one pass over d, as above. A
+ * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
+ * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits, and repeated largest scores
+ * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block; its product
+ * with v begins at 0, adds 32 keys at a time, and is added to y in f32. Every 32 keys add lo, then
+ * hi; with f16, whose v, q, k and dy are split as above: lo lo, hi lo (hi of the left factor), hi
+ * hi, lo hi. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over
+ * blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k that
+ * holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, for those queries alone that
+ * see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
  * With portable_bits all SIMD machines have the same bits in the rows of the second column.
  *
@@ -2482,9 +2496,10 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products of bf16 by bf16 and of
-                                   f16 by f16 (each f16 as two bf16). The default where the
-                                   processor has tiles. Its own bits: see INSTRUCTION SETS     */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
+                                   by bf16 and of f16 by f16 (each f16 as two bf16). The default
+                                   where the processor has tiles. Its own bits: see INSTRUCTION
+                                   SETS                                                        */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
                                    the processor has them. Its own bits                        */
     MIXP_ISA_COUNT
@@ -9440,7 +9455,24 @@ static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
 typedef struct mixpi_heads {
     int64_t t, keys, heads, group, d, wide;
     int     pairs;
+    int     tiles;              /* do tiles multiply? MIXPI_NO_TILES, ...                  */
+    int     parts, score_parts; /* bf16 numbers that make a number; 1 = it is stored so    */
 } mixpi_heads;
+
+/* Does an instruction set multiply by Intel's tiles, and how f16? */
+enum {
+    MIXPI_NO_TILES,
+    MIXPI_BY_TILES,             /* bf16; an f16 number is split into two bf16 numbers      */
+    MIXPI_BY_TILES_F16          /* the same, but scores of f16 are products of f16         */
+};
+
+/* What attention takes from an instruction set. lanes: see mixpi_gemm_shape. */
+typedef struct mixpi_attention_set {
+    mixpi_pairs have;
+    int         tiles;
+    int64_t     lanes;
+    mixp_task   forward, backward;
+} mixpi_attention_set;
 
 static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
     mixpi_heads h;
@@ -9451,7 +9483,22 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
     h.d = k->d;
     h.wide = (k->d + 15) / 16 * 16;
     h.pairs = pairs;
+    h.tiles = MIXPI_NO_TILES;
+    h.parts = h.score_parts = 1;
     return h;
+}
+
+/* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
+ * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
+ * batch and beside each number of keys. */
+static void mixpi_heads_take_tiles(mixpi_heads *h, const mixpi_attention_set *set,
+                                   const mixp_attention_args *k, mixp_in other) {
+    const mixp_dtype dtype = k->q.dtype;
+    if (dtype != MIXP_BF16 && dtype != MIXP_F16) return;
+    if (k->k.dtype != dtype || k->v.dtype != dtype || other.dtype != dtype) return;
+    h->tiles = set->tiles;
+    if (dtype == MIXP_F16) h->parts = 2;
+    if (dtype == MIXP_F16 && set->tiles != MIXPI_BY_TILES_F16) h->score_parts = 2;
 }
 
 /* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
@@ -9506,6 +9553,15 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* A block of queries on its way through the keys. */
+typedef struct mixpi_met_queries {
+    int64_t head, q0, rows;
+    int64_t reach;              /* how many keys of the current block row 0 may see        */
+    float  *o;                  /* their results so far                                    */
+    float  *scores;             /* those of the current block of keys, then its weights    */
+    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+} mixpi_met_queries;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
 static int mixpi_attention_bends(const mixp_attention_args *k) {
@@ -9577,6 +9633,12 @@ typedef struct mixpi_attention_grad_job {
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
+/* A block of queries that meets a block of keys. first: the keys that row 0 may see. */
+typedef struct mixpi_met_block {
+    mixpi_some_scores at;
+    int64_t rows, first;
+} mixpi_met_block;
+
 typedef struct mixpi_attention_grad_room {
     float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
@@ -9605,6 +9667,114 @@ static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const
     return c.used;
 }
 
+/* --- by Intel's tiles: see attention_tiles.c --- */
+
+/* A panel: 32 rows of a head in tiles, 32 elements of d after 32. Half a block of keys, or a block
+ * of queries. The number of 16-bit codes in a panel whose numbers have `parts` parts. */
+static int64_t mixpi_panel_codes(const mixpi_heads *h, int parts) {
+    return mixpi_ceil_div(h->d, 32) * 1024 * parts;
+}
+
+static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
+    return (uint16_t *)(void *)mixpi_carve(c, codes / 2);
+}
+
+/* The scratch memory of a forward task. */
+typedef struct mixpi_tiled_room {
+    uint16_t *keys, *values;    /* two panels a block of keys, as scores and sums need them */
+    unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
+    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *q, *p;            /* a block of queries; their weights, in two parts         */
+    float *o, *scores;          /* see mixpi_attention_room                                */
+    float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
+} mixpi_tiled_room;
+
+MIXPI_SELDOM
+static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, float *from) {
+    const int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    const int64_t panel = mixpi_panel_codes(h, h->parts);
+    mixpi_carver c = { from, 0 };
+    room->keys = mixpi_carve_codes(&c, blocks * 2 * mixpi_panel_codes(h, h->score_parts));
+    room->values = mixpi_carve_codes(&c, blocks * 2 * panel);
+    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->rows = mixpi_carve_codes(&c, panel);
+    room->q = mixpi_carve_codes(&c, panel);
+    room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
+    return c.used;
+}
+
+/* The scratch memory of a backward task. A head's queries are counted in blocks. */
+typedef struct mixpi_tiled_grad_room {
+    uint16_t *q, *dy;           /* each block of queries, for scores                       */
+    uint16_t *q_turned, *dy_turned;     /* the same, for dk and dv                         */
+    unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
+    float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
+    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *keys, *values;    /* a block of keys, for scores                             */
+    uint16_t *keys_across;      /* the same, for dq                                        */
+    float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */
+    uint16_t *p, *g;            /* weights and their gradients in two parts: queries by keys */
+    uint16_t *p_across, *g_across;      /* the same as operands on the right               */
+    mixpi_attention_grad_room plain;    /* delta, dk, dv, p, g; all others for blocks with
+                                           values that are not finite                      */
+} mixpi_tiled_grad_room;
+
+MIXPI_SELDOM
+static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
+                                      float *from) {
+    const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
+    const int64_t weights = 2 * MIXPI_QUERIES * MIXPI_KEYS;
+    mixpi_attention_grad_room *plain = &room->plain;
+    mixpi_carver c = { from, 0 };
+    room->q = mixpi_carve_codes(&c, blocks * panel);
+    room->dy = mixpi_carve_codes(&c, blocks * panel);
+    room->q_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->dy_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->dq = mixpi_carve(&c, blocks * MIXPI_QUERIES * h->wide);
+    room->rows = mixpi_carve_codes(&c, panel);
+    room->keys = mixpi_carve_codes(&c, 2 * panel);
+    room->values = mixpi_carve_codes(&c, 2 * panel);
+    room->keys_across = mixpi_carve_codes(&c, 2 * panel);
+    room->dk_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
+    room->dv_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
+    room->p = mixpi_carve_codes(&c, weights);
+    room->g = mixpi_carve_codes(&c, weights);
+    room->p_across = mixpi_carve_codes(&c, weights);
+    room->g_across = mixpi_carve_codes(&c, weights);
+
+    plain->q = plain->score_q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    plain->dy = plain->score_dy = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    plain->dq = NULL;
+    plain->delta = mixpi_carve(&c, h->group * h->t);
+    plain->k = mixpi_carve(&c, block);
+    plain->k_columns = mixpi_carve(&c, block);
+    plain->v_columns = mixpi_carve(&c, block);
+    plain->dk = mixpi_carve(&c, block);
+    plain->dv = mixpi_carve(&c, block);
+    plain->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    plain->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+/* The scratch memory of a task, in floats. */
+static int64_t mixpi_attention_floats(const mixpi_heads *h) {
+    mixpi_attention_room room;
+    mixpi_tiled_room tiled;
+    if (h->tiles) return mixpi_tiled_carve(&tiled, h, NULL);
+    return mixpi_attention_carve(&room, h, NULL);
+}
+static int64_t mixpi_attention_grad_floats(const mixpi_heads *h) {
+    mixpi_attention_grad_room room;
+    mixpi_tiled_grad_room tiled;
+    if (h->tiles) return mixpi_tiled_grad_carve(&tiled, h, NULL);
+    return mixpi_attention_grad_carve(&room, h, NULL);
+}
+
 /* The work of forward: two products for each score, and the score itself. Backward has five
  * products. lanes: see mixpi_cpu_gemm. */
 static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
@@ -9613,18 +9783,18 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
 }
 
 static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
-                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
+                                       const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
-    const int64_t work = mixpi_attention_work(k, lanes);
+    const int64_t work = mixpi_attention_work(k, set->lanes);
     mixpi_attention_job job;
-    mixpi_attention_room room;
     mixp_result r;
     if (mixpi_attention_empty(k)) return MIXP_OK;
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
 
     job.k = k;
-    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(set->have, k->q, k->k));
+    mixpi_heads_take_tiles(&job.heads, set, k, k->q);
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
@@ -9634,16 +9804,15 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 
-    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
+    job.slices.floats = mixpi_attention_floats(&job.heads);
+    return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
 }
 
 static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k,
-                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
+                                                const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job job;
-    mixpi_attention_grad_room room;
     mixp_result r;
     int pairs;
     if (mixpi_attention_empty(forward)) return MIXP_OK;
@@ -9655,15 +9824,17 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
 
     /* Pairs only if all four operands have the same dtype. */
     job.k = k;
-    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    pairs = mixpi_pairs_for(set->have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
 
     job.heads = mixpi_heads_of(forward, pairs);
+    mixpi_heads_take_tiles(&job.heads, set, forward, k->dy);
     job.drops = mixpi_drops_of(forward);
-    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    job.slices.floats = mixpi_attention_grad_floats(&job.heads);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
+                            2 * mixpi_attention_work(forward, set->lanes), set->backward, &job,
+                            &job.slices);
 }
 /* --- update: what is planned once a call: see update.c --------------------------------------- */
 
@@ -13492,7 +13663,9 @@ MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 enum {
     MIXPI_TILES_BF16,           /* bf16 by bf16: TDPBF16PS                                 */
     MIXPI_TILES_F16,            /* f16 by f16: TDPFP16PS, of AMX_FP16                      */
-    MIXPI_TILES_SPLIT           /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+    MIXPI_TILES_SPLIT,          /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+    MIXPI_TILES_SPLIT_A,        /* bf16 by bf16, a split: two TDPBF16PS, first the low parts */
+    MIXPI_TILES_SPLIT_B         /* bf16 by bf16, b split, likewise                         */
 };
 #define MIXPI_TILES_STEP 1024   /* 16-bit numbers in a packed step; split: 2 * this        */
 
@@ -13677,6 +13850,30 @@ MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int t
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
 
+/* A step of which only a is split, or only b: the low parts, then the high parts. */
+MIXPI_V void MIXPI_P(tiles_step_split_a)(const char *a, const char *b, const int tall,
+                                         const int wide) {
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int tall,
+                                         const int wide) {
+    MIXPI_AMX_LOAD(4, a, 64);
+    MIXPI_AMX_LOAD(6, b + 2048, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
                                  const int how) {
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
@@ -13699,11 +13896,13 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
     /* The steps. */
     for (int64_t i = t->steps; i > 0; i--) {
         if (how == MIXPI_TILES_SPLIT) MIXPI_P(tiles_step_split)(a, b, tall, wide);
+        else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
+        else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
         else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
         a += t->a_step;
-        b += how == MIXPI_TILES_SPLIT ? 4096 : 2048;
+        b += how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
     }
-    if (how != MIXPI_TILES_SPLIT && t->a_tail)
+    if (how < MIXPI_TILES_SPLIT && t->a_tail)
         MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
 
     MIXPI_AMX_STORE(0, c, line);
@@ -13726,17 +13925,23 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
 MIXPI_TILES_SUMS(tiles_bf16, MIXPI_TILES_BF16)
 MIXPI_TILES_SUMS(tiles_f16, MIXPI_TILES_F16)
 MIXPI_TILES_SUMS(tiles_apart, MIXPI_TILES_SPLIT)
+MIXPI_TILES_SUMS(tiles_a_apart, MIXPI_TILES_SPLIT_A)
+MIXPI_TILES_SUMS(tiles_b_apart, MIXPI_TILES_SPLIT_B)
 #undef MIXPI_TILES_SUMS
 
 /* Computes t's sums. The calling thread has configured its tiles: MIXPI_AMX_CONFIGURE. */
 MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
-    static void (*const sums[3][2][2])(const mixpi_tiles *) = {
+    static void (*const sums[5][2][2])(const mixpi_tiles *) = {
         { { MIXPI_P(tiles_bf16_11), MIXPI_P(tiles_bf16_12) },
           { MIXPI_P(tiles_bf16_21), MIXPI_P(tiles_bf16_22) } },
         { { MIXPI_P(tiles_f16_11), MIXPI_P(tiles_f16_12) },
           { MIXPI_P(tiles_f16_21), MIXPI_P(tiles_f16_22) } },
         { { MIXPI_P(tiles_apart_11), MIXPI_P(tiles_apart_12) },
-          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } }
+          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } },
+        { { MIXPI_P(tiles_a_apart_11), MIXPI_P(tiles_a_apart_12) },
+          { MIXPI_P(tiles_a_apart_21), MIXPI_P(tiles_a_apart_22) } },
+        { { MIXPI_P(tiles_b_apart_11), MIXPI_P(tiles_b_apart_12) },
+          { MIXPI_P(tiles_b_apart_21), MIXPI_P(tiles_b_apart_22) } }
     };
     sums[t->how][t->rows > 16][t->columns > 16](t);
 }
@@ -14503,6 +14708,51 @@ MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
     MIXPI_P(drop)(&job->drops, random, at->n, s);
 }
 
+/* Begins a block of queries, which have seen nothing yet. */
+MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_queries *s) {
+    s->rows = mixpi_min(MIXPI_QUERIES, job->heads.t - s->q0);
+    memset(s->o, 0, (size_t)(s->rows * job->heads.wide) * sizeof(float));
+    for (int64_t r = 0; r < s->rows; r++) {
+        s->top[r] = MIXPI_LOWEST;
+        s->sum[r] = 0.0f;
+    }
+}
+
+/* The scores that the queries have with a block of keys, of which those before `last` count. */
+MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int64_t k0,
+                                                int64_t last) {
+    mixpi_some_scores at;
+    at.head = s->head;
+    at.query = s->q0;
+    at.key = k0;
+    at.n = mixpi_min(MIXPI_KEYS, last - k0);
+    return at;
+}
+
+/* Turns the scores of a block into weights. */
+MIXPI_K void MIXPI_P(queries_weigh)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                    mixpi_some_scores at) {
+    const mixp_attention_args *k = job->k;
+    int64_t q0 = s->q0, k0 = at.key, reach = at.n, r;
+    if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
+    for (r = 0; r < s->rows; r++) {
+        at.query = q0 + r;
+        MIXPI_P(attention_row)(job, &at, mixpi_min(at.n, reach + r), s->scores + r * MIXPI_KEYS,
+                               &s->top[r], &s->sum[r], s->o + r * job->heads.wide);
+    }
+    s->reach = reach;
+}
+
+/* Writes the results of a block of queries. */
+MIXPI_K void MIXPI_P(queries_end)(const mixpi_attention_job *job, mixpi_met_queries *s) {
+    const mixpi_heads *h = &job->heads;
+    float *lse = job->k->lse + s->head * h->t + s->q0, *o = s->o;
+    for (int64_t r = 0; r < s->rows; r++, o += h->wide)
+        lse[r] = MIXPI_P(attention_end)(job->k, o, h->wide, s->top[r], s->sum[r]);
+    MIXPI_P(head_put)
+    (h, job->k->y, mixpi_head_merged(h, s->head), s->q0, s->rows, s->o);
+}
+
 /* Forward of up to MIXPI_QUERIES queries from q0 on. The room already holds the keys' columns and
  * the values. */
 MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
@@ -14510,43 +14760,27 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         int64_t q0) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = mixpi_keys_until(k, head, q0 + rows);
-    float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
-    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+    int64_t wide = h->wide, k0, last;
+    mixpi_met_queries s;
+    s.head = head;
+    s.q0 = q0;
+    s.o = room->o;
+    s.scores = room->scores;
+    MIXPI_P(queries_begin)(job, &s);
     MIXPI_P(score_rows)
-    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
-
-    /* Nothing is seen yet. */
-    memset(o, 0, (size_t)(rows * wide) * sizeof(float));
-    for (r = 0; r < rows; r++) {
-        top[r] = MIXPI_LOWEST;
-        sum[r] = 0.0f;
-    }
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows, s.rows, room->q);
 
     /* Block by block of keys: scores, the running largest and sum, then values. */
+    last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        int64_t reach = keys;       /* keys row 0 may see */
-        mixpi_some_scores at;
-        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
-        at.head = head;
-        at.query = q0;
-        at.key = k0;
-        at.n = keys;
-        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
-        for (r = 0; r < rows; r++) {
-            at.query = q0 + r;
-            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
-                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
-                                   o + r * wide);
-        }
-        MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
+        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
+        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        MIXPI_P(scores)
+        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
+        MIXPI_P(queries_weigh)(job, &s, at);
+        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + k0 * wide, s.o);
     }
-    for (r = 0; r < rows; r++)
-        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
-    MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
+    MIXPI_P(queries_end)(job, &s);
 }
 
 /* The forward task: some blocks of queries of one head. */
@@ -14577,17 +14811,18 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
 
 /* --- backward --- */
 
-/* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient. row:
- * scratch for one row of y. */
+/* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient, for
+ * `rows` queries from q0 on. row: scratch for one row of y. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
-                                       const float *dy, float *row, float *delta) {
+                                       int64_t q0, int64_t rows, const float *dy, float *row,
+                                       float *delta) {
     const mixpi_heads *h = &job->heads;
     mixp_out y = job->k->forward.y;
     int64_t  i, j;
-    for (i = 0; i < h->t; i++, dy += h->wide) {
+    for (i = 0; i < rows; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
         MIXPI_P(head_rows)
-        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), q0 + i, 1, 1, row);
         for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -14653,43 +14888,57 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     }
 }
 
-/* Backward of the block of keys from k0 on with the block of queries from q0 on: adds to dq, dk and
- * dv. */
-MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
-                                     const mixpi_attention_grad_room *room, int64_t head,
-                                     int64_t k0, int64_t q0) {
+/* Finds the scores that the block of queries from q0 on has with the block of keys from k0 on.
+ * Returns 0 if it has none. */
+MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t head, int64_t k0,
+                                 int64_t q0, mixpi_met_block *m) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
-    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0;
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
-    const float *q, *dy;
-    mixpi_some_scores at;
 
     /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
-    if (reach <= 0) return;
+    if (reach <= 0) return 0;
 
-    n = (reach + 15) / 16 * 16;
-    row = (head % h->group * h->t + q0) * h->wide;
-    q = room->q + row;
-    dy = room->dy + row;
-    at.head = head;
-    at.query = q0;
-    at.key = k0;
-    at.n = reach;
+    m->rows = rows;
+    m->first = first;
+    m->at.head = head;
+    m->at.query = q0;
+    m->at.key = k0;
+    m->at.n = reach;
+    return !MIXPI_P(mask_hides)(k, h, m->at, rows);
+}
 
-    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+/* Backward of a block of queries, which is `row` floats into the room's rows, and a block of keys:
+ * adds to dq, dk and dv. */
+MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
+                                    const mixpi_attention_grad_room *room,
+                                    const mixpi_met_block *m, int64_t row) {
+    const mixpi_heads *h = &job->heads;
+    const int64_t rows = m->rows, reach = m->at.n, n = (reach + 15) / 16 * 16;
+    const float *q = room->q + row, *dy = room->dy + row;
     MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    (h, rows, n, job->k->forward.scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
 
-    /* Weights and score gradients, then the four products that take them. */
-    MIXPI_P(block_grads)(job, room, at, rows, first);
+    /* Weights and score gradients, then the three products that take them. */
+    MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
     MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
+}
+
+/* attention_met for the block of queries from q0 on and the block of keys from k0 on. */
+MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0, int64_t q0) {
+    const mixpi_heads *h = &job->heads;
+    mixpi_met_block m;
+    if (!MIXPI_P(blocks_meet)(job, head, k0, q0, &m)) return;
+    MIXPI_P(attention_met)(job, room, &m, (head % h->group * h->t + q0) * h->wide);
 }
 
 /* Backward of one block of keys against all queries of the group whose first head is `head`. */
@@ -14739,7 +14988,7 @@ MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
     }
     memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
     MIXPI_P(attention_deltas)
-    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+    (job, head, 0, h->t, room->dy + row, room->k, room->delta + g * h->t);
 }
 
 /* The backward task: one head of k and v, with all heads of q that use it. */
@@ -14758,40 +15007,588 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
                           room.dq + g * h->t * h->wide);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return mixpi_cpu_attention(x, k, mixpi_no_pairs, MIXPI_SUM_LANES, MIXPI_P(attention_task)); }
-MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k) {
-    return mixpi_cpu_attention_backward(x, k, mixpi_no_pairs, MIXPI_SUM_LANES,
-                                        MIXPI_P(attention_grad_task));
-}
+/* Attention and its backward pass as a set computes them. */
+#define MIXPI_ATTENTION(name, set)                                                        \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const mixp_attention_args *k)   \
+    { return mixpi_cpu_attention(x, k, &MIXPI_P(set)); }
+#define MIXPI_ATTENTION_BACKWARD(name, set)                                               \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x,                                 \
+                                      const mixp_attention_backward_args *k)              \
+    { return mixpi_cpu_attention_backward(x, k, &MIXPI_P(set)); }
+static const mixpi_attention_set MIXPI_P(attention_set) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_NO_TILES, MIXPI_SUM_LANES,
+    MIXPI_P(attention_task), MIXPI_P(attention_grad_task)
+};
+MIXPI_ATTENTION(attention, attention_set)
+MIXPI_ATTENTION_BACKWARD(attention_backward, attention_set)
 
 /* gemm, attention and its backward with pairs, for a separate table. */
-#define MIXPI_WITH_PAIRS(name)                                                            \
+#define MIXPI_WITH_PAIRS(name, for_bf16, for_f16)                                         \
+    static const mixpi_pairs MIXPI_P(name) = { for_bf16, for_f16 };                       \
+    static const mixpi_attention_set MIXPI_P(attention_set_##name) = {                    \
+        { for_bf16, for_f16 }, MIXPI_NO_TILES, MIXPI_SUM_LANES,                                   \
+        MIXPI_P(attention_task), MIXPI_P(attention_grad_task)                             \
+    };                                                                                    \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
     { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
-    MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
-                                                  const mixp_attention_args *k) {         \
-        return mixpi_cpu_attention(x, k, MIXPI_P(name), MIXPI_SUM_LANES,                  \
-                                   MIXPI_P(attention_task));                              \
-    }                                                                                     \
-    MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
-        const mixp_exec *x, const mixp_attention_backward_args *k) {                      \
-        return mixpi_cpu_attention_backward(x, k, MIXPI_P(name), MIXPI_SUM_LANES,         \
-                                            MIXPI_P(attention_grad_task));                \
-    }
+    MIXPI_ATTENTION(attention_##name, attention_set_##name)                               \
+    MIXPI_ATTENTION_BACKWARD(attention_backward_##name, attention_set_##name)
 #if MIXPI_PASS == 2 && MIXPI_BF16
-static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
-MIXPI_WITH_PAIRS(bf16)
+MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_FLOATS)
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
-static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
-static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
-MIXPI_WITH_PAIRS(f16)
-MIXPI_WITH_PAIRS(bf16)
+MIXPI_WITH_PAIRS(f16, MIXPI_FLOATS, MIXPI_PAIRS_F16)
+MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16)
 #endif
 #undef MIXPI_WITH_PAIRS
 
+/* --- attention by Intel's tiles (AMX) ------------------------------------------------------- *
+ *
+ * The blocks, masks, softmax and random numbers are attention.c's; tiles compute the products of a
+ * block of 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
+ * split into two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8
+ * bits and a rounded rest of 8 bits: it keeps 16 bits. Products of two parts begin with the smaller
+ * parts.
+ *
+ * A product by tiles would turn the Inf of v into NaN where a part of its weight is 0. So tiles
+ * read 0 for a number that is not finite. In the forward pass such a number's scores, or its
+ * products with weights, are then computed in f32. They reach the queries that see its key, and no
+ * other query's bits change. In the backward pass a block of queries and a block of keys that meet
+ * such a number are computed by attention.c.
+ */
+#if MIXPI_PASS == 2 && MIXPI_AMX
+
+/* How tiles multiply scores, and weights by other numbers. */
+MIXPI_V int MIXPI_P(tiled_scores_by)(const mixpi_heads *h) {
+    if (h->parts == 1) return MIXPI_TILES_BF16;
+    return h->score_parts == 1 ? MIXPI_TILES_F16 : MIXPI_TILES_SPLIT;
+}
+
+/* --- panels --- */
+
+/* Copies up to 32 rows of a head from `row` on to a panel and puts 0 for numbers that are not
+ * finite, beyond d and beyond the rows. Returns nonzero if a number is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
+                                     int64_t rows, int parts, uint16_t *to) {
+    const uint16_t *from = (const uint16_t *)a.data + at.first + row * at.ld;
+    const __m512i exponent = _mm512_set1_epi16(a.dtype == MIXP_F16 ? 0x7C00 : 0x7F80);
+    __mmask32 bad = 0;
+    for (int64_t j = 0; j < h->d; j += 32, to += parts * 1024) {
+        const __mmask32 there = MIXPI_P(tiles_lanes)(h->d - j);
+        for (int i = 0; i < 32; i++) {
+            __m512i x = _mm512_setzero_si512();
+            if (i < rows) x = _mm512_maskz_loadu_epi16(there, from + i * at.ld + j);
+            __mmask32 odd = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+            bad |= odd;
+            _mm512_storeu_si512(to + 32 * i, _mm512_maskz_mov_epi16((__mmask32)~odd, x));
+        }
+        if (parts == 2) (void)MIXPI_P(tiles_split)(to, 32);
+    }
+    return bad;
+}
+
+/* Turns each tile of a panel: rows that are summed along d become columns. */
+MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
+                                    uint16_t *to) {
+    const int64_t codes = mixpi_panel_codes(h, parts);
+    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_turn)(to + i, panel + i, 32);
+}
+
+/* Makes operands on the right from a panel of keys, to be summed over keys: 32 columns of d after
+ * 32. half: which 32 keys of a block of 64. */
+MIXPI_K void MIXPI_P(tiled_across)(const mixpi_heads *h, const uint16_t *panel, int half,
+                                   uint16_t *block) {
+    const int64_t steps = mixpi_ceil_div(h->d, 32);
+    for (int64_t s = 0; s < steps; s++)
+        for (int p = 0; p < h->parts; p++) {
+            uint16_t *to = block + ((2 * s + half) * h->parts + p) * 1024;
+            MIXPI_P(tiles_across)(to, panel + (s * h->parts + p) * 1024, 32, 32, 32);
+        }
+}
+
+/* --- products --- */
+
+/* scores[rows, n] = scale * q k'. keys: two panels. n is whole vectors. */
+MIXPI_K void MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t rows, int64_t n, float scale,
+                                   const uint16_t *q, const uint16_t *keys, float *scores) {
+    const mixpi_v by = mixpi_vset(scale);
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a = q;
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = h->score_parts * 2048;
+    t.steps = mixpi_ceil_div(h->d, 32);
+    t.c_row = MIXPI_KEYS;
+    t.rows = rows;
+    t.how = MIXPI_P(tiled_scores_by)(h);
+    for (int64_t j = 0; j < n; j += 32) {
+        t.b = keys + j / 32 * mixpi_panel_codes(h, h->score_parts);
+        t.c = scores + j;
+        t.columns = n - j;
+        MIXPI_P(tiles_sum)(&t);
+    }
+    if (scale == 1.0f) return;
+    for (int64_t i = 0; i < rows; i++, scores += MIXPI_KEYS) MIXPI_P(scale_row)(scores, n, by);
+}
+
+/* Splits two vectors of weights: the upper 8 bits to `high`, the rest, rounded to 8 bits, to `low`.
+ * Returns the lanes of `high` that are not finite. */
+MIXPI_V __mmask32 MIXPI_P(tiled_split)(mixpi_v x, mixpi_v y, uint16_t *high, uint16_t *low) {
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
+                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
+                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
+    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
+    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
+    const __m512i codes = _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+    _mm512_storeu_si512(high, codes);
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi16((__m512i)r, (__m512i)upper, (__m512i)s));
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
+}
+
+/* Splits rows of n weights, in whole vectors, to two steps of an operand on the left. Returns
+ * nonzero if a weight is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_weights)(const float *weights, int64_t rows, int64_t n,
+                                        uint16_t *to) {
+    __mmask32 bad = 0;
+    for (int64_t i = 0; i < rows; i++, weights += MIXPI_KEYS, to += 32)
+        for (int64_t j = 0; j < n; j += 32) {
+            uint16_t *step = to + j * 64;
+            mixpi_v y = mixpi_vzero();
+            if (j + 16 < n) y = mixpi_vload(weights + j + 16);
+            bad |= MIXPI_P(tiled_split)(mixpi_vload(weights + j), y, step, step + 1024);
+        }
+    return bad;
+}
+
+/* The product of weights, an operand on the left that tiled_weights made of n columns, by the
+ * columns [column, column + 32) of b, an operand of keys that tiled_across made. */
+MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, int64_t n,
+                                           const uint16_t *weights, const uint16_t *b,
+                                           int64_t column) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a = weights;
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = 4096;
+    t.b = b + column * 64 * h->parts;
+    t.steps = mixpi_ceil_div(n, 32);
+    t.rows = rows;
+    t.columns = mixpi_min(32, h->wide - column);
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_A : MIXPI_TILES_SPLIT;
+    return t;
+}
+
+/* --- forward --- */
+
+/* Makes the operands of one block of keys of a head: keys before `last` count. */
+MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                 int64_t head, int64_t k0, int64_t last) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    const int64_t block = k0 / MIXPI_KEYS, panel = mixpi_panel_codes(h, h->score_parts);
+    uint16_t *keys = room->keys + block * 2 * panel;
+    uint16_t *values = room->values + block * 2 * mixpi_panel_codes(h, h->parts);
+    room->odd[block] = 0;
+    for (int half = 0; half < 2; half++) {
+        const int64_t row = k0 + 32 * half, rows = mixpi_min(32, last - row);
+        if (MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows))
+            room->odd[block] |= 1;
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, keys + half * panel);
+        if (MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->parts, room->rows))
+            room->odd[block] |= 2;
+        MIXPI_P(tiled_across)(h, room->rows, half, values);
+    }
+}
+
+/* Is a number of a row of f32 Inf or NaN? */
+MIXPI_V int MIXPI_P(row_is_odd)(const float *row, int64_t n) {
+    __mmask16 odd = 0;
+    for (int64_t j = 0; j < n; j += 16)
+        odd |= _mm512_fpclass_ps_mask(mixpi_vload(row + j), 0x99); /* NaN, Inf, -Inf */
+    return odd != 0;
+}
+
+MIXPI_V float MIXPI_P(row_dot)(const float *a, const float *b, int64_t n) {
+    mixpi_v sum = mixpi_vzero();
+    for (int64_t j = 0; j < n; j += 16)
+        sum = mixpi_vfma(mixpi_vload(a + j), mixpi_vload(b + j), sum);
+    return mixpi_vsum(sum);
+}
+
+/* Computes the scores whose query or key is not finite. odd_q: is a query not finite? */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
+                                       const mixpi_tiled_room *room, const mixpi_met_queries *s,
+                                       mixpi_some_scores at, int odd_q) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    float *q = room->plain, *key = q + MIXPI_QUERIES * h->wide;
+    int    odd[MIXPI_QUERIES];
+    MIXPI_P(head_rows)
+    (h, k->q, mixpi_head_at(&k->q_at, h, s->head), s->q0, s->rows, s->rows, q);
+    for (int64_t r = 0; r < s->rows; r++)
+        odd[r] = odd_q && MIXPI_P(row_is_odd)(q + r * h->wide, h->wide);
+
+    for (int64_t j = 0; j < at.n; j++) {
+        int odd_key;
+        MIXPI_P(head_rows)
+        (h, k->k, mixpi_head_met(&k->k_at, h, s->head), at.key + j, 1, 1, key);
+        odd_key = MIXPI_P(row_is_odd)(key, h->wide);
+        for (int64_t r = 0; r < s->rows; r++)
+            if (odd_key || odd[r])
+                s->scores[r * MIXPI_KEYS + j] =
+                    k->scale * MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
+    }
+}
+
+/* Adds the products of weights with numbers of v that are not finite, for the queries that see
+ * their keys. */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
+                                       const mixpi_tiled_room *room, const mixpi_met_queries *s,
+                                       mixpi_some_scores at) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    float *v = room->plain;
+    for (int64_t j = 0; j < at.n; j++) {
+        MIXPI_P(head_rows)
+        (h, k->v, mixpi_head_met(&k->v_at, h, s->head), at.key + j, 1, 1, v);
+        for (int64_t r = 0; r < s->rows; r++) {
+            const mixpi_v p = mixpi_vset(s->scores[r * MIXPI_KEYS + j]);
+            float *o = s->o + r * h->wide;
+            if (j >= s->reach + r) continue;
+            for (int64_t c = 0; c < h->wide; c += 16) {
+                mixpi_v x = mixpi_vload(v + c), sum = mixpi_vload(o + c);
+                __mmask16 odd = _mm512_fpclass_ps_mask(x, 0x99); /* NaN, Inf, -Inf */
+                mixpi_vstore(o + c, _mm512_mask_mov_ps(sum, odd, mixpi_vfma(p, x, sum)));
+            }
+        }
+    }
+}
+
+/* o += p v. The sums of the block begin at 0, and are then added to o: a block whose weights are
+ * all 0 changes no bit of o. */
+MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
+                                       const mixpi_met_queries *s, mixpi_some_scores at) {
+    const int64_t n = (at.n + 15) / 16 * 16;
+    const uint16_t *values = room->values + at.key / 32 * mixpi_panel_codes(h, h->parts);
+    float sums[MIXPI_QUERIES * 32];
+    (void)MIXPI_P(tiled_weights)(s->scores, s->rows, n, room->p);
+    for (int64_t c = 0; c < h->wide; c += 32) {
+        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, s->rows, n, room->p, values, c);
+        t.c = sums;
+        t.c_row = 32;
+        MIXPI_P(tiles_sum)(&t);
+        for (int64_t r = 0; r < s->rows; r++) {
+            float *o = s->o + r * h->wide + c, *sum = sums + 32 * r;
+            for (int64_t j = 0; j < t.columns; j += 16)
+                mixpi_vstore(o + j, mixpi_vadd(mixpi_vload(o + j), mixpi_vload(sum + j)));
+        }
+    }
+}
+
+/* attention_queries by tiles. */
+MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                    int64_t head, int64_t q0) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
+    int64_t k0, last;
+    int     odd_q;
+    mixpi_met_queries s;
+    s.head = head;
+    s.q0 = q0;
+    s.o = room->o;
+    s.scores = room->scores;
+    MIXPI_P(queries_begin)(job, &s);
+    odd_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
+                                h->score_parts, room->q) != 0;
+
+    last = mixpi_keys_until(k, head, q0 + s.rows);
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
+        const int64_t block = k0 / MIXPI_KEYS;
+        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        MIXPI_P(tiled_scores)
+        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->keys + block * pair, s.scores);
+        if (odd_q || room->odd[block] & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
+        MIXPI_P(queries_weigh)(job, &s, at);
+        MIXPI_P(tiled_add_values)(h, room, &s, at);
+        if (room->odd[block] & 2) MIXPI_P(tiled_odd_values)(job, room, &s, at);
+    }
+    MIXPI_P(queries_end)(job, &s);
+}
+
+/* attention_task by tiles, if tiles multiply these dtypes. */
+MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_job *job = (const mixpi_attention_job *)arg;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = index / job->chunks, chunk = index % job->chunks;
+    const int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    const int64_t first = blocks * chunk / job->chunks, end = blocks * (chunk + 1) / job->chunks;
+    mixpi_tiled_room room;
+    int64_t last, k0, i;
+    if (!h->tiles) {
+        MIXPI_P(attention_task)(arg, index, worker);
+        return;
+    }
+
+    (void)mixpi_tiled_carve(&room, h, mixpi_slice(&job->slices, worker));
+    last = mixpi_keys_until(job->k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) MIXPI_P(tiled_keys)(job, &room, head, k0, last);
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (i = first; i < end; i++) MIXPI_P(tiled_queries)(job, &room, head, i * MIXPI_QUERIES);
+    MIXPI_AMX_RELEASE();
+}
+
+/* --- backward --- */
+
+/* Turns a panel: rows of d that are summed over queries. */
+MIXPI_K void MIXPI_P(tiled_turn)(const mixpi_heads *h, const uint16_t *panel, uint16_t *to) {
+    const int64_t codes = mixpi_panel_codes(h, h->parts);
+    for (int64_t i = 0; i < codes; i += 1024)
+        MIXPI_P(tiles_a_turned)(to + i, panel + i, 32, 32, 32);
+}
+
+/* The number of a block of queries among those of the group. */
+MIXPI_V int64_t MIXPI_P(tiled_block)(const mixpi_heads *h, int64_t head, int64_t q0) {
+    return head % h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES) + q0 / MIXPI_QUERIES;
+}
+
+/* Makes the operands of a block of queries, clears its dq and computes its delta. */
+MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
+                                 const mixpi_tiled_grad_room *room, int64_t head, int64_t q0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_q = mixpi_head_at(&k->q_at, h, head), at_dy = mixpi_head_merged(h, head);
+    const int64_t block = MIXPI_P(tiled_block)(h, head, q0), panel = mixpi_panel_codes(h, h->parts);
+    const int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), at = block * panel;
+    const mixp_in dy = job->k->dy;
+    float *delta = room->plain.delta + head % h->group * h->t + q0;
+    unsigned odd;
+
+    odd = MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->score_parts, room->q + at);
+    odd |= MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->score_parts, room->dy + at);
+    room->odd[block] = odd != 0;
+    (void)MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->parts, room->rows);
+    MIXPI_P(tiled_turn)(h, room->rows, room->q_turned + at);
+    (void)MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->parts, room->rows);
+    MIXPI_P(tiled_turn)(h, room->rows, room->dy_turned + at);
+
+    memset(room->dq + block * MIXPI_QUERIES * h->wide, 0,
+           (size_t)(MIXPI_QUERIES * h->wide) * sizeof(float));
+    MIXPI_P(head_rows)(h, dy, at_dy, q0, rows, rows, room->plain.dy);
+    MIXPI_P(attention_deltas)(job, head, q0, rows, room->plain.dy, room->plain.k, delta);
+}
+
+/* attention_met of attention.c, for blocks that meet a number that is not finite. dq: that of the
+ * block of queries. */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_met)(const mixpi_attention_grad_job *job,
+                                    const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                    float *dq) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = m->at.head, k0 = m->at.key, q0 = m->at.query;
+    mixpi_attention_grad_room r = room->plain;
+    r.dq = dq;
+    MIXPI_P(head_rows)
+    (h, k->v, mixpi_head_met(&k->v_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
+    MIXPI_P(columns_of)(h, r.k, r.v_columns);
+    MIXPI_P(head_rows)
+    (h, k->k, mixpi_head_met(&k->k_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
+    MIXPI_P(columns_of)(h, r.k, r.k_columns);
+    MIXPI_P(head_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, m->rows, m->rows, r.q);
+    MIXPI_P(head_rows)(h, job->k->dy, mixpi_head_merged(h, head), q0, m->rows, m->rows, r.dy);
+    MIXPI_P(attention_met)(job, &r, m, 0);
+}
+
+/* sums[d, n] += turned[d, 32 queries] weights[32 queries, n], the sums in rows of MIXPI_KEYS. */
+MIXPI_K void MIXPI_P(tiled_add_by_keys)(const mixpi_heads *h, int64_t n, const uint16_t *turned,
+                                        const uint16_t *weights, float *sums) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.steps = 1;
+    t.c_row = MIXPI_KEYS;
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
+    t.more = 1;
+    for (int64_t i = 0; i < h->d; i += 32)
+        for (int64_t j = 0; j < n; j += 32) {
+            t.a = turned + i * 32 * h->parts;
+            t.b = weights + j * 64;
+            t.c = sums + i * MIXPI_KEYS + j;
+            t.rows = mixpi_min(32, h->d - i);
+            t.columns = n - j;
+            MIXPI_P(tiles_sum)(&t);
+        }
+}
+
+/* Makes operands on the right, summed over queries, of weights that tiled_weights has split. */
+MIXPI_V void MIXPI_P(tiled_weights_across)(const uint16_t *weights, int64_t rows, int64_t n,
+                                           uint16_t *to) {
+    const int64_t codes = mixpi_ceil_div(n, 32) * 2048;
+    for (int64_t i = 0; i < codes; i += 1024)
+        MIXPI_P(tiles_across)(to + i, weights + i, 32, 32, rows);
+}
+
+/* attention_met by tiles. odd: is a number of the block of keys not finite? */
+MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
+                                const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                int odd) {
+    const mixpi_heads *h = &job->heads;
+    const int64_t block = MIXPI_P(tiled_block)(h, m->at.head, m->at.query);
+    const int64_t at = block * mixpi_panel_codes(h, h->parts);
+    const int64_t rows = m->rows, n = (m->at.n + 15) / 16 * 16;
+    float *dq = room->dq + block * MIXPI_QUERIES * h->wide, *p = room->plain.p, *g = room->plain.g;
+    unsigned bad = odd || room->odd[block];
+
+    /* Weights and score gradients, in two parts. */
+    if (!bad) {
+        MIXPI_P(tiled_scores)
+        (h, rows, n, job->k->forward.scale, room->q + at, room->keys, p);
+        MIXPI_P(tiled_scores)(h, rows, n, 1.0f, room->dy + at, room->values, g);
+        MIXPI_P(block_grads)(job, &room->plain, m->at, rows, m->first);
+        bad = MIXPI_P(tiled_weights)(p, rows, n, room->p);
+        bad |= MIXPI_P(tiled_weights)(g, rows, n, room->g);
+    }
+    if (bad) {
+        MIXPI_P(tiled_odd_met)(job, room, m, dq);
+        return;
+    }
+
+    /* The three products that take them. */
+    MIXPI_P(tiled_weights_across)(room->p, rows, n, room->p_across);
+    MIXPI_P(tiled_weights_across)(room->g, rows, n, room->g_across);
+    MIXPI_P(tiled_add_by_keys)(h, n, room->dy_turned + at, room->p_across, room->dv_turned);
+    MIXPI_P(tiled_add_by_keys)(h, n, room->q_turned + at, room->g_across, room->dk_turned);
+    for (int64_t c = 0; c < h->wide; c += 32) {
+        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, rows, n, room->g, room->keys_across, c);
+        t.c = dq + c;
+        t.c_row = h->wide;
+        t.more = 1;
+        MIXPI_P(tiles_sum)(&t);
+    }
+}
+
+/* rows[MIXPI_KEYS, wide] += the transpose of sums, whose rows have MIXPI_KEYS. */
+MIXPI_K void MIXPI_P(tiled_add_turned)(const mixpi_heads *h, const float *sums, float *rows) {
+    float turned[16 * 16];
+    for (int64_t key = 0; key < MIXPI_KEYS; key += 16)
+        for (int64_t c = 0; c < h->wide; c += 16) {
+            float *to = rows + key * h->wide + c;
+            MIXPI_P(transpose16)(turned, 16, sums + c * MIXPI_KEYS + key, MIXPI_KEYS);
+            for (int i = 0; i < 16; i++, to += h->wide)
+                mixpi_vstore(to, mixpi_vadd(mixpi_vload(to), mixpi_vload(turned + 16 * i)));
+        }
+}
+
+/* Makes the operands of the block of keys from k0 on. Returns nonzero if a key or value that a
+ * query may see is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_grad_keys)(const mixpi_attention_grad_job *job,
+                                          const mixpi_tiled_grad_room *room, int64_t head,
+                                          int64_t k0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    const int64_t panel = mixpi_panel_codes(h, h->score_parts);
+    unsigned odd = 0;
+    for (int half = 0; half < 2; half++) {
+        const int64_t row = k0 + 32 * half;
+        const int64_t rows = mixpi_min(32, mixpi_keys_of(k, head) - row);
+        odd |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, room->rows);
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->values + half * panel);
+        odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows);
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->keys + half * panel);
+        (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, room->rows);
+        MIXPI_P(tiled_across)(h, room->rows, half, room->keys_across);
+    }
+    return odd;
+}
+
+/* attention_keys by tiles. */
+MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
+                                         const mixpi_tiled_grad_room *room, int64_t head,
+                                         int64_t k0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
+    const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+    const size_t  turned = (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS) * sizeof(float);
+    const int     odd = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
+    float *dk = room->plain.dk, *dv = room->plain.dv;
+    mixpi_met_block m;
+    memset(dk, 0, bytes);
+    memset(dv, 0, bytes);
+    memset(room->dk_turned, 0, turned);
+    memset(room->dv_turned, 0, turned);
+
+    /* Every block of queries adds to both gradients. */
+    for (int64_t g = 0; g < h->group; g++)
+        for (int64_t q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
+                MIXPI_P(tiled_met)(job, room, &m, odd);
+
+    MIXPI_P(tiled_add_turned)(h, room->dk_turned, dk);
+    MIXPI_P(tiled_add_turned)(h, room->dv_turned, dv);
+    if (job->k->dk.data)
+        MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);
+    if (job->k->dv.data)
+        MIXPI_P(head_put)(h, job->k->dv, mixpi_head_met(&k->v_at, h, head), k0, keys, dv);
+}
+
+/* attention_grad_task by tiles, if tiles multiply these dtypes. */
+MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = index * h->group, blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    mixpi_tiled_grad_room room;
+    int64_t g, i;
+    if (!h->tiles) {
+        MIXPI_P(attention_grad_task)(arg, index, worker);
+        return;
+    }
+
+    (void)mixpi_tiled_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++)
+        for (i = 0; i < blocks; i++) MIXPI_P(tiled_load)(job, &room, head + g, i * MIXPI_QUERIES);
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (i = 0; i < h->keys; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, head, i);
+    MIXPI_AMX_RELEASE();
+
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * blocks * MIXPI_QUERIES * h->wide);
+}
+
+/* --- the two sets --- */
+
+static const mixpi_attention_set MIXPI_P(tiled_set) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_BY_TILES, 4 * MIXPI_SUM_LANES,
+    MIXPI_P(tiled_task), MIXPI_P(tiled_grad_task)
+};
+static const mixpi_attention_set MIXPI_P(tiled_set_f16) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_BY_TILES_F16, 4 * MIXPI_SUM_LANES,
+    MIXPI_P(tiled_task), MIXPI_P(tiled_grad_task)
+};
+MIXPI_ATTENTION(attention_amx, tiled_set)
+MIXPI_ATTENTION_BACKWARD(attention_backward_amx, tiled_set)
+MIXPI_ATTENTION(attention_amx_f16, tiled_set_f16)
+MIXPI_ATTENTION_BACKWARD(attention_backward_amx_f16, tiled_set_f16)
+#endif
+#undef MIXPI_ATTENTION
+#undef MIXPI_ATTENTION_BACKWARD
 /* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
  *
  * All active gradients are cut into chunks of a fixed size, across tensors. One parallel loop runs
@@ -16284,9 +17081,10 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_bf16) =
 #endif
 #if MIXPI_PASS == 2 && MIXPI_AMX
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx) =
-    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
+    MIXPI_TABLE(MIXPI_P(attention_amx), MIXPI_P(attention_backward_amx), MIXPI_P(gemm_amx));
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx_f16) =
-    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
+    MIXPI_TABLE(MIXPI_P(attention_amx_f16), MIXPI_P(attention_backward_amx_f16),
+                MIXPI_P(gemm_amx_f16));
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =

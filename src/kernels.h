@@ -26,9 +26,10 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON,
     MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
-    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products of bf16 by bf16 and of
-                                   f16 by f16 (each f16 as two bf16). The default where the
-                                   processor has tiles. Its own bits: see INSTRUCTION SETS     */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
+                                   by bf16 and of f16 by f16 (each f16 as two bf16). The default
+                                   where the processor has tiles. Its own bits: see INSTRUCTION
+                                   SETS                                                        */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
                                    the processor has them. Its own bits                        */
     MIXP_ISA_COUNT

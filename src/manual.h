@@ -152,8 +152,8 @@
  * why. mixp_cpu requests the tiles. From then on Linux refuses signal stacks below AT_MINSIGSTKSZ
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
- * for a product and releases them after it: tiles of your own, configured before a call of mixprec
- * in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
+ * for an operator and releases them after it: tiles of your own, configured before a call of
+ * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
  * whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
@@ -200,20 +200,21 @@
  *
  * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
  * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
- * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32.
+ * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32 (AMX:
+ * by 16 bits of each probability, see below).
  *
  * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
  * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
  * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
  * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
  *
- * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16. These bits
- * are the same on every machine with that set and at any number of threads. k is cut into
- * ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A pass begins at 0. Each
- * of its blocks has two chains of FMA from 0, one of the even and one of the odd elements. The two
- * chains are added to each other, then to the pass, all to nearest even. Subnormals of bf16 and f32
- * are zeros there (Intel's manual). The passes are added in order; alpha, bias and an old c follow
- * as on other sets.
+ * The two AMX sets have their own bits in products of bf16 by bf16 and of f16 by f16, and in
+ * attention (below). These bits are the same on every machine with that set and at any number of
+ * threads. k is cut into ceil(k / 1024) passes of equal length, rounded up to whole blocks of 32. A
+ * pass begins at 0. Each of its blocks has two chains of FMA from 0, one of the even and one of the
+ * odd elements. The two chains are added to each other, then to the pass, all to nearest even.
+ * Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are added in order;
+ * alpha, bias and an old c follow as on other sets.
  *
  * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
  * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
@@ -221,6 +222,19 @@
  * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
  * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
  * bits of AVX-512 instead.
+ *
+ * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
+ * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
+ * are AVX-512's, in f32, with the same random numbers. A score is one pass over d, as above. A
+ * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
+ * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits, and repeated largest scores
+ * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block; its product
+ * with v begins at 0, adds 32 keys at a time, and is added to y in f32. Every 32 keys add lo, then
+ * hi; with f16, whose v, q, k and dy are split as above: lo lo, hi lo (hi of the left factor), hi
+ * hi, lo hi. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over
+ * blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k that
+ * holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, for those queries alone that
+ * see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
  * With portable_bits all SIMD machines have the same bits in the rows of the second column.
  *

@@ -85,6 +85,7 @@ MIXPI_SMALL_END
 #include "cpu/gemm_tiles.c"
 MIXPI_SMALL_BEGIN
 #include "cpu/attention.c"
+#include "cpu/attention_tiles.c"
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"

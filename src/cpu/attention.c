@@ -292,6 +292,51 @@ MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
     MIXPI_P(drop)(&job->drops, random, at->n, s);
 }
 
+/* Begins a block of queries, which have seen nothing yet. */
+MIXPI_K void MIXPI_P(queries_begin)(const mixpi_attention_job *job, mixpi_met_queries *s) {
+    s->rows = mixpi_min(MIXPI_QUERIES, job->heads.t - s->q0);
+    memset(s->o, 0, (size_t)(s->rows * job->heads.wide) * sizeof(float));
+    for (int64_t r = 0; r < s->rows; r++) {
+        s->top[r] = MIXPI_LOWEST;
+        s->sum[r] = 0.0f;
+    }
+}
+
+/* The scores that the queries have with a block of keys, of which those before `last` count. */
+MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int64_t k0,
+                                                int64_t last) {
+    mixpi_some_scores at;
+    at.head = s->head;
+    at.query = s->q0;
+    at.key = k0;
+    at.n = mixpi_min(MIXPI_KEYS, last - k0);
+    return at;
+}
+
+/* Turns the scores of a block into weights. */
+MIXPI_K void MIXPI_P(queries_weigh)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                    mixpi_some_scores at) {
+    const mixp_attention_args *k = job->k;
+    int64_t q0 = s->q0, k0 = at.key, reach = at.n, r;
+    if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
+    for (r = 0; r < s->rows; r++) {
+        at.query = q0 + r;
+        MIXPI_P(attention_row)(job, &at, mixpi_min(at.n, reach + r), s->scores + r * MIXPI_KEYS,
+                               &s->top[r], &s->sum[r], s->o + r * job->heads.wide);
+    }
+    s->reach = reach;
+}
+
+/* Writes the results of a block of queries. */
+MIXPI_K void MIXPI_P(queries_end)(const mixpi_attention_job *job, mixpi_met_queries *s) {
+    const mixpi_heads *h = &job->heads;
+    float *lse = job->k->lse + s->head * h->t + s->q0, *o = s->o;
+    for (int64_t r = 0; r < s->rows; r++, o += h->wide)
+        lse[r] = MIXPI_P(attention_end)(job->k, o, h->wide, s->top[r], s->sum[r]);
+    MIXPI_P(head_put)
+    (h, job->k->y, mixpi_head_merged(h, s->head), s->q0, s->rows, s->o);
+}
+
 /* Forward of up to MIXPI_QUERIES queries from q0 on. The room already holds the keys' columns and
  * the values. */
 MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
@@ -299,43 +344,27 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
                                         int64_t q0) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
-    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
-    int64_t last = mixpi_keys_until(k, head, q0 + rows);
-    float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
-    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+    int64_t wide = h->wide, k0, last;
+    mixpi_met_queries s;
+    s.head = head;
+    s.q0 = q0;
+    s.o = room->o;
+    s.scores = room->scores;
+    MIXPI_P(queries_begin)(job, &s);
     MIXPI_P(score_rows)
-    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
-
-    /* Nothing is seen yet. */
-    memset(o, 0, (size_t)(rows * wide) * sizeof(float));
-    for (r = 0; r < rows; r++) {
-        top[r] = MIXPI_LOWEST;
-        sum[r] = 0.0f;
-    }
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows, s.rows, room->q);
 
     /* Block by block of keys: scores, the running largest and sum, then values. */
+    last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
-        int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        int64_t reach = keys;       /* keys row 0 may see */
-        mixpi_some_scores at;
-        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
-        at.head = head;
-        at.query = q0;
-        at.key = k0;
-        at.n = keys;
-        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
-        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
-        for (r = 0; r < rows; r++) {
-            at.query = q0 + r;
-            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
-                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
-                                   o + r * wide);
-        }
-        MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
+        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
+        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        MIXPI_P(scores)
+        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->columns + k0 * wide, s.scores);
+        MIXPI_P(queries_weigh)(job, &s, at);
+        MIXPI_P(add_by_queries)(h, s.rows, at.n, s.scores, room->v + k0 * wide, s.o);
     }
-    for (r = 0; r < rows; r++)
-        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
-    MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
+    MIXPI_P(queries_end)(job, &s);
 }
 
 /* The forward task: some blocks of queries of one head. */
@@ -366,17 +395,18 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
 
 /* --- backward --- */
 
-/* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient. row:
- * scratch for one row of y. */
+/* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient, for
+ * `rows` queries from q0 on. row: scratch for one row of y. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
-                                       const float *dy, float *row, float *delta) {
+                                       int64_t q0, int64_t rows, const float *dy, float *row,
+                                       float *delta) {
     const mixpi_heads *h = &job->heads;
     mixp_out y = job->k->forward.y;
     int64_t  i, j;
-    for (i = 0; i < h->t; i++, dy += h->wide) {
+    for (i = 0; i < rows; i++, dy += h->wide) {
         mixpi_v sum = mixpi_vzero();
         MIXPI_P(head_rows)
-        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), q0 + i, 1, 1, row);
         for (j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
@@ -442,43 +472,57 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     }
 }
 
-/* Backward of the block of keys from k0 on with the block of queries from q0 on: adds to dq, dk and
- * dv. */
-MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
-                                     const mixpi_attention_grad_room *room, int64_t head,
-                                     int64_t k0, int64_t q0) {
+/* Finds the scores that the block of queries from q0 on has with the block of keys from k0 on.
+ * Returns 0 if it has none. */
+MIXPI_K int MIXPI_P(blocks_meet)(const mixpi_attention_grad_job *job, int64_t head, int64_t k0,
+                                 int64_t q0, mixpi_met_block *m) {
     const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
-    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0;
     int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
-    const float *q, *dy;
-    mixpi_some_scores at;
 
     /* Does a query of the block see a key of the block? */
     if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
-    if (reach <= 0) return;
+    if (reach <= 0) return 0;
 
-    n = (reach + 15) / 16 * 16;
-    row = (head % h->group * h->t + q0) * h->wide;
-    q = room->q + row;
-    dy = room->dy + row;
-    at.head = head;
-    at.query = q0;
-    at.key = k0;
-    at.n = reach;
+    m->rows = rows;
+    m->first = first;
+    m->at.head = head;
+    m->at.query = q0;
+    m->at.key = k0;
+    m->at.n = reach;
+    return !MIXPI_P(mask_hides)(k, h, m->at, rows);
+}
 
-    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+/* Backward of a block of queries, which is `row` floats into the room's rows, and a block of keys:
+ * adds to dq, dk and dv. */
+MIXPI_K void MIXPI_P(attention_met)(const mixpi_attention_grad_job *job,
+                                    const mixpi_attention_grad_room *room,
+                                    const mixpi_met_block *m, int64_t row) {
+    const mixpi_heads *h = &job->heads;
+    const int64_t rows = m->rows, reach = m->at.n, n = (reach + 15) / 16 * 16;
+    const float *q = room->q + row, *dy = room->dy + row;
     MIXPI_P(scores)
-    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    (h, rows, n, job->k->forward.scale, room->score_q + row, room->k_columns, room->p);
     MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
 
-    /* Weights and score gradients, then the four products that take them. */
-    MIXPI_P(block_grads)(job, room, at, rows, first);
+    /* Weights and score gradients, then the three products that take them. */
+    MIXPI_P(block_grads)(job, room, m->at, rows, m->first);
     MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
     MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
     MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
+}
+
+/* attention_met for the block of queries from q0 on and the block of keys from k0 on. */
+MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0, int64_t q0) {
+    const mixpi_heads *h = &job->heads;
+    mixpi_met_block m;
+    if (!MIXPI_P(blocks_meet)(job, head, k0, q0, &m)) return;
+    MIXPI_P(attention_met)(job, room, &m, (head % h->group * h->t + q0) * h->wide);
 }
 
 /* Backward of one block of keys against all queries of the group whose first head is `head`. */
@@ -528,7 +572,7 @@ MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
     }
     memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
     MIXPI_P(attention_deltas)
-    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+    (job, head, 0, h->t, room->dy + row, room->k, room->delta + g * h->t);
 }
 
 /* The backward task: one head of k and v, with all heads of q that use it. */
@@ -547,37 +591,38 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
                           room.dq + g * h->t * h->wide);
 }
 
-MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return mixpi_cpu_attention(x, k, mixpi_no_pairs, MIXPI_SUM_LANES, MIXPI_P(attention_task)); }
-MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k) {
-    return mixpi_cpu_attention_backward(x, k, mixpi_no_pairs, MIXPI_SUM_LANES,
-                                        MIXPI_P(attention_grad_task));
-}
+/* Attention and its backward pass as a set computes them. */
+#define MIXPI_ATTENTION(name, set)                                                        \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const mixp_attention_args *k)   \
+    { return mixpi_cpu_attention(x, k, &MIXPI_P(set)); }
+#define MIXPI_ATTENTION_BACKWARD(name, set)                                               \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x,                                 \
+                                      const mixp_attention_backward_args *k)              \
+    { return mixpi_cpu_attention_backward(x, k, &MIXPI_P(set)); }
+static const mixpi_attention_set MIXPI_P(attention_set) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_NO_TILES, MIXPI_SUM_LANES,
+    MIXPI_P(attention_task), MIXPI_P(attention_grad_task)
+};
+MIXPI_ATTENTION(attention, attention_set)
+MIXPI_ATTENTION_BACKWARD(attention_backward, attention_set)
 
 /* gemm, attention and its backward with pairs, for a separate table. */
-#define MIXPI_WITH_PAIRS(name)                                                            \
+#define MIXPI_WITH_PAIRS(name, for_bf16, for_f16)                                         \
+    static const mixpi_pairs MIXPI_P(name) = { for_bf16, for_f16 };                       \
+    static const mixpi_attention_set MIXPI_P(attention_set_##name) = {                    \
+        { for_bf16, for_f16 }, MIXPI_NO_TILES, MIXPI_SUM_LANES,                                   \
+        MIXPI_P(attention_task), MIXPI_P(attention_grad_task)                             \
+    };                                                                                    \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
     { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
-    MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
-                                                  const mixp_attention_args *k) {         \
-        return mixpi_cpu_attention(x, k, MIXPI_P(name), MIXPI_SUM_LANES,                  \
-                                   MIXPI_P(attention_task));                              \
-    }                                                                                     \
-    MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
-        const mixp_exec *x, const mixp_attention_backward_args *k) {                      \
-        return mixpi_cpu_attention_backward(x, k, MIXPI_P(name), MIXPI_SUM_LANES,         \
-                                            MIXPI_P(attention_grad_task));                \
-    }
+    MIXPI_ATTENTION(attention_##name, attention_set_##name)                               \
+    MIXPI_ATTENTION_BACKWARD(attention_backward_##name, attention_set_##name)
 #if MIXPI_PASS == 2 && MIXPI_BF16
-static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
-MIXPI_WITH_PAIRS(bf16)
+MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_FLOATS)
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
-static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
-static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
-MIXPI_WITH_PAIRS(f16)
-MIXPI_WITH_PAIRS(bf16)
+MIXPI_WITH_PAIRS(f16, MIXPI_FLOATS, MIXPI_PAIRS_F16)
+MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16)
 #endif
 #undef MIXPI_WITH_PAIRS
 

@@ -13,7 +13,24 @@ static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
 typedef struct mixpi_heads {
     int64_t t, keys, heads, group, d, wide;
     int     pairs;
+    int     tiles;              /* do tiles multiply? MIXPI_NO_TILES, ...                  */
+    int     parts, score_parts; /* bf16 numbers that make a number; 1 = it is stored so    */
 } mixpi_heads;
+
+/* Does an instruction set multiply by Intel's tiles, and how f16? */
+enum {
+    MIXPI_NO_TILES,
+    MIXPI_BY_TILES,             /* bf16; an f16 number is split into two bf16 numbers      */
+    MIXPI_BY_TILES_F16          /* the same, but scores of f16 are products of f16         */
+};
+
+/* What attention takes from an instruction set. lanes: see mixpi_gemm_shape. */
+typedef struct mixpi_attention_set {
+    mixpi_pairs have;
+    int         tiles;
+    int64_t     lanes;
+    mixp_task   forward, backward;
+} mixpi_attention_set;
 
 static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
     mixpi_heads h;
@@ -24,7 +41,22 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
     h.d = k->d;
     h.wide = (k->d + 15) / 16 * 16;
     h.pairs = pairs;
+    h.tiles = MIXPI_NO_TILES;
+    h.parts = h.score_parts = 1;
     return h;
+}
+
+/* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
+ * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
+ * batch and beside each number of keys. */
+static void mixpi_heads_take_tiles(mixpi_heads *h, const mixpi_attention_set *set,
+                                   const mixp_attention_args *k, mixp_in other) {
+    const mixp_dtype dtype = k->q.dtype;
+    if (dtype != MIXP_BF16 && dtype != MIXP_F16) return;
+    if (k->k.dtype != dtype || k->v.dtype != dtype || other.dtype != dtype) return;
+    h->tiles = set->tiles;
+    if (dtype == MIXP_F16) h->parts = 2;
+    if (dtype == MIXP_F16 && set->tiles != MIXPI_BY_TILES_F16) h->score_parts = 2;
 }
 
 /* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
@@ -79,6 +111,15 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* A block of queries on its way through the keys. */
+typedef struct mixpi_met_queries {
+    int64_t head, q0, rows;
+    int64_t reach;              /* how many keys of the current block row 0 may see        */
+    float  *o;                  /* their results so far                                    */
+    float  *scores;             /* those of the current block of keys, then its weights    */
+    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+} mixpi_met_queries;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
 static int mixpi_attention_bends(const mixp_attention_args *k) {
@@ -150,6 +191,12 @@ typedef struct mixpi_attention_grad_job {
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
+/* A block of queries that meets a block of keys. first: the keys that row 0 may see. */
+typedef struct mixpi_met_block {
+    mixpi_some_scores at;
+    int64_t rows, first;
+} mixpi_met_block;
+
 typedef struct mixpi_attention_grad_room {
     float *q, *dy, *dq;         /* all rows of each head of the group                      */
     float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
@@ -178,6 +225,114 @@ static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const
     return c.used;
 }
 
+/* --- by Intel's tiles: see attention_tiles.c --- */
+
+/* A panel: 32 rows of a head in tiles, 32 elements of d after 32. Half a block of keys, or a block
+ * of queries. The number of 16-bit codes in a panel whose numbers have `parts` parts. */
+static int64_t mixpi_panel_codes(const mixpi_heads *h, int parts) {
+    return mixpi_ceil_div(h->d, 32) * 1024 * parts;
+}
+
+static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
+    return (uint16_t *)(void *)mixpi_carve(c, codes / 2);
+}
+
+/* The scratch memory of a forward task. */
+typedef struct mixpi_tiled_room {
+    uint16_t *keys, *values;    /* two panels a block of keys, as scores and sums need them */
+    unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
+    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *q, *p;            /* a block of queries; their weights, in two parts         */
+    float *o, *scores;          /* see mixpi_attention_room                                */
+    float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
+} mixpi_tiled_room;
+
+MIXPI_SELDOM
+static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, float *from) {
+    const int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    const int64_t panel = mixpi_panel_codes(h, h->parts);
+    mixpi_carver c = { from, 0 };
+    room->keys = mixpi_carve_codes(&c, blocks * 2 * mixpi_panel_codes(h, h->score_parts));
+    room->values = mixpi_carve_codes(&c, blocks * 2 * panel);
+    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->rows = mixpi_carve_codes(&c, panel);
+    room->q = mixpi_carve_codes(&c, panel);
+    room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
+    return c.used;
+}
+
+/* The scratch memory of a backward task. A head's queries are counted in blocks. */
+typedef struct mixpi_tiled_grad_room {
+    uint16_t *q, *dy;           /* each block of queries, for scores                       */
+    uint16_t *q_turned, *dy_turned;     /* the same, for dk and dv                         */
+    unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
+    float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
+    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *keys, *values;    /* a block of keys, for scores                             */
+    uint16_t *keys_across;      /* the same, for dq                                        */
+    float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */
+    uint16_t *p, *g;            /* weights and their gradients in two parts: queries by keys */
+    uint16_t *p_across, *g_across;      /* the same as operands on the right               */
+    mixpi_attention_grad_room plain;    /* delta, dk, dv, p, g; all others for blocks with
+                                           values that are not finite                      */
+} mixpi_tiled_grad_room;
+
+MIXPI_SELDOM
+static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
+                                      float *from) {
+    const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
+    const int64_t weights = 2 * MIXPI_QUERIES * MIXPI_KEYS;
+    mixpi_attention_grad_room *plain = &room->plain;
+    mixpi_carver c = { from, 0 };
+    room->q = mixpi_carve_codes(&c, blocks * panel);
+    room->dy = mixpi_carve_codes(&c, blocks * panel);
+    room->q_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->dy_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->dq = mixpi_carve(&c, blocks * MIXPI_QUERIES * h->wide);
+    room->rows = mixpi_carve_codes(&c, panel);
+    room->keys = mixpi_carve_codes(&c, 2 * panel);
+    room->values = mixpi_carve_codes(&c, 2 * panel);
+    room->keys_across = mixpi_carve_codes(&c, 2 * panel);
+    room->dk_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
+    room->dv_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
+    room->p = mixpi_carve_codes(&c, weights);
+    room->g = mixpi_carve_codes(&c, weights);
+    room->p_across = mixpi_carve_codes(&c, weights);
+    room->g_across = mixpi_carve_codes(&c, weights);
+
+    plain->q = plain->score_q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    plain->dy = plain->score_dy = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    plain->dq = NULL;
+    plain->delta = mixpi_carve(&c, h->group * h->t);
+    plain->k = mixpi_carve(&c, block);
+    plain->k_columns = mixpi_carve(&c, block);
+    plain->v_columns = mixpi_carve(&c, block);
+    plain->dk = mixpi_carve(&c, block);
+    plain->dv = mixpi_carve(&c, block);
+    plain->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    plain->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+/* The scratch memory of a task, in floats. */
+static int64_t mixpi_attention_floats(const mixpi_heads *h) {
+    mixpi_attention_room room;
+    mixpi_tiled_room tiled;
+    if (h->tiles) return mixpi_tiled_carve(&tiled, h, NULL);
+    return mixpi_attention_carve(&room, h, NULL);
+}
+static int64_t mixpi_attention_grad_floats(const mixpi_heads *h) {
+    mixpi_attention_grad_room room;
+    mixpi_tiled_grad_room tiled;
+    if (h->tiles) return mixpi_tiled_grad_carve(&tiled, h, NULL);
+    return mixpi_attention_grad_carve(&room, h, NULL);
+}
+
 /* The work of forward: two products for each score, and the score itself. Backward has five
  * products. lanes: see mixpi_cpu_gemm. */
 static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
@@ -186,18 +341,18 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
 }
 
 static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
-                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
+                                       const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
-    const int64_t work = mixpi_attention_work(k, lanes);
+    const int64_t work = mixpi_attention_work(k, set->lanes);
     mixpi_attention_job job;
-    mixpi_attention_room room;
     mixp_result r;
     if (mixpi_attention_empty(k)) return MIXP_OK;
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
 
     job.k = k;
-    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(set->have, k->q, k->k));
+    mixpi_heads_take_tiles(&job.heads, set, k, k->q);
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
 
@@ -207,16 +362,15 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
         job.chunks =
             mixpi_min(mixpi_ceil_div(2 * workers, many), mixpi_ceil_div(k->t, MIXPI_QUERIES));
 
-    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
+    job.slices.floats = mixpi_attention_floats(&job.heads);
+    return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
 }
 
 static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k,
-                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
+                                                const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job job;
-    mixpi_attention_grad_room room;
     mixp_result r;
     int pairs;
     if (mixpi_attention_empty(forward)) return MIXP_OK;
@@ -228,13 +382,15 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
 
     /* Pairs only if all four operands have the same dtype. */
     job.k = k;
-    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    pairs = mixpi_pairs_for(set->have, forward->q, forward->k);
     if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
 
     job.heads = mixpi_heads_of(forward, pairs);
+    mixpi_heads_take_tiles(&job.heads, set, forward, k->dy);
     job.drops = mixpi_drops_of(forward);
-    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    job.slices.floats = mixpi_attention_grad_floats(&job.heads);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
+                            2 * mixpi_attention_work(forward, set->lanes), set->backward, &job,
+                            &job.slices);
 }

@@ -1,7 +1,7 @@
 #pragma once
 #include "rows.c"
 #include "gemm_tiles.c"
-#include "attention.c"
+#include "attention_tiles.c"
 #include "states.c"
 #include "recode.c"
 /* --- the table -------------------------------------------------------------------------- */
@@ -35,9 +35,10 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_bf16) =
 #endif
 #if MIXPI_PASS == 2 && MIXPI_AMX
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx) =
-    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
+    MIXPI_TABLE(MIXPI_P(attention_amx), MIXPI_P(attention_backward_amx), MIXPI_P(gemm_amx));
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_amx_f16) =
-    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
+    MIXPI_TABLE(MIXPI_P(attention_amx_f16), MIXPI_P(attention_backward_amx_f16),
+                MIXPI_P(gemm_amx_f16));
 #endif
 #if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =

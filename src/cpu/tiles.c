@@ -25,7 +25,9 @@
 enum {
     MIXPI_TILES_BF16,           /* bf16 by bf16: TDPBF16PS                                 */
     MIXPI_TILES_F16,            /* f16 by f16: TDPFP16PS, of AMX_FP16                      */
-    MIXPI_TILES_SPLIT           /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+    MIXPI_TILES_SPLIT,          /* f16 by f16, each split into two bf16: four TDPBF16PS    */
+    MIXPI_TILES_SPLIT_A,        /* bf16 by bf16, a split: two TDPBF16PS, first the low parts */
+    MIXPI_TILES_SPLIT_B         /* bf16 by bf16, b split, likewise                         */
 };
 #define MIXPI_TILES_STEP 1024   /* 16-bit numbers in a packed step; split: 2 * this        */
 
@@ -210,6 +212,30 @@ MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int t
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
 
+/* A step of which only a is split, or only b: the low parts, then the high parts. */
+MIXPI_V void MIXPI_P(tiles_step_split_a)(const char *a, const char *b, const int tall,
+                                         const int wide) {
+    MIXPI_AMX_LOAD(4, a + 2048, 64);
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(4, a, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int tall,
+                                         const int wide) {
+    MIXPI_AMX_LOAD(4, a, 64);
+    MIXPI_AMX_LOAD(6, b + 2048, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
+    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    MIXPI_AMX_LOAD(6, b, 64);
+    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
                                  const int how) {
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
@@ -232,11 +258,13 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
     /* The steps. */
     for (int64_t i = t->steps; i > 0; i--) {
         if (how == MIXPI_TILES_SPLIT) MIXPI_P(tiles_step_split)(a, b, tall, wide);
+        else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
+        else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
         else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
         a += t->a_step;
-        b += how == MIXPI_TILES_SPLIT ? 4096 : 2048;
+        b += how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
     }
-    if (how != MIXPI_TILES_SPLIT && t->a_tail)
+    if (how < MIXPI_TILES_SPLIT && t->a_tail)
         MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
 
     MIXPI_AMX_STORE(0, c, line);
@@ -259,17 +287,23 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
 MIXPI_TILES_SUMS(tiles_bf16, MIXPI_TILES_BF16)
 MIXPI_TILES_SUMS(tiles_f16, MIXPI_TILES_F16)
 MIXPI_TILES_SUMS(tiles_apart, MIXPI_TILES_SPLIT)
+MIXPI_TILES_SUMS(tiles_a_apart, MIXPI_TILES_SPLIT_A)
+MIXPI_TILES_SUMS(tiles_b_apart, MIXPI_TILES_SPLIT_B)
 #undef MIXPI_TILES_SUMS
 
 /* Computes t's sums. The calling thread has configured its tiles: MIXPI_AMX_CONFIGURE. */
 MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
-    static void (*const sums[3][2][2])(const mixpi_tiles *) = {
+    static void (*const sums[5][2][2])(const mixpi_tiles *) = {
         { { MIXPI_P(tiles_bf16_11), MIXPI_P(tiles_bf16_12) },
           { MIXPI_P(tiles_bf16_21), MIXPI_P(tiles_bf16_22) } },
         { { MIXPI_P(tiles_f16_11), MIXPI_P(tiles_f16_12) },
           { MIXPI_P(tiles_f16_21), MIXPI_P(tiles_f16_22) } },
         { { MIXPI_P(tiles_apart_11), MIXPI_P(tiles_apart_12) },
-          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } }
+          { MIXPI_P(tiles_apart_21), MIXPI_P(tiles_apart_22) } },
+        { { MIXPI_P(tiles_a_apart_11), MIXPI_P(tiles_a_apart_12) },
+          { MIXPI_P(tiles_a_apart_21), MIXPI_P(tiles_a_apart_22) } },
+        { { MIXPI_P(tiles_b_apart_11), MIXPI_P(tiles_b_apart_12) },
+          { MIXPI_P(tiles_b_apart_21), MIXPI_P(tiles_b_apart_22) } }
     };
     sums[t->how][t->rows > 16][t->columns > 16](t);
 }

@@ -1,6 +1,6 @@
-/* test_amx.c - products by AMX, run on the emulation in amxsim.h. The test compares them with
- * double loops and with the order of sums that mixprec.h states, and checks the conditions that
- * must hold before the instructions are used.
+/* test_amx.c - products and attention by AMX, run on the emulation in amxsim.h. The test compares
+ * them with double loops and with the order of sums that mixprec.h states, and checks the conditions
+ * that must hold before the instructions are used.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef _DEFAULT_SOURCE
@@ -769,14 +769,17 @@ static void emulation_by_rows_is_that_by_elements(void) {
 static void rows_do_not_depend_on_their_batch(void) {
     const mixp_device *bf16 = device_of(MIXP_ISA_AMX), *f16 = device_of(MIXP_ISA_AMX_F16);
     const int64_t dots = amxsim_dots;
-    const size_t products = getenv("MIXPREC_TEST_QUICK") ? 1 : 0;      /* the emulation is slow */
+    const int    quick = getenv("MIXPREC_TEST_QUICK") != NULL;
     if (!bf16 || !f16) SKIP("no AVX-512");
-    ab_check(bf16, 1u << 5, products, 0);
-    ab_check(bf16, 1u << 2, products, 0);
-    ab_check(f16, 1u << 2, 1, 0);
+    ab_check(bf16, 1u << 5, quick ? 1 : 0, !quick);
+    ab_check(bf16, 1u << 2, quick ? 1 : 0, !quick);
+    ab_check(f16, 1u << 2, quick ? 1 : 0, !quick);
     CHECK(amxsim_dots > dots);
     CHECK_INT(amxsim_faults, 0);
 }
+
+/* --- attention --- */
+#include "amx_attention.h"
 
 int main(void) {
     RUN(emulation_is_as_counted_by_hand);
@@ -804,6 +807,16 @@ int main(void) {
     RUN(portable_bits_have_no_tiles);
     RUN(calls_do_not_ask_the_processor);
     RUN(rows_do_not_depend_on_their_batch);
+    RUN(attention_of_bf16);
+    RUN(attention_of_split);
+    RUN(attention_of_f16);
+    RUN(attention_around_edges);
+    RUN(other_attention_is_avx512s);
+    RUN(attention_of_parts);
+    RUN(attention_of_inf_and_nan);
+    RUN(attention_drops_as_avx512);
+    RUN(repeated_maxima_have_no_bias);
+    RUN(attention_scratch_is_linear);
     return test_report();
 }
 #else

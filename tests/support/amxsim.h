@@ -166,9 +166,16 @@ static float amxsim_element(float sum, const uint8_t *a, int b, int n, int f16, 
 
 #if defined(__x86_64__)
 #  define AMXSIM_TARGET __attribute__((__target__("avx512f,avx2,fma,f16c")))
+#  if defined(__clang__)
+#    define AMXSIM_INLINE static inline AMXSIM_TARGET
+#  else     /* the tests are compiled without optimisation, and this is most of their time */
+#    pragma GCC push_options
+#    pragma GCC optimize("O2")
+#    define AMXSIM_INLINE static inline AMXSIM_TARGET __attribute__((__always_inline__))
+#  endif
 
 /* Subnormals become zeros of the same sign. */
-static AMXSIM_TARGET __m512 amxsim_flush16(__m512 x) {
+AMXSIM_INLINE __m512 amxsim_flush16(__m512 x) {
     __m512i   u = _mm512_castps_si512(x);
     __mmask16 tiny = _mm512_testn_epi32_mask(u, _mm512_set1_epi32(0x7F800000));
     u = _mm512_mask_and_epi32(u, tiny, u, _mm512_set1_epi32((int)0x80000000u));
@@ -176,7 +183,7 @@ static AMXSIM_TARGET __m512 amxsim_flush16(__m512 x) {
 }
 
 /* The lower elements of 16 pairs, as f32. */
-static AMXSIM_TARGET __m512 amxsim_widen16(__m512i pairs, int f16) {
+AMXSIM_INLINE __m512 amxsim_widen16(__m512i pairs, int f16) {
     if (f16) return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
     return amxsim_flush16(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
 }
@@ -205,6 +212,9 @@ static AMXSIM_TARGET void amxsim_dot_by_rows(int sum, int a, int b, int f16) {
         _mm512_mask_storeu_ps(to, columns, amxsim_flush16(_mm512_add_ps(old, even)));
     }
 }
+#  if !defined(__clang__)
+#    pragma GCC pop_options
+#  endif
 static int amxsim_has_rows(void)
 { return amxsim.wrong == AMXSIM_RIGHT && __builtin_cpu_supports("avx512f"); }
 #else

@@ -12,288 +12,33 @@
 #include "mixprec.h"
 #include "test.h"
 #include "arrays.h"
-#include "attention_model.h"
+#include "attention_problem.h"
 #include "reference/attention.h"
 #include "reference/generate.h"
 #include "../../../examples/qk_clip.h"
 
 /* --- kernels against the model ------------------------------------------------------------ */
 
-enum { Q, K, V, DY, Y, DQ, DK, DV, ARRAYS };
-
-typedef struct problem {
-    attention_model m;
-    test_array a[ARRAYS], old[3], mask;
-    int64_t    n[ARRAYS];
-    int        mask_axes[4];            /* 1: the mask has this one of b, heads, t, keys      */
-    float     *lse;
-    double    *values[4], *mask_values, error;
-    int32_t    lengths[4];
-    int        accumulate;
-} problem;
-
-/* What a problem has. */
-enum { MASK = 1, LENGTHS = 2, CAP = 4, DROPOUT = 8, CAUSAL = 16, HIDDEN_ROWS = 32 };
-
-static test_array random_array(int64_t n, double range) {
-    test_array a = array_new(random_dtype(), n);
-    int64_t    i;
-    for (i = 0; i < n; i++) array_set(a, i, range * random_value());
-    return a;
-}
-
-static double *decoded(test_array a, int64_t n) {
-    double *p = model_zeros(n);
-    int64_t i;
-    for (i = 0; i < n; i++) p[i] = array_get(a, i);
-    return p;
-}
-
-/* A mask over some of the axes, with -Inf here and there: over a whole row where rows are hidden. */
-static void problem_mask(problem *s, int what) {
-    attention_model *m = &s->m;
-    int64_t full[4], i, at[4], n = 1, stride[4];
-    int     axis;
-    full[0] = m->b; full[1] = m->heads; full[2] = m->t; full[3] = m->keys;
-    for (axis = 3; axis >= 0; axis--) {
-        s->mask_axes[axis] = random_to(3) > 0;
-        stride[axis] = s->mask_axes[axis] ? n : 0;
-        n *= s->mask_axes[axis] ? full[axis] : 1;
-    }
-    s->mask = random_array(n, 2);
-    for (i = 0; i < n; i++) {
-        int64_t row = s->mask_axes[3] ? i / m->keys : i;
-        if (random_to(4) == 0 && s->mask_axes[3]) array_set(s->mask, i, -INFINITY);
-        if (s->mask_axes[3] && i % m->keys == 0) array_set(s->mask, i, 0.5);
-        if (what & HIDDEN_ROWS && row % 3 == 1) array_set(s->mask, i, -INFINITY);
-    }
-    s->mask_values = model_zeros(m->b * m->heads * m->t * m->keys);
-    for (i = 0; i < m->b * m->heads * m->t * m->keys; i++) {
-        int64_t from = 0, rest = i;
-        for (axis = 3; axis >= 0; axis--) {
-            at[axis] = rest % full[axis];
-            rest /= full[axis];
-            from += at[axis] * stride[axis];
-        }
-        s->mask_values[i] = array_get(s->mask, from);
-    }
-    m->mask = s->mask_values;
-}
-
-static problem problem_new(const int64_t sizes[6], int what) {
-    problem s;
-    attention_model *m = &s.m;
-    int i;
-    memset(&s, 0, sizeof s);
-    m->b = sizes[0];
-    m->t = sizes[1];
-    m->keys = sizes[2];
-    m->heads = sizes[3];
-    m->kv_heads = sizes[4];
-    m->d = sizes[5];
-    m->causal = (what & CAUSAL) != 0;
-    m->past = m->causal ? random_to(3) * random_to(70) : 0;
-    m->scale = (double)(1.3f / sqrtf((float)m->d));
-    m->softcap = what & CAP ? 1.5 : 0;
-    m->dropout = what & DROPOUT ? 0.25 : 0;
-    m->seed = 7;
-    m->step = 11;
-    m->tensor = 13;
-    s.accumulate = random_to(2);
-    s.n[Q] = s.n[DY] = s.n[Y] = s.n[DQ] = m->b * m->t * m->heads * m->d;
-    s.n[K] = s.n[V] = s.n[DK] = s.n[DV] = m->b * m->keys * m->kv_heads * m->d;
-    for (i = 0; i < ARRAYS; i++) s.a[i] = random_array(s.n[i], 1.5);
-    for (i = 0; i < 4; i++) s.values[i] = decoded(s.a[i], s.n[i]);
-    for (i = 0; i < 3; i++) {
-        s.old[i] = array_new(s.a[DQ + i].dtype, s.n[DQ + i]);
-        memcpy(s.old[i].data, s.a[DQ + i].data,
-               (size_t)s.n[DQ + i] * mixp_dtype_size(s.old[i].dtype));
-    }
-    m->q = s.values[Q];
-    m->k = s.values[K];
-    m->v = s.values[V];
-    m->dy = s.values[DY];
-    s.lse = (float *)array_new(MIXP_F32, m->b * m->heads * m->t).data;
-    if (what & MASK) problem_mask(&s, what);
-    for (i = 0; i < 4; i++) s.lengths[i] = i % 2 ? (int32_t)m->keys : random_to((int)m->keys + 1);
-    if (what & HIDDEN_ROWS) s.lengths[0] = 0;
-    model_open(m);
-    return s;
-}
-
-static void problem_free(problem *s) {
-    int i;
-    for (i = 0; i < ARRAYS; i++) array_free(s->a[i]);
-    for (i = 0; i < 3; i++) array_free(s->old[i]);
-    for (i = 0; i < 4; i++) free(s->values[i]);
-    if (s->mask.data) array_free(s->mask);
-    free(s->mask_values);
-    free((char *)s->lse - ARRAY_GUARD);
-    model_close(&s->m);
-}
-
-static mixp_head_strides dense(int64_t rows, int64_t heads, int64_t d) {
-    mixp_head_strides at;
-    at.head = d;
-    at.row = heads * d;
-    at.sequence = rows * at.row;
-    return at;
-}
-
-static mixp_attention_args args_of(const problem *s) {
-    const attention_model *m = &s->m;
-    mixp_attention_args k;
-    int64_t step = 1;
-    memset(&k, 0, sizeof k);
-    k.b = m->b;
-    k.t = m->t;
-    k.keys = m->keys;
-    k.heads = m->heads;
-    k.kv_heads = m->kv_heads;
-    k.d = m->d;
-    k.causal = m->causal;
-    k.past = m->past;
-    k.scale = (float)m->scale;
-    k.softcap = (float)m->softcap;
-    k.dropout = (float)m->dropout;
-    k.seed = m->seed;
-    k.step = m->step;
-    k.tensor = m->tensor;
-    k.q = args_in(s->a[Q]);
-    k.k = args_in(s->a[K]);
-    k.v = args_in(s->a[V]);
-    k.q_at = dense(m->t, m->heads, m->d);
-    k.k_at = k.v_at = dense(m->keys, m->kv_heads, m->d);
-    k.lengths = m->lengths;
-    k.y = args_out(s->a[Y], 0);
-    k.lse = s->lse;
-    if (!s->mask.data) return k;
-    k.mask = args_in(s->mask);
-    k.mask_key = s->mask_axes[3];
-    step = s->mask_axes[3] ? m->keys : 1;
-    k.mask_at.row = s->mask_axes[2] ? step : 0;
-    step *= s->mask_axes[2] ? m->t : 1;
-    k.mask_at.head = s->mask_axes[1] ? step : 0;
-    step *= s->mask_axes[1] ? m->heads : 1;
-    k.mask_at.sequence = s->mask_axes[0] ? step : 0;
-    return k;
-}
-
-static void forward(const mixp_device *dev, const problem *s, int threads) {
-    runner    r;
-    mixp_exec x = runner_exec(&r, threads);
-    mixp_attention_args k = args_of(s);
-    CHECK_INT(dev->kernels->attention(&x, &k), MIXP_OK);
-    CHECK(runner_end(&r));
-}
-
-static void backward(const mixp_device *dev, const problem *s, int threads) {
-    runner    r;
-    mixp_exec x = runner_exec(&r, threads);
-    mixp_attention_backward_args k;
-    int64_t i;
-    int     g;
-    memset(&k, 0, sizeof k);
-    k.forward = args_of(s);
-    k.dy = args_in(s->a[DY]);
-    for (g = 0; g < 3; g++) {
-        memcpy(s->a[DQ + g].data, s->old[g].data,
-               (size_t)s->n[DQ + g] * mixp_dtype_size(s->old[g].dtype));
-        for (i = 0; !s->accumulate && i < s->n[DQ + g]; i++) array_set(s->a[DQ + g], i, NAN);
-    }
-    k.dq = args_out(s->a[DQ], s->accumulate);
-    k.dk = args_out(s->a[DK], s->accumulate);
-    k.dv = args_out(s->a[DV], s->accumulate);
-    CHECK_INT(dev->kernels->attention_backward(&x, &k), MIXP_OK);
-    CHECK(runner_end(&r));
-}
-
-static void close_to(const problem *s, const char *who, int which, const double *want,
-                     const double *size) {
-    int64_t i;
-    for (i = 0; i < s->n[which]; i++) {
-        int    adds = which >= DQ && s->accumulate;
-        double old = adds ? array_get(s->old[which - DQ], i) : 0, v = array_get(s->a[which], i);
-        double w = want[i] + old;
-        double bound = s->error * (size[i] + fabs(old)) + half_ulp(s->a[which].dtype, w);
-        if (fabs(v - w) <= bound) continue;
-        test_bad++;
-        TEST_SHOW("%s b%d t%d keys%d heads%d/%d d%d: array %d [%d] %.9g not %.9g +- %.2g", who,
-                  (int)s->m.b, (int)s->m.t, (int)s->m.keys, (int)s->m.heads, (int)s->m.kv_heads,
-                  (int)s->m.d, which, (int)i, v, w, bound);
-        return;
-    }
-    CHECK(array_guarded(s->a[which], s->n[which]));
-}
-
-/* The largest size of a score, and of an lse. */
-static double largest_of(const problem *s, double *lse) {
-    double  most = 1 + s->m.largest;
-    int64_t i, n = s->m.b * s->m.heads * s->m.t;
-    *lse = 0;
-    for (i = 0; i < n; i++)
-        if (s->m.lse[i] < INFINITY && fabs(s->m.lse[i]) > *lse) *lse = fabs(s->m.lse[i]);
-    return s->mask.data ? most + 2 : most;
-}
-
-static void check_one(problem *s, const mixp_device *dev, const char *who) {
-    attention_model *m = &s->m;
-    double *y, lse, largest;
-    int64_t i, rows = m->b * m->heads * m->t;
-    forward(dev, s, 0);
-    y = decoded(s->a[Y], s->n[Y]);
-    model_run(m, y);
-    largest = largest_of(s, &lse);
-    s->error = ldexp(4 * (2 * (double)m->d + 8) * largest + 4 * (double)m->keys + 64, -24);
-    close_to(s, who, Y, m->y, m->y_size);
-    for (i = 0; i < rows; i++)
-        CHECK(s->lse[i] == m->lse[i] ||
-              fabs((double)s->lse[i] - m->lse[i]) <= s->error * (1 + fabs(m->lse[i])));
-    s->error += ldexp(2 * lse, -24);
-    backward(dev, s, 0);
-    close_to(s, who, DQ, m->dq, m->dq_size);
-    close_to(s, who, DK, m->dk, m->dk_size);
-    close_to(s, who, DV, m->dv, m->dv_size);
-    free(y);
-}
-
-/* Any threads, the same bits; and the same as `bits` when that is given, which they are put in. */
-static void check_bits(const problem *s, const mixp_device *dev, uint64_t *bits) {
-    static const int threads[3] = { 0, 3, 8 };
-    int i, which;
-    for (i = 0; i < 3; i++) {
-        uint64_t hash = 14695981039346656037u;
-        forward(dev, s, threads[i]);
-        backward(dev, s, threads[i]);
-        for (which = Y; which < ARRAYS; which++) {
-            const unsigned char *p = (const unsigned char *)s->a[which].data;
-            size_t n = (size_t)s->n[which] * mixp_dtype_size(s->a[which].dtype), j;
-            for (j = 0; j < n; j++) hash = (hash ^ p[j]) * 1099511628211u;
-        }
-        CHECK(!*bits || *bits == hash);
-        *bits = hash;
-    }
-}
-
-/* SIMD sets agree with each other; plain C rounds products and sums apart. */
-static void try_problem(problem *s) {
+/* SIMD sets agree with each other; plain C rounds products and sums apart. AVX512_BF16 flushes
+ * subnormals. Tiles add in another order and keep 16 bits of a weight. */
+static void try_problem(attention_problem *s) {
     uint64_t simd = 0, plain = 0;
     int      isa;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
-        int bf16 = isa == MIXP_ISA_AVX512_BF16;
-        uint64_t own = 0;
+        const int tiles = isa == MIXP_ISA_AMX || isa == MIXP_ISA_AMX_F16;
+        uint64_t own = 0, *bits = tiles || isa == MIXP_ISA_AVX512_BF16 ? &own : &simd;
         if (!dev) continue;
-        check_one(s, dev, isa_names[isa]);
-        check_bits(s, dev, bf16 ? &own : isa == MIXP_ISA_SCALAR ? &plain : &simd);
+        attention_check(s, dev, isa_names[isa], tiles ? ldexp(1, -16) : 0);
+        attention_check_bits(s, dev, isa == MIXP_ISA_SCALAR ? &plain : bits);
     }
 }
 
 static void try_everywhere(const int64_t sizes[6], int what) {
-    problem s = problem_new(sizes, what);
+    attention_problem s = attention_problem_new(sizes, what);
     if (what & LENGTHS) s.m.lengths = s.lengths;
     try_problem(&s);
-    problem_free(&s);
+    attention_problem_free(&s);
 }
 
 /* Every mix of what there is, at sizes of no pattern. */
@@ -333,30 +78,30 @@ static void blocks_that_some_queries_see(void) {
     static const int64_t sizes[6] = { 1, 64, 130, 2, 1, 32 };
     int64_t past;
     for (past = 3; past < 64; past += 12) {
-        problem s = problem_new(sizes, MASK | CAUSAL);
+        attention_problem s = attention_problem_new(sizes, MASK | CAUSAL);
         while (!s.mask_axes[3]) {       /* one that differs from key to key */
-            problem_free(&s);
-            s = problem_new(sizes, MASK | CAUSAL);
+            attention_problem_free(&s);
+            s = attention_problem_new(sizes, MASK | CAUSAL);
         }
         s.m.past = past;
         try_problem(&s);
-        problem_free(&s);
+        attention_problem_free(&s);
     }
 }
 
 /* However many keys lie before the first query's own: more than all are all. */
 static void all_keys_may_lie_before(void) {
     static const int64_t sizes[6] = { 1, 33, 70, 2, 1, 16 };
-    problem s = problem_new(sizes, CAUSAL);
+    attention_problem s = attention_problem_new(sizes, CAUSAL);
     s.m.past = INT64_MAX;
     try_problem(&s);
-    problem_free(&s);
+    attention_problem_free(&s);
 }
 
 /* The model's own gradient, against central differences of its forward pass. */
 static void model_gradient_is_a_gradient(void) {
     static const int64_t sizes[6] = { 2, 3, 5, 4, 2, 3 };
-    problem s = problem_new(sizes, MASK | LENGTHS | CAP | DROPOUT | CAUSAL);
+    attention_problem s = attention_problem_new(sizes, MASK | LENGTHS | CAP | DROPOUT | CAUSAL);
     attention_model *m = &s.m;
     double *grads[3], *values[3];
     int64_t i, j;
@@ -384,16 +129,16 @@ static void model_gradient_is_a_gradient(void) {
             CHECK_NEAR(sum / 2e-4, grads[which][i], 1e-6);
         }
     for (which = 0; which < 3; which++) free(grads[which]);
-    problem_free(&s);
+    attention_problem_free(&s);
 }
 
 static void kernels_refuse(void) {
     static const int64_t sizes[6] = { 2, 3, 5, 2, 2, 4 };
-    problem   s = problem_new(sizes, 0);
+    attention_problem s = attention_problem_new(sizes, 0);
     runner    r;
     mixp_exec x = runner_exec(&r, 1);
     const mixp_kernels *table = mixp_cpu()->kernels;
-    mixp_attention_args k = args_of(&s), bad;
+    mixp_attention_args k = attention_args_of(&s), bad;
     s.lengths[0] = 5;
     s.lengths[1] = 6;
     bad = k;
@@ -414,7 +159,7 @@ static void kernels_refuse(void) {
     bad.v.dtype = MIXP_I32;
     CHECK_INT(table->attention(&x, &bad), MIXP_ERR_DTYPE);
     CHECK(runner_end(&r));
-    problem_free(&s);
+    attention_problem_free(&s);
 }
 
 /* --- the operator ------------------------------------------------------------------------- */

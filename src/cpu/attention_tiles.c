@@ -1,0 +1,550 @@
+#pragma once
+#include "attention.c"
+#include "tiles.c"
+/* --- attention by Intel's tiles (AMX) ------------------------------------------------------- *
+ *
+ * The blocks, masks, softmax and random numbers are attention.c's; tiles compute the products of a
+ * block of 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
+ * split into two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8
+ * bits and a rounded rest of 8 bits: it keeps 16 bits. Products of two parts begin with the smaller
+ * parts.
+ *
+ * A product by tiles would turn the Inf of v into NaN where a part of its weight is 0. So tiles
+ * read 0 for a number that is not finite. In the forward pass such a number's scores, or its
+ * products with weights, are then computed in f32. They reach the queries that see its key, and no
+ * other query's bits change. In the backward pass a block of queries and a block of keys that meet
+ * such a number are computed by attention.c.
+ */
+#if MIXPI_PASS == 2 && MIXPI_AMX
+
+/* How tiles multiply scores, and weights by other numbers. */
+MIXPI_V int MIXPI_P(tiled_scores_by)(const mixpi_heads *h) {
+    if (h->parts == 1) return MIXPI_TILES_BF16;
+    return h->score_parts == 1 ? MIXPI_TILES_F16 : MIXPI_TILES_SPLIT;
+}
+
+/* --- panels --- */
+
+/* Copies up to 32 rows of a head from `row` on to a panel and puts 0 for numbers that are not
+ * finite, beyond d and beyond the rows. Returns nonzero if a number is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at, int64_t row,
+                                     int64_t rows, int parts, uint16_t *to) {
+    const uint16_t *from = (const uint16_t *)a.data + at.first + row * at.ld;
+    const __m512i exponent = _mm512_set1_epi16(a.dtype == MIXP_F16 ? 0x7C00 : 0x7F80);
+    __mmask32 bad = 0;
+    for (int64_t j = 0; j < h->d; j += 32, to += parts * 1024) {
+        const __mmask32 there = MIXPI_P(tiles_lanes)(h->d - j);
+        for (int i = 0; i < 32; i++) {
+            __m512i x = _mm512_setzero_si512();
+            if (i < rows) x = _mm512_maskz_loadu_epi16(there, from + i * at.ld + j);
+            __mmask32 odd = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+            bad |= odd;
+            _mm512_storeu_si512(to + 32 * i, _mm512_maskz_mov_epi16((__mmask32)~odd, x));
+        }
+        if (parts == 2) (void)MIXPI_P(tiles_split)(to, 32);
+    }
+    return bad;
+}
+
+/* Turns each tile of a panel: rows that are summed along d become columns. */
+MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
+                                    uint16_t *to) {
+    const int64_t codes = mixpi_panel_codes(h, parts);
+    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_turn)(to + i, panel + i, 32);
+}
+
+/* Makes operands on the right from a panel of keys, to be summed over keys: 32 columns of d after
+ * 32. half: which 32 keys of a block of 64. */
+MIXPI_K void MIXPI_P(tiled_across)(const mixpi_heads *h, const uint16_t *panel, int half,
+                                   uint16_t *block) {
+    const int64_t steps = mixpi_ceil_div(h->d, 32);
+    for (int64_t s = 0; s < steps; s++)
+        for (int p = 0; p < h->parts; p++) {
+            uint16_t *to = block + ((2 * s + half) * h->parts + p) * 1024;
+            MIXPI_P(tiles_across)(to, panel + (s * h->parts + p) * 1024, 32, 32, 32);
+        }
+}
+
+/* --- products --- */
+
+/* scores[rows, n] = scale * q k'. keys: two panels. n is whole vectors. */
+MIXPI_K void MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t rows, int64_t n, float scale,
+                                   const uint16_t *q, const uint16_t *keys, float *scores) {
+    const mixpi_v by = mixpi_vset(scale);
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a = q;
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = h->score_parts * 2048;
+    t.steps = mixpi_ceil_div(h->d, 32);
+    t.c_row = MIXPI_KEYS;
+    t.rows = rows;
+    t.how = MIXPI_P(tiled_scores_by)(h);
+    for (int64_t j = 0; j < n; j += 32) {
+        t.b = keys + j / 32 * mixpi_panel_codes(h, h->score_parts);
+        t.c = scores + j;
+        t.columns = n - j;
+        MIXPI_P(tiles_sum)(&t);
+    }
+    if (scale == 1.0f) return;
+    for (int64_t i = 0; i < rows; i++, scores += MIXPI_KEYS) MIXPI_P(scale_row)(scores, n, by);
+}
+
+/* Splits two vectors of weights: the upper 8 bits to `high`, the rest, rounded to 8 bits, to `low`.
+ * Returns the lanes of `high` that are not finite. */
+MIXPI_V __mmask32 MIXPI_P(tiled_split)(mixpi_v x, mixpi_v y, uint16_t *high, uint16_t *low) {
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
+                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
+                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
+    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
+    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
+    const __m512i codes = _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+    _mm512_storeu_si512(high, codes);
+    _mm512_storeu_si512(low, _mm512_permutex2var_epi16((__m512i)r, (__m512i)upper, (__m512i)s));
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
+}
+
+/* Splits rows of n weights, in whole vectors, to two steps of an operand on the left. Returns
+ * nonzero if a weight is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_weights)(const float *weights, int64_t rows, int64_t n,
+                                        uint16_t *to) {
+    __mmask32 bad = 0;
+    for (int64_t i = 0; i < rows; i++, weights += MIXPI_KEYS, to += 32)
+        for (int64_t j = 0; j < n; j += 32) {
+            uint16_t *step = to + j * 64;
+            mixpi_v y = mixpi_vzero();
+            if (j + 16 < n) y = mixpi_vload(weights + j + 16);
+            bad |= MIXPI_P(tiled_split)(mixpi_vload(weights + j), y, step, step + 1024);
+        }
+    return bad;
+}
+
+/* The product of weights, an operand on the left that tiled_weights made of n columns, by the
+ * columns [column, column + 32) of b, an operand of keys that tiled_across made. */
+MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, int64_t n,
+                                           const uint16_t *weights, const uint16_t *b,
+                                           int64_t column) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a = weights;
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = 4096;
+    t.b = b + column * 64 * h->parts;
+    t.steps = mixpi_ceil_div(n, 32);
+    t.rows = rows;
+    t.columns = mixpi_min(32, h->wide - column);
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_A : MIXPI_TILES_SPLIT;
+    return t;
+}
+
+/* --- forward --- */
+
+/* Makes the operands of one block of keys of a head: keys before `last` count. */
+MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                 int64_t head, int64_t k0, int64_t last) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    const int64_t block = k0 / MIXPI_KEYS, panel = mixpi_panel_codes(h, h->score_parts);
+    uint16_t *keys = room->keys + block * 2 * panel;
+    uint16_t *values = room->values + block * 2 * mixpi_panel_codes(h, h->parts);
+    room->odd[block] = 0;
+    for (int half = 0; half < 2; half++) {
+        const int64_t row = k0 + 32 * half, rows = mixpi_min(32, last - row);
+        if (MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows))
+            room->odd[block] |= 1;
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, keys + half * panel);
+        if (MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->parts, room->rows))
+            room->odd[block] |= 2;
+        MIXPI_P(tiled_across)(h, room->rows, half, values);
+    }
+}
+
+/* Is a number of a row of f32 Inf or NaN? */
+MIXPI_V int MIXPI_P(row_is_odd)(const float *row, int64_t n) {
+    __mmask16 odd = 0;
+    for (int64_t j = 0; j < n; j += 16)
+        odd |= _mm512_fpclass_ps_mask(mixpi_vload(row + j), 0x99); /* NaN, Inf, -Inf */
+    return odd != 0;
+}
+
+MIXPI_V float MIXPI_P(row_dot)(const float *a, const float *b, int64_t n) {
+    mixpi_v sum = mixpi_vzero();
+    for (int64_t j = 0; j < n; j += 16)
+        sum = mixpi_vfma(mixpi_vload(a + j), mixpi_vload(b + j), sum);
+    return mixpi_vsum(sum);
+}
+
+/* Computes the scores whose query or key is not finite. odd_q: is a query not finite? */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
+                                       const mixpi_tiled_room *room, const mixpi_met_queries *s,
+                                       mixpi_some_scores at, int odd_q) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    float *q = room->plain, *key = q + MIXPI_QUERIES * h->wide;
+    int    odd[MIXPI_QUERIES];
+    MIXPI_P(head_rows)
+    (h, k->q, mixpi_head_at(&k->q_at, h, s->head), s->q0, s->rows, s->rows, q);
+    for (int64_t r = 0; r < s->rows; r++)
+        odd[r] = odd_q && MIXPI_P(row_is_odd)(q + r * h->wide, h->wide);
+
+    for (int64_t j = 0; j < at.n; j++) {
+        int odd_key;
+        MIXPI_P(head_rows)
+        (h, k->k, mixpi_head_met(&k->k_at, h, s->head), at.key + j, 1, 1, key);
+        odd_key = MIXPI_P(row_is_odd)(key, h->wide);
+        for (int64_t r = 0; r < s->rows; r++)
+            if (odd_key || odd[r])
+                s->scores[r * MIXPI_KEYS + j] =
+                    k->scale * MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
+    }
+}
+
+/* Adds the products of weights with numbers of v that are not finite, for the queries that see
+ * their keys. */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
+                                       const mixpi_tiled_room *room, const mixpi_met_queries *s,
+                                       mixpi_some_scores at) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    float *v = room->plain;
+    for (int64_t j = 0; j < at.n; j++) {
+        MIXPI_P(head_rows)
+        (h, k->v, mixpi_head_met(&k->v_at, h, s->head), at.key + j, 1, 1, v);
+        for (int64_t r = 0; r < s->rows; r++) {
+            const mixpi_v p = mixpi_vset(s->scores[r * MIXPI_KEYS + j]);
+            float *o = s->o + r * h->wide;
+            if (j >= s->reach + r) continue;
+            for (int64_t c = 0; c < h->wide; c += 16) {
+                mixpi_v x = mixpi_vload(v + c), sum = mixpi_vload(o + c);
+                __mmask16 odd = _mm512_fpclass_ps_mask(x, 0x99); /* NaN, Inf, -Inf */
+                mixpi_vstore(o + c, _mm512_mask_mov_ps(sum, odd, mixpi_vfma(p, x, sum)));
+            }
+        }
+    }
+}
+
+/* o += p v. The sums of the block begin at 0, and are then added to o: a block whose weights are
+ * all 0 changes no bit of o. */
+MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
+                                       const mixpi_met_queries *s, mixpi_some_scores at) {
+    const int64_t n = (at.n + 15) / 16 * 16;
+    const uint16_t *values = room->values + at.key / 32 * mixpi_panel_codes(h, h->parts);
+    float sums[MIXPI_QUERIES * 32];
+    (void)MIXPI_P(tiled_weights)(s->scores, s->rows, n, room->p);
+    for (int64_t c = 0; c < h->wide; c += 32) {
+        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, s->rows, n, room->p, values, c);
+        t.c = sums;
+        t.c_row = 32;
+        MIXPI_P(tiles_sum)(&t);
+        for (int64_t r = 0; r < s->rows; r++) {
+            float *o = s->o + r * h->wide + c, *sum = sums + 32 * r;
+            for (int64_t j = 0; j < t.columns; j += 16)
+                mixpi_vstore(o + j, mixpi_vadd(mixpi_vload(o + j), mixpi_vload(sum + j)));
+        }
+    }
+}
+
+/* attention_queries by tiles. */
+MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                    int64_t head, int64_t q0) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
+    int64_t k0, last;
+    int     odd_q;
+    mixpi_met_queries s;
+    s.head = head;
+    s.q0 = q0;
+    s.o = room->o;
+    s.scores = room->scores;
+    MIXPI_P(queries_begin)(job, &s);
+    odd_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
+                                h->score_parts, room->q) != 0;
+
+    last = mixpi_keys_until(k, head, q0 + s.rows);
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
+        const int64_t block = k0 / MIXPI_KEYS;
+        if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
+        MIXPI_P(tiled_scores)
+        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->keys + block * pair, s.scores);
+        if (odd_q || room->odd[block] & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
+        MIXPI_P(queries_weigh)(job, &s, at);
+        MIXPI_P(tiled_add_values)(h, room, &s, at);
+        if (room->odd[block] & 2) MIXPI_P(tiled_odd_values)(job, room, &s, at);
+    }
+    MIXPI_P(queries_end)(job, &s);
+}
+
+/* attention_task by tiles, if tiles multiply these dtypes. */
+MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_job *job = (const mixpi_attention_job *)arg;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = index / job->chunks, chunk = index % job->chunks;
+    const int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    const int64_t first = blocks * chunk / job->chunks, end = blocks * (chunk + 1) / job->chunks;
+    mixpi_tiled_room room;
+    int64_t last, k0, i;
+    if (!h->tiles) {
+        MIXPI_P(attention_task)(arg, index, worker);
+        return;
+    }
+
+    (void)mixpi_tiled_carve(&room, h, mixpi_slice(&job->slices, worker));
+    last = mixpi_keys_until(job->k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) MIXPI_P(tiled_keys)(job, &room, head, k0, last);
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (i = first; i < end; i++) MIXPI_P(tiled_queries)(job, &room, head, i * MIXPI_QUERIES);
+    MIXPI_AMX_RELEASE();
+}
+
+/* --- backward --- */
+
+/* Turns a panel: rows of d that are summed over queries. */
+MIXPI_K void MIXPI_P(tiled_turn)(const mixpi_heads *h, const uint16_t *panel, uint16_t *to) {
+    const int64_t codes = mixpi_panel_codes(h, h->parts);
+    for (int64_t i = 0; i < codes; i += 1024)
+        MIXPI_P(tiles_a_turned)(to + i, panel + i, 32, 32, 32);
+}
+
+/* The number of a block of queries among those of the group. */
+MIXPI_V int64_t MIXPI_P(tiled_block)(const mixpi_heads *h, int64_t head, int64_t q0) {
+    return head % h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES) + q0 / MIXPI_QUERIES;
+}
+
+/* Makes the operands of a block of queries, clears its dq and computes its delta. */
+MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
+                                 const mixpi_tiled_grad_room *room, int64_t head, int64_t q0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_q = mixpi_head_at(&k->q_at, h, head), at_dy = mixpi_head_merged(h, head);
+    const int64_t block = MIXPI_P(tiled_block)(h, head, q0), panel = mixpi_panel_codes(h, h->parts);
+    const int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), at = block * panel;
+    const mixp_in dy = job->k->dy;
+    float *delta = room->plain.delta + head % h->group * h->t + q0;
+    unsigned odd;
+
+    odd = MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->score_parts, room->q + at);
+    odd |= MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->score_parts, room->dy + at);
+    room->odd[block] = odd != 0;
+    (void)MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->parts, room->rows);
+    MIXPI_P(tiled_turn)(h, room->rows, room->q_turned + at);
+    (void)MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->parts, room->rows);
+    MIXPI_P(tiled_turn)(h, room->rows, room->dy_turned + at);
+
+    memset(room->dq + block * MIXPI_QUERIES * h->wide, 0,
+           (size_t)(MIXPI_QUERIES * h->wide) * sizeof(float));
+    MIXPI_P(head_rows)(h, dy, at_dy, q0, rows, rows, room->plain.dy);
+    MIXPI_P(attention_deltas)(job, head, q0, rows, room->plain.dy, room->plain.k, delta);
+}
+
+/* attention_met of attention.c, for blocks that meet a number that is not finite. dq: that of the
+ * block of queries. */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_met)(const mixpi_attention_grad_job *job,
+                                    const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                    float *dq) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = m->at.head, k0 = m->at.key, q0 = m->at.query;
+    mixpi_attention_grad_room r = room->plain;
+    r.dq = dq;
+    MIXPI_P(head_rows)
+    (h, k->v, mixpi_head_met(&k->v_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
+    MIXPI_P(columns_of)(h, r.k, r.v_columns);
+    MIXPI_P(head_rows)
+    (h, k->k, mixpi_head_met(&k->k_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
+    MIXPI_P(columns_of)(h, r.k, r.k_columns);
+    MIXPI_P(head_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, m->rows, m->rows, r.q);
+    MIXPI_P(head_rows)(h, job->k->dy, mixpi_head_merged(h, head), q0, m->rows, m->rows, r.dy);
+    MIXPI_P(attention_met)(job, &r, m, 0);
+}
+
+/* sums[d, n] += turned[d, 32 queries] weights[32 queries, n], the sums in rows of MIXPI_KEYS. */
+MIXPI_K void MIXPI_P(tiled_add_by_keys)(const mixpi_heads *h, int64_t n, const uint16_t *turned,
+                                        const uint16_t *weights, float *sums) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.steps = 1;
+    t.c_row = MIXPI_KEYS;
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
+    t.more = 1;
+    for (int64_t i = 0; i < h->d; i += 32)
+        for (int64_t j = 0; j < n; j += 32) {
+            t.a = turned + i * 32 * h->parts;
+            t.b = weights + j * 64;
+            t.c = sums + i * MIXPI_KEYS + j;
+            t.rows = mixpi_min(32, h->d - i);
+            t.columns = n - j;
+            MIXPI_P(tiles_sum)(&t);
+        }
+}
+
+/* Makes operands on the right, summed over queries, of weights that tiled_weights has split. */
+MIXPI_V void MIXPI_P(tiled_weights_across)(const uint16_t *weights, int64_t rows, int64_t n,
+                                           uint16_t *to) {
+    const int64_t codes = mixpi_ceil_div(n, 32) * 2048;
+    for (int64_t i = 0; i < codes; i += 1024)
+        MIXPI_P(tiles_across)(to + i, weights + i, 32, 32, rows);
+}
+
+/* attention_met by tiles. odd: is a number of the block of keys not finite? */
+MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
+                                const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                int odd) {
+    const mixpi_heads *h = &job->heads;
+    const int64_t block = MIXPI_P(tiled_block)(h, m->at.head, m->at.query);
+    const int64_t at = block * mixpi_panel_codes(h, h->parts);
+    const int64_t rows = m->rows, n = (m->at.n + 15) / 16 * 16;
+    float *dq = room->dq + block * MIXPI_QUERIES * h->wide, *p = room->plain.p, *g = room->plain.g;
+    unsigned bad = odd || room->odd[block];
+
+    /* Weights and score gradients, in two parts. */
+    if (!bad) {
+        MIXPI_P(tiled_scores)
+        (h, rows, n, job->k->forward.scale, room->q + at, room->keys, p);
+        MIXPI_P(tiled_scores)(h, rows, n, 1.0f, room->dy + at, room->values, g);
+        MIXPI_P(block_grads)(job, &room->plain, m->at, rows, m->first);
+        bad = MIXPI_P(tiled_weights)(p, rows, n, room->p);
+        bad |= MIXPI_P(tiled_weights)(g, rows, n, room->g);
+    }
+    if (bad) {
+        MIXPI_P(tiled_odd_met)(job, room, m, dq);
+        return;
+    }
+
+    /* The three products that take them. */
+    MIXPI_P(tiled_weights_across)(room->p, rows, n, room->p_across);
+    MIXPI_P(tiled_weights_across)(room->g, rows, n, room->g_across);
+    MIXPI_P(tiled_add_by_keys)(h, n, room->dy_turned + at, room->p_across, room->dv_turned);
+    MIXPI_P(tiled_add_by_keys)(h, n, room->q_turned + at, room->g_across, room->dk_turned);
+    for (int64_t c = 0; c < h->wide; c += 32) {
+        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, rows, n, room->g, room->keys_across, c);
+        t.c = dq + c;
+        t.c_row = h->wide;
+        t.more = 1;
+        MIXPI_P(tiles_sum)(&t);
+    }
+}
+
+/* rows[MIXPI_KEYS, wide] += the transpose of sums, whose rows have MIXPI_KEYS. */
+MIXPI_K void MIXPI_P(tiled_add_turned)(const mixpi_heads *h, const float *sums, float *rows) {
+    float turned[16 * 16];
+    for (int64_t key = 0; key < MIXPI_KEYS; key += 16)
+        for (int64_t c = 0; c < h->wide; c += 16) {
+            float *to = rows + key * h->wide + c;
+            MIXPI_P(transpose16)(turned, 16, sums + c * MIXPI_KEYS + key, MIXPI_KEYS);
+            for (int i = 0; i < 16; i++, to += h->wide)
+                mixpi_vstore(to, mixpi_vadd(mixpi_vload(to), mixpi_vload(turned + 16 * i)));
+        }
+}
+
+/* Makes the operands of the block of keys from k0 on. Returns nonzero if a key or value that a
+ * query may see is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_grad_keys)(const mixpi_attention_grad_job *job,
+                                          const mixpi_tiled_grad_room *room, int64_t head,
+                                          int64_t k0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    const int64_t panel = mixpi_panel_codes(h, h->score_parts);
+    unsigned odd = 0;
+    for (int half = 0; half < 2; half++) {
+        const int64_t row = k0 + 32 * half;
+        const int64_t rows = mixpi_min(32, mixpi_keys_of(k, head) - row);
+        odd |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, room->rows);
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->values + half * panel);
+        odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows);
+        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->keys + half * panel);
+        (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, room->rows);
+        MIXPI_P(tiled_across)(h, room->rows, half, room->keys_across);
+    }
+    return odd;
+}
+
+/* attention_keys by tiles. */
+MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
+                                         const mixpi_tiled_grad_room *room, int64_t head,
+                                         int64_t k0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
+    const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+    const size_t  turned = (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS) * sizeof(float);
+    const int     odd = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
+    float *dk = room->plain.dk, *dv = room->plain.dv;
+    mixpi_met_block m;
+    memset(dk, 0, bytes);
+    memset(dv, 0, bytes);
+    memset(room->dk_turned, 0, turned);
+    memset(room->dv_turned, 0, turned);
+
+    /* Every block of queries adds to both gradients. */
+    for (int64_t g = 0; g < h->group; g++)
+        for (int64_t q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
+                MIXPI_P(tiled_met)(job, room, &m, odd);
+
+    MIXPI_P(tiled_add_turned)(h, room->dk_turned, dk);
+    MIXPI_P(tiled_add_turned)(h, room->dv_turned, dv);
+    if (job->k->dk.data)
+        MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);
+    if (job->k->dv.data)
+        MIXPI_P(head_put)(h, job->k->dv, mixpi_head_met(&k->v_at, h, head), k0, keys, dv);
+}
+
+/* attention_grad_task by tiles, if tiles multiply these dtypes. */
+MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = index * h->group, blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    mixpi_tiled_grad_room room;
+    int64_t g, i;
+    if (!h->tiles) {
+        MIXPI_P(attention_grad_task)(arg, index, worker);
+        return;
+    }
+
+    (void)mixpi_tiled_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++)
+        for (i = 0; i < blocks; i++) MIXPI_P(tiled_load)(job, &room, head + g, i * MIXPI_QUERIES);
+
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    for (i = 0; i < h->keys; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, head, i);
+    MIXPI_AMX_RELEASE();
+
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * blocks * MIXPI_QUERIES * h->wide);
+}
+
+/* --- the two sets --- */
+
+static const mixpi_attention_set MIXPI_P(tiled_set) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_BY_TILES, 4 * MIXPI_SUM_LANES,
+    MIXPI_P(tiled_task), MIXPI_P(tiled_grad_task)
+};
+static const mixpi_attention_set MIXPI_P(tiled_set_f16) = {
+    { MIXPI_FLOATS, MIXPI_FLOATS }, MIXPI_BY_TILES_F16, 4 * MIXPI_SUM_LANES,
+    MIXPI_P(tiled_task), MIXPI_P(tiled_grad_task)
+};
+MIXPI_ATTENTION(attention_amx, tiled_set)
+MIXPI_ATTENTION_BACKWARD(attention_backward_amx, tiled_set)
+MIXPI_ATTENTION(attention_amx_f16, tiled_set_f16)
+MIXPI_ATTENTION_BACKWARD(attention_backward_amx_f16, tiled_set_f16)
+#endif
+#undef MIXPI_ATTENTION
+#undef MIXPI_ATTENTION_BACKWARD
