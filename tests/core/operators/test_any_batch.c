@@ -1,6 +1,7 @@
 /* test_any_batch.c - on a CPU a row's result does not depend on the other rows of its batch, on what
  * follows it, or on a cache of keys and values: training, evaluation and generation have one set of
- * bits, on each instruction set of this machine. tests/cpu/test_amx.c runs the same cases on tiles.
+ * bits, on each instruction set of this machine. tests/cpu/test_amx.c runs the same cases on
+ * emulated tiles.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -19,7 +20,9 @@ static const struct { mixp_isa isa; unsigned modes; } sets[] = {
     { MIXP_ISA_AVX512_BF16, 1u << 3 | 1u << 4 | 1u << 5 },
     { MIXP_ISA_NEON, 1u | 1u << 1 | 1u << 4 },
     { MIXP_ISA_NEON_F16, 1u << 1 | 1u << 2 },
-    { MIXP_ISA_NEON_BF16, 1u << 3 | 1u << 4 | 1u << 5 }
+    { MIXP_ISA_NEON_BF16, 1u << 3 | 1u << 4 | 1u << 5 },
+    { MIXP_ISA_AMX, 1u << 2 | 1u << 3 },
+    { MIXP_ISA_AMX_F16, 1u << 1 | 1u << 5 }
 };
 enum { SETS = sizeof sets / sizeof *sets };
 
