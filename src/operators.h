@@ -69,6 +69,7 @@
  *     loss_apply, ..._apply       those of the loss                           see mixp_loss_desc
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
+ *     detach                      KEEP     x                    none
  *     permute flip expand pad     KEEP     x                    x
  *     roll tril triu              KEEP     x                    x
  *     searchsorted                KEEP     edges, values        none          i32

@@ -74,7 +74,7 @@ static mixp_tensor *mixpi_arc_slope(mixp_context *ctx, mixp_tensor *x) {
     return mixp_reciprocal(ctx, mixp_sqrt(ctx, x));
 }
 
-/* The slope of y at x. */
+/* The slope of y at x. No default: the compiler warns of a function without a line. */
 /* clang-format off */
 static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
                                 mixp_tensor *y) {
@@ -109,10 +109,14 @@ static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mix
     case MIXP_UNARY_ERF:
         x = mixp_exp(ctx, mixp_neg(ctx, mixp_mul(ctx, x, x)));
         return mixp_scale(ctx, x, MIXPI_ERF_SLOPE);
-    default:                    /* tanh, and soft_cap, which is p tanh(x / p)              */
+    case MIXP_UNARY_TANH: case MIXP_UNARY_SOFT_CAP:     /* soft_cap is p tanh(x / p)       */
         if (k->op == MIXP_UNARY_SOFT_CAP) y = mixp_scale(ctx, y, 1.0f / k->p);
         return mixp_rsub(ctx, mixp_mul(ctx, y, y), 1.0f);
+    case MIXP_UNARY_RELU: case MIXP_UNARY_LEAKY_RELU: case MIXP_UNARY_ELU: case MIXP_UNARY_ABS:
+    case MIXP_UNARY_CLAMP: case MIXP_UNARY_SCALE: case MIXP_UNARY_AFFINE: case MIXP_UNARY_COUNT:
+        break;                  /* mixpi_unary_tangent makes theirs                        */
     }
+    return NULL;
 }
 /* clang-format on */
 

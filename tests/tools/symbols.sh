@@ -178,6 +178,41 @@ check 'no tab, no space at the end of a line'    none "$(printf '\t')| \$" mixpr
 grep -n -P '[^\x00-\x7F]' mixprec.h >"$tmp/foreign" 2>/dev/null
 check 'plain ASCII'                              none . "$tmp/foreign"
 
+# --- what it says of its operators -------------------------------------------------------
+# Each id of mixp_op_id has a function, a place in the table at the head of OPERATORS, and PyTorch's name, unless
+# PyTorch has no such function. DIRECTORY: with operators.h and pytorch_names.txt.
+listed() {
+    awk -v no_name=' relu_squared soft_cap swiglu swiglu_packed rope ' '
+        FILENAME ~ /txt$/ {
+            for (n = split($0, word, /[^a-z0-9_]+/); n; n--) if (word[n] ~ /^mixp_/) named[substr(word[n], 6)] = 1
+            next
+        }
+        /class +inputs/ { table = 1 }
+        /^ \*\// { table = 0 }
+        table { for (n = split(substr($0, 4, 30), word, /[^a-z0-9_]+/); n; n--) shown[word[n]] = 1 }
+        match($0, /mixp_[a-z0-9_]+\(/) { declared[substr($0, RSTART + 5, RLENGTH - 6)] = 1 }
+        /typedef enum mixp_op_id/ { ids = 1 }
+        /mixp_op_id;/ { ids = 0 }
+        ids { for (n = split($0, word, /[^A-Z0-9_]+/); n; n--)
+                  if (word[n] ~ /^MIXP_OP_/ && word[n] != "MIXP_OP_COUNT") all[tolower(substr(word[n], 9))] = 1 }
+        END { for (op in all) {
+                  count++
+                  if (!(op in declared)) { print op ": no function in src/operators.h"; bad = 1 }
+                  if (!(op in shown)) { print op ": not in the table of src/operators.h"; bad = 1 }
+                  if (!(op in named) && !index(no_name, " " op " ")) { print op ": not in src/pytorch_names.txt"; bad = 1 }
+              }
+              exit bad || count < 90 }' "$1/pytorch_names.txt" "$1/operators.h"
+}
+check 'each operator is declared, listed and has its PyTorch name' listed src
+# forgotten WHAT SED: the list without one place is refused.
+forgotten() {
+    mkdir -p "$tmp/ops" && sed "$2" src/operators.h >"$tmp/ops/operators.h" && sed "$2" src/pytorch_names.txt >"$tmp/ops/pytorch_names.txt" &&
+        ! listed "$tmp/ops" >"$tmp/forgotten.log" && [ "$(cat "$tmp/forgotten.log")" = "erfinv: $1" ]
+}
+check 'a forgotten function is noticed'          forgotten 'no function in src/operators.h' '/mixp_erfinv(/d'
+check 'a forgotten place in the table as well'   forgotten 'not in the table of src/operators.h' 's/ erfinv  / /'
+check "a forgotten name of PyTorch's as well"    forgotten 'not in src/pytorch_names.txt' '/| mixp_erfinv |/d'
+
 part() { awk -v name="MIXPREC_VERSION_$1" '$1 == "#define" && $2 == name { print $3 }' mixprec.h; }
 version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 newest=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
