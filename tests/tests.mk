@@ -102,14 +102,14 @@ LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE
 
 test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
-	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
+	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
 	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
-VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
+VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char tiles_all m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
             aarch64 armhf riscv64 ppc64le s390x
 test-variants: $(GPU_TESTS) $(SANE_RECIPES) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(GPU_RUN) $(SANE_RECIPES) $(CUDA_FMA) \

@@ -10,7 +10,7 @@
 #   gcc-VERSION clang-VERSION musl tcc mingw clang_cl  other compilers and libraries
 #   no_ranks no_watch no_checkpoint             a room left out, as MIXPREC_NO_RANKS does
 #   aarch64 armhf riscv64 ppc64le s390x         other processors, in an emulator
-#   arm amx                                     instructions that few processors have, emulated
+#   arm amx tiles tiles_all                     instructions that few processors have, emulated
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -137,6 +137,14 @@ amx)        # its emulation, under the sanitizers
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
     need $CC $sanitize
     tests CC="$CC" CFLAGS="-O0 -g1 $sanitize" TESTS="$(set_of amx)" ;;
+tiles | tiles_all)  # AMX, emulated, as the default of whole programs; tiles: some of them, on mixprec's own threads
+    grep -q avx512vl /proc/cpuinfo 2>/dev/null || need false
+    export MIXPREC_TEST_QUICK=1
+    emulated='-D_GNU_SOURCE= -include tests/support/amxsim.h'
+    [ "$name" = tiles ] || tests CC="$CC" CPPFLAGS="$emulated" CFLAGS='-O1 -Wno-unused-function' LIGHT=-O0
+    chosen=${chosen:-amx step mlp muon scaler guard}
+    tests CC="$CC" OPENMP= CPPFLAGS="$emulated -DMIXPREC_THREADS" LDLIBS=-pthread LIGHT=-O0 \
+        CFLAGS='-O1 -Wno-unused-function' ;;
 armhf)      # numbers of files here do not fit those of its readdir otherwise
     emulated arm-linux-gnueabihf qemu-arm CPPFLAGS='-DTEST_EMULATED -D_FILE_OFFSET_BITS=64' ;;
 riscv64)
