@@ -133,17 +133,16 @@ aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
 arm)        # of that, the instructions that a processor may have
     emulated aarch64-linux-gnu 'qemu-aarch64 -cpu max' CFLAGS=-O1 TESTS="$(set_of arm pairs bits)" ;;
-amx)        # its emulation, under the sanitizers
+amx)        # its emulation, under the sanitizers, on mixprec's own threads
     sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
     need $CC $sanitize
-    tests CC="$CC" CFLAGS="-O0 -g1 $sanitize" TESTS="$(set_of amx)" ;;
-tiles | tiles_all)  # AMX, emulated, as the default of whole programs; tiles: some of them, on mixprec's own threads
+    tests CC="$CC" OPENMP= CPPFLAGS=-DMIXPREC_THREADS LDLIBS=-pthread CFLAGS="-O0 -g1 $sanitize" \
+        TESTS="$(set_of amx)" ;;
+tiles | tiles_all)  # AMX, emulated, as the default of whole programs; tiles: of some of them
     grep -q avx512vl /proc/cpuinfo 2>/dev/null || need false
     export MIXPREC_TEST_QUICK=1
-    emulated='-D_GNU_SOURCE= -include tests/support/amxsim.h'
-    [ "$name" = tiles ] || tests CC="$CC" CPPFLAGS="$emulated" CFLAGS='-O1 -Wno-unused-function' LIGHT=-O0
-    chosen=${chosen:-amx step mlp muon scaler guard}
-    tests CC="$CC" OPENMP= CPPFLAGS="$emulated -DMIXPREC_THREADS" LDLIBS=-pthread LIGHT=-O0 \
+    [ "$name" = tiles_all ] || chosen=${chosen:-step mlp muon scaler}
+    tests CC="$CC" CPPFLAGS='-D_GNU_SOURCE= -include tests/support/amxsim.h' LIGHT=-O0 \
         CFLAGS='-O1 -Wno-unused-function' ;;
 armhf)      # numbers of files here do not fit those of its readdir otherwise
     emulated arm-linux-gnueabihf qemu-arm CPPFLAGS='-DTEST_EMULATED -D_FILE_OFFSET_BITS=64' ;;
