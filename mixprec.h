@@ -136,12 +136,12 @@
  *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
  *     others     plain C
  *
- * You need no -march.
- * Products of f16 and bf16 by AMX have bits of their own, and AVX512_BF16 flushes subnormals: see
- * SAME BITS. Who needs the same bits on every machine sets portable_bits of mixp_context_desc. The
- * context then takes the fastest of AVX-512, AVX2 and NEON, whose bits agree. mixp_cpu_with takes a
- * set by name. Ranks on CPUs whose sets differ in bits get MIXP_ERR_RANKS in their first step. A
- * checkpoint of AMX loads on every machine: where the bits of products differ, a warning says so.
+ * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
+ * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine set
+ * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
+ * whose bits agree. mixp_cpu_with takes a set by name. Ranks on CPUs whose sets differ in bits get
+ * MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads on every machine.
+ * If the context's products have other bits than the file's, the load gives a warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
  * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
@@ -153,8 +153,8 @@
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
  * for an operator and releases them after it: tiles of your own, configured before a call of
- * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
- * whatever MXCSR says; all else follows MXCSR.
+ * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
+ * and f32 whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -2507,7 +2507,7 @@ typedef enum mixp_isa {
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
- * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 50
+ * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
  * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
  * mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
@@ -17209,7 +17209,9 @@ static int mixpi_has_neon_bf16(void) {
 }
 #  endif
 
-MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
+/* The device of a set. amx_state: the answer of mixpi_amx_usable, for the sets with tiles. */
+static const mixp_device *mixpi_cpu_of(mixp_isa isa, mixpi_amx_state amx_state) {
+    (void)amx_state;
 #  if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
@@ -17228,8 +17230,8 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
-    if (isa == MIXP_ISA_AMX) return mixpi_amx_usable() >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
-    if (isa == MIXP_ISA_AMX_F16) return mixpi_amx_usable() == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
+    if (isa == MIXP_ISA_AMX) return amx_state >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return amx_state == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
 #    endif
 #  endif
 #  if MIXPI_ARM
@@ -17247,6 +17249,10 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 
 #  undef MIXPI_CPU
 
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
+    return mixpi_cpu_of(isa, isa < MIXP_ISA_AMX ? MIXPI_AMX_ABSENT : mixpi_amx_usable());
+}
+
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
  * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. */
 static int mixpi_isa_pays(mixp_isa isa) {
@@ -17258,9 +17264,10 @@ static int mixpi_isa_pays(mixp_isa isa) {
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
+    const mixpi_amx_state amx_state = mixpi_amx_usable();
     const mixp_device *d = NULL;
     for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
-        if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
+        if (mixpi_isa_pays((mixp_isa)isa)) d = mixpi_cpu_of((mixp_isa)isa, amx_state);
     return d;
 }
 
@@ -17269,7 +17276,7 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
 static const mixp_device *mixpi_cpu_portable(void) {
     const mixp_device *d = NULL;
     for (int isa = MIXP_ISA_NEON_BF16; !d; isa--)
-        if (isa != MIXP_ISA_AVX512_BF16) d = mixp_cpu_with((mixp_isa)isa);
+        if (isa != MIXP_ISA_AVX512_BF16) d = mixpi_cpu_of((mixp_isa)isa, MIXPI_AMX_ABSENT);
     return d;
 }
 

@@ -37,7 +37,7 @@ typedef enum mixp_isa {
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
- * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 50
+ * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
  * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
  * mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);

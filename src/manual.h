@@ -136,12 +136,12 @@
  *     AArch64    NEON, with FMLAL and BFMLAL where Linux reports them
  *     others     plain C
  *
- * You need no -march.
- * Products of f16 and bf16 by AMX have bits of their own, and AVX512_BF16 flushes subnormals: see
- * SAME BITS. Who needs the same bits on every machine sets portable_bits of mixp_context_desc. The
- * context then takes the fastest of AVX-512, AVX2 and NEON, whose bits agree. mixp_cpu_with takes a
- * set by name. Ranks on CPUs whose sets differ in bits get MIXP_ERR_RANKS in their first step. A
- * checkpoint of AMX loads on every machine: where the bits of products differ, a warning says so.
+ * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
+ * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine set
+ * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
+ * whose bits agree. mixp_cpu_with takes a set by name. Ranks on CPUs whose sets differ in bits get
+ * MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads on every machine.
+ * If the context's products have other bits than the file's, the load gives a warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
  * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
@@ -153,8 +153,8 @@
  * (some 12 KB; see getauxval), and it refuses tiles if a thread has a smaller one already. A signal
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
  * for an operator and releases them after it: tiles of your own, configured before a call of
- * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16 and f32
- * whatever MXCSR says; all else follows MXCSR.
+ * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
+ * and f32 whatever MXCSR says; all else follows MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for

@@ -62,7 +62,9 @@ static int mixpi_has_neon_bf16(void) {
 }
 #  endif
 
-MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
+/* The device of a set. amx_state: the answer of mixpi_amx_usable, for the sets with tiles. */
+static const mixp_device *mixpi_cpu_of(mixp_isa isa, mixpi_amx_state amx_state) {
+    (void)amx_state;
 #  if MIXPI_WITH_SCALAR
     MIXPI_CPU(scalar, mixpi_kernels_scalar, "cpu scalar");
     if (isa == MIXP_ISA_SCALAR) return &scalar;
@@ -81,8 +83,8 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #    if MIXPI_AMX
     MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
     MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
-    if (isa == MIXP_ISA_AMX) return mixpi_amx_usable() >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
-    if (isa == MIXP_ISA_AMX_F16) return mixpi_amx_usable() == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
+    if (isa == MIXP_ISA_AMX) return amx_state >= MIXPI_AMX_ONLY_BF16 ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return amx_state == MIXPI_AMX_ALSO_F16 ? &amx_f16 : NULL;
 #    endif
 #  endif
 #  if MIXPI_ARM
@@ -100,6 +102,10 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 
 #  undef MIXPI_CPU
 
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
+    return mixpi_cpu_of(isa, isa < MIXP_ISA_AMX ? MIXPI_AMX_ABSENT : mixpi_amx_usable());
+}
+
 /* Is this instruction set selected by default if the processor has it? vdpbf16ps runs at twice the
  * rate of f32's multiply-add on AMD (Zen 4 and later) and at half the rate on Intel. */
 static int mixpi_isa_pays(mixp_isa isa) {
@@ -111,9 +117,10 @@ static int mixpi_isa_pays(mixp_isa isa) {
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
+    const mixpi_amx_state amx_state = mixpi_amx_usable();
     const mixp_device *d = NULL;
     for (int isa = MIXP_ISA_COUNT - 1; !d; isa--)
-        if (mixpi_isa_pays((mixp_isa)isa)) d = mixp_cpu_with((mixp_isa)isa);
+        if (mixpi_isa_pays((mixp_isa)isa)) d = mixpi_cpu_of((mixp_isa)isa, amx_state);
     return d;
 }
 
@@ -122,7 +129,7 @@ MIXPREC_API const mixp_device *mixp_cpu(void) {
 static const mixp_device *mixpi_cpu_portable(void) {
     const mixp_device *d = NULL;
     for (int isa = MIXP_ISA_NEON_BF16; !d; isa--)
-        if (isa != MIXP_ISA_AVX512_BF16) d = mixp_cpu_with((mixp_isa)isa);
+        if (isa != MIXP_ISA_AVX512_BF16) d = mixpi_cpu_of((mixp_isa)isa, MIXPI_AMX_ABSENT);
     return d;
 }
 
