@@ -16,6 +16,8 @@
 #include "cuda/largest.cu"
 #include "cuda/optimizers.cu"
 #include "cuda/gemm.cu"
+#include "cuda/gemm_epilogues.cu"
+#include "cuda/gemm_choices.cu"
 #include "cuda/narrow.cu"
 #include "cuda/attention.cu"
 #include "cuda/attention_groups.cu"

@@ -5,6 +5,8 @@
 #include "embedding.cu"
 #include "largest.cu"
 #include "optimizers.cu"
+#include "gemm_epilogues.cu"
+#include "gemm_choices.cu"
 #include "narrow.cu"
 #include "attention_calls.cu"
 /* ==== 8. TABLE ============================================================= >>table ==== */
