@@ -31417,26 +31417,6 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     return mixpi_crew_stop(ctx, r);
 }
 
-#define MIXPI_BY_OPTIMIZER "an optimizer's step"
-
-/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. The
- * kernel wrote each weight of this rank with its low copies, or skipped all of them: fresh copies
- * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_note_update(mixp_optimizer *opt) {
-    for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
-        mixp_tensor *p = slot->param;
-        if (!opt->rows[i].active) continue;
-        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
-            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-        mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
-        slot->version = p->version;
-        if (!opt->zero_grad) continue;
-        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
-        else p->grad = NULL;
-    }
-}
-
 /* Changes whenever the library writes a gradient, or mixp_tensor_touch declares a write. */
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
@@ -32194,8 +32174,27 @@ static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
     return t->grad;
 }
 
-/* Remembers, after an update, what the checks of the next step compare with. */
+/* Notes, after the update kernel, what it has written, and what the checks of the next step compare
+ * with. */
 static void mixpi_step_done(mixp_optimizer *opt) {
+    /* Weights have changed. The kernel wrote those of this rank with their low copies, or skipped
+     * all of them: fresh copies stay fresh in both cases. autocast renews a stale copy. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        mixp_tensor *p = slot->param;
+        if (!opt->rows[i].active) continue;
+        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
+            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+        mixpi_note_write(p, "an optimizer's step");
+        slot->version = p->version;
+
+        /* zero_grad has cleared the gradient. */
+        if (!opt->zero_grad) continue;
+        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+        else p->grad = NULL;
+    }
+
+    /* The next step needs new operators, and no lone gradient may grow until then. */
     opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->tape.calls;
     opt->ctx->capture.update_recorded |= opt->ctx->capture.active;
@@ -32332,7 +32331,6 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
-    if (r == MIXP_OK) mixpi_note_update(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 
@@ -40822,9 +40820,8 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
 static double mixpi_rules_hash(const mixp_context *ctx) {
     const mixpi_casting *c = ctx->casting;
     if (!c || !c->n_rules) return 0.0;
-    return (
-        double)(mixpi_hash(1469598103934665603u, c->rules, (size_t)c->n_rules * sizeof *c->rules) >>
-                11);
+    const size_t bytes = (size_t)c->n_rules * sizeof *c->rules;
+    return (double)(mixpi_hash(1469598103934665603u, c->rules, bytes) >> 11);
 }
 
 /* --- buffers --- */

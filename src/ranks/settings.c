@@ -118,9 +118,8 @@ static void mixpi_scaled_settings(const mixp_context *ctx, double *all) {
 static double mixpi_rules_hash(const mixp_context *ctx) {
     const mixpi_casting *c = ctx->casting;
     if (!c || !c->n_rules) return 0.0;
-    return (
-        double)(mixpi_hash(1469598103934665603u, c->rules, (size_t)c->n_rules * sizeof *c->rules) >>
-                11);
+    const size_t bytes = (size_t)c->n_rules * sizeof *c->rules;
+    return (double)(mixpi_hash(1469598103934665603u, c->rules, bytes) >> 11);
 }
 
 /* --- buffers --- */

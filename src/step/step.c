@@ -24,8 +24,27 @@ static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
     return t->grad;
 }
 
-/* Remembers, after an update, what the checks of the next step compare with. */
+/* Notes, after the update kernel, what it has written, and what the checks of the next step compare
+ * with. */
 static void mixpi_step_done(mixp_optimizer *opt) {
+    /* Weights have changed. The kernel wrote those of this rank with their low copies, or skipped
+     * all of them: fresh copies stay fresh in both cases. autocast renews a stale copy. */
+    for (int64_t i = 0; i < opt->count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        mixp_tensor *p = slot->param;
+        if (!opt->rows[i].active) continue;
+        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
+            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+        mixpi_note_write(p, "an optimizer's step");
+        slot->version = p->version;
+
+        /* zero_grad has cleared the gradient. */
+        if (!opt->zero_grad) continue;
+        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+        else p->grad = NULL;
+    }
+
+    /* The next step needs new operators, and no lone gradient may grow until then. */
     opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->tape.calls;
     opt->ctx->capture.update_recorded |= opt->ctx->capture.active;
@@ -162,7 +181,6 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK) r = mixpi_crew_gather(opt);
-    if (r == MIXP_OK) mixpi_note_update(opt);
     if (r == MIXP_OK) mixpi_step_done(opt);
     opt->issued = r == MIXP_OK && opt->issued >= 0 ? opt->issued + 1 : -1;
 

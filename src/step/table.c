@@ -150,26 +150,6 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     return mixpi_crew_stop(ctx, r);
 }
 
-#define MIXPI_BY_OPTIMIZER "an optimizer's step"
-
-/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. The
- * kernel wrote each weight of this rank with its low copies, or skipped all of them: fresh copies
- * stay fresh in both cases. autocast renews a stale copy. */
-static void mixpi_note_update(mixp_optimizer *opt) {
-    for (int64_t i = 0; i < opt->count; i++) {
-        mixpi_slot *slot = &opt->slots[i];
-        mixp_tensor *p = slot->param;
-        if (!opt->rows[i].active) continue;
-        for (int k = 0; k < 2 && mixpi_is_own(opt, i); k++)
-            if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
-        mixpi_note_write(p, MIXPI_BY_OPTIMIZER);
-        slot->version = p->version;
-        if (!opt->zero_grad) continue;
-        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
-        else p->grad = NULL;
-    }
-}
-
 /* Changes whenever the library writes a gradient, or mixp_tensor_touch declares a write. */
 static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     uint64_t sum = 0;
