@@ -148,8 +148,6 @@ MIXPI_V int64_t MIXPI_P(panel_row)(int64_t m, int64_t i, int64_t panels) {
  * element is the same chain of multiply-adds as for floats, because a product of two bf16 is exact
  * in f32. */
 #if MIXPI_PASS == 2 && MIXPI_BF16
-#  define MIXPI_TARGET_BF16                                                               \
-       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
 #  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 __attribute__((__always_inline__))
 #  endif

@@ -127,6 +127,8 @@
 #  define MIXPI_SUFFIX avx512
 #  define MIXPI_TARGET                                                                    \
        __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#  define MIXPI_TARGET_BF16                                                               \
+       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
 #  define MIXPI_REGS 1
 #  define MIXPI_EACH(does) { enum { i = 0 }; does; }
 #  define MIXPI_FOLD(does)

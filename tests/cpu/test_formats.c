@@ -406,6 +406,32 @@ static void odd_lengths_and_alignments(void) {
     }
 }
 
+/* Floats that an instruction for bf16 could treat otherwise, one at a time, in each place among
+ * floats that it rounds: subnormals, the numbers around them, Inf, NaN. */
+static void one_float_among_others(void) {
+    enum { N = 83 };
+    static const uint32_t special[] = { 0, 1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x800000,
+                                        0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC12345 };
+    uint32_t src[N], s = 5;
+    uint16_t got[N], want[N];
+    const mixp_device *d;
+    int isa_, i, at, k;
+    for (i = 0; i < N; i++) {
+        src[i] = (pattern(&s) & 0x807FFFFFu) | 0x3F800000u;
+        want[i] = (uint16_t)expect(MIXP_BF16, ref_f32(src[i]), 0);
+    }
+    EACH_CPU(d) for (at = 0; at < N; at++) for (k = 0; k < 24; k++) {
+        const uint32_t was = src[at];
+        const uint16_t wanted = want[at];
+        src[at] = special[k / 2] | (uint32_t)(k % 2) << 31;
+        want[at] = (uint16_t)expect(MIXP_BF16, ref_f32(src[at]), 0);
+        CHECK_INT(mixp_convert_with(d, got, MIXP_BF16, src, MIXP_F32, N, NULL), MIXP_OK);
+        for (i = 0; i < N; i++) CHECK_INT(got[i], want[i]);
+        src[at] = was;
+        want[at] = wanted;
+    }
+}
+
 /* 5 MB and more: the stores that bypass the caches, tails and unaligned heads included. */
 static void reverse_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
@@ -920,6 +946,7 @@ int main(void) {
     RUN(arrays_of_every_pair);
     RUN(arrays_of_other_formats);
     RUN(odd_lengths_and_alignments);
+    RUN(one_float_among_others);
     RUN(large_arrays);
     RUN(in_place_and_overlap);
     RUN(bad_arguments);
