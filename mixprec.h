@@ -8198,7 +8198,7 @@ typedef struct mixpi_rope_job {
     float *cosine, *sine;       /* [t][d / 2]                                              */
 } mixpi_rope_job;
 
-#define MIXPI_ROPE_RUN 256      /* positions that rotate on from one sine and cosine       */
+#define MIXPI_ROPE_RUN 256      /* positions whose angles follow from one sine and cosine  */
 
 /* A run of positions: from each position to the next, a frequency's pair rotates by its angle. In
  * f64 the error at the last position is about 1e-14, a hundred-thousandth of the rounding of
@@ -12273,7 +12273,7 @@ MIXPI_KERNEL(random, mixpi_cpu_random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
-/* Up to a block of columns of one o. */
+/* The largest of each column of one o: columns from `first` on, at most a block of them. */
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
                                   int64_t n, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
@@ -18007,11 +18007,6 @@ static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     ctx->errors.warning_waits = 1;
 }
 
-static void mixpi_tell_warning(mixp_context *ctx) {
-    ctx->errors.warning_waits = 0;
-    if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
-}
-
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx) {
     return ctx ? ctx->errors.warning : "";
 }
@@ -18029,7 +18024,10 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->errors.depth = before;
     if (!before) mixpi_float_leave(ctx->errors.float_mode);
-    if (!before && ctx->errors.warning_waits) mixpi_tell_warning(ctx);
+    if (!before && ctx->errors.warning_waits) {
+        ctx->errors.warning_waits = 0;
+        if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
+    }
     if (!before && ctx->errors.waits) mixpi_tell(ctx);
     return r;
 }
@@ -20568,15 +20566,6 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!inside) c->linears = 0;
 }
 
-/* Notes the recipe of delayed scaling of a region that may train. */
-static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
-    mixpi_casting *c = ctx->casting;
-    const mixp_recipe *r = mixpi_region_delayed(c, region->cast.recipe);
-    if (!r || ctx->evaluates || region->no_grad) return;
-    c->opened = *r;
-    c->opened_in = ctx->generation;
-}
-
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
  * from the region, because the other ranks may have met one. */
 static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
@@ -20615,7 +20604,13 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_is_no_grad(ctx);
-        mixpi_region_note_recipe(ctx, region);
+
+        /* Note the recipe of delayed scaling of a region that may train. */
+        const mixp_recipe *delayed = mixpi_region_delayed(c, region->cast.recipe);
+        if (delayed && !ctx->evaluates && !region->no_grad) {
+            c->opened = *delayed;
+            c->opened_in = ctx->generation;
+        }
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;
@@ -24331,12 +24326,6 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
-/* Frees x after the linear that was recorded last, if its codes are kept. */
-static void mixpi_linear_free_input(mixp_context *ctx, const mixp_call *c) {
-    const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
-}
-
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
     mixpi_product p;
@@ -24345,7 +24334,11 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_free_input(ctx, &ctx->tape.newest->call);
+    if (!y || !y->own.from_tape) return y;
+
+    /* If the recorded linear keeps codes of x, x is freed. */
+    const mixp_call *c = &ctx->tape.newest->call;
+    if (((const mixpi_product *)c->attrs)->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
     return y;
 }
 
@@ -24518,12 +24511,6 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
            mixpi_mlp_is_bf16(ctx, in);
 }
 
-/* Applies the joined operator; counts the layers that rules of recipes leave in bf16. */
-static mixp_tensor *mixpi_mlp_joined(mixp_context *ctx, mixp_tensor **in) {
-    if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
-    return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
-}
-
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
@@ -24532,7 +24519,13 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
-    if (mixpi_mlp_joins(ctx, in)) return mixpi_mlp_joined(ctx, in);
+
+    /* As one operator. It counts the layers that rules of recipes leave in bf16. */
+    if (mixpi_mlp_joins(ctx, in)) {
+        if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    }
+
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
     if (x) x->own.disposable = 1;
@@ -26251,13 +26244,6 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
-/* Rows of a chunk: an eighth of all rows, but at least 2^22 logits, for the products' speed. */
-static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
-    int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
-    if (asked) return mixpi_min(asked, rows);
-    return mixpi_min(eighth > good ? eighth : good, rows);
-}
-
 /* Rows of the chunk that begins at row `first`. */
 static int64_t mixpi_chunked_rows(const mixpi_chunked *h, int64_t first) {
     return mixpi_min(h->chunk, h->loss.k.rows - first);
@@ -26312,8 +26298,14 @@ static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
     k->weights = mixpi_call_weights(c, 4);
     k->loss = (float *)c->out->data;
     k->each = h->loss.none ? k->loss : NULL;
+
+    /* Rows of a chunk: those asked for, or an eighth, but at least 2^22 logits, for the products'
+     * speed. */
+    const int64_t eighth = mixpi_ceil_div(k->rows, 8), good = ((int64_t)1 << 22) / k->cols;
+    if (!h->chunk) h->chunk = eighth > good ? eighth : good;
+    h->chunk = mixpi_min(h->chunk, k->rows);
+
     h->width = w->shape[1];
-    h->chunk = mixpi_chunked_chunk(h->chunk, k->rows, k->cols);
     h->dtype = c->in[0]->dtype;
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
@@ -31621,17 +31613,15 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
 }
 
-static mixp_result mixpi_muon_update(mixp_optimizer *o) {
-    mixp_result r = MIXP_OK;
-    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++)
-        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
-            r = mixpi_muon_matrix(o, i);
-    return r;
-}
-
+/* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */
 static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
-    if (o->muon) return mixpi_muon_update(o);
+    mixp_result r = MIXP_OK;
+    for (int64_t i = 0; o->muon && i < o->count && r == MIXP_OK; i++)
+        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
+            r = mixpi_muon_matrix(o, i);
+    if (o->muon) return r;
+
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->device_own_rows;
@@ -32560,14 +32550,6 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
 }
 
-/* Adds the guard's knowledge of where the newest skip began. */
-static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    if (v->outcome != MIXP_STEP_SKIPPED) return;
-    if (watcher && (mixpi_watched(ctx) & MIXPI_WATCHED)) watcher->origin(ctx, v);
-    else if (v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
-}
-
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
@@ -32597,9 +32579,11 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.clip = s.clip;
     v.lr = s.lr;
 
-    /* Why it was skipped. */
+    /* Why it was skipped. A guard may know where the skip began. */
     v.loss_bad = s.loss_bad != 0;
-    mixpi_verdict_origin(opt->ctx, &v);
+    const int is_watched = (mixpi_watched(opt->ctx) & MIXPI_WATCHED) != 0;
+    if (s.skip && is_watched) opt->ctx->watcher->origin(opt->ctx, &v);
+    else if (s.skip && v.loss_bad) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
@@ -35290,22 +35274,19 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
     return s->report->result;
 }
 
-/* Clears the findings of a pass since the last update: they do not belong to the loaded state. */
-static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
-    mixp_scaler_state *s = scaler->state;
+/* After a load: earlier gradients can no longer be unscaled, no earlier step can be retried, and
+ * what passes have found since the last update does not belong to the loaded state. `load` is the
+ * result so far: after an error nothing is uploaded. */
+static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     const int32_t none = 0;
-    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
-    if (r != MIXP_OK) return r;
-    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);
-}
-
-/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
-static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
     s->retried = s->epoch + s->ctx->capture.replays;
     s->ctx->capture.replayed = 0;
+    if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->found_inf, &none, sizeof none);
+    if (load != MIXP_OK) return load;
+    return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
@@ -35415,8 +35396,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
 
     /* The scaler, the recipes and the guard go on from what was loaded. */
-    if (what->scaler) mixpi_scaler_forget(what->scaler);
-    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
+    if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
     if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
@@ -36793,12 +36773,6 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
-/* Measures what a call loses in low precision. A cast still has its unrounded input. */
-static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *given) {
-    if (!mixpi_is_cast(e->call.op)) return mixpi_inspect_again(e, given, mixpi_run_inside);
-    return mixpi_inspect(e->call.ctx, e->site, given[0], e->call.out, 0);
-}
-
 /* Does the result count as its input when sites are identified? True for casts, which a fallback
  * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
  * out. */
@@ -36867,7 +36841,10 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
     r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
-    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
+    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
+        r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
+                ? mixpi_inspect(ctx, e->site, given[0], out, 0)
+                : mixpi_inspect_again(e, given, mixpi_run_inside);
     if (r == MIXP_OK) r = mixpi_look_scores(e);
     for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
         r = mixpi_look_data(ctx, e->site, given[i]);
@@ -37029,6 +37006,8 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
+
+    /* Of a linear: what its operands have lost. */
     for (int i = 0; i < MIXPI_ROLES; i++) {
         const mixpi_lossy *o = &site->operands[i];
         double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
@@ -37049,6 +37028,8 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
+
+    /* Of a linear: the most that an operand has lost on any rank. */
     for (int i = 0; i < MIXPI_ROLES; i++) {
         mixpi_lossy *o = &site->operands[i];
         const double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;

@@ -284,15 +284,6 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!inside) c->linears = 0;
 }
 
-/* Notes the recipe of delayed scaling of a region that may train. */
-static void mixpi_region_note_recipe(const mixp_context *ctx, const mixpi_region *region) {
-    mixpi_casting *c = ctx->casting;
-    const mixp_recipe *r = mixpi_region_delayed(c, region->cast.recipe);
-    if (!r || ctx->evaluates || region->no_grad) return;
-    c->opened = *r;
-    c->opened_in = ctx->generation;
-}
-
 /* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
  * from the region, because the other ranks may have met one. */
 static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
@@ -331,7 +322,13 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_is_no_grad(ctx);
-        mixpi_region_note_recipe(ctx, region);
+
+        /* Note the recipe of delayed scaling of a region that may train. */
+        const mixp_recipe *delayed = mixpi_region_delayed(c, region->cast.recipe);
+        if (delayed && !ctx->evaluates && !region->no_grad) {
+            c->opened = *delayed;
+            c->opened_in = ctx->generation;
+        }
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     const int has_pop = kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED;

@@ -772,7 +772,7 @@ MIXPI_KERNEL(random, mixpi_cpu_random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
-/* Up to a block of columns of one o. */
+/* The largest of each column of one o: columns from `first` on, at most a block of them. */
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
                                   int64_t n, mixpi_most *most) {
     float buf[MIXPI_BLOCK];

@@ -934,7 +934,7 @@ typedef struct mixpi_rope_job {
     float *cosine, *sine;       /* [t][d / 2]                                              */
 } mixpi_rope_job;
 
-#define MIXPI_ROPE_RUN 256      /* positions that rotate on from one sine and cosine       */
+#define MIXPI_ROPE_RUN 256      /* positions whose angles follow from one sine and cosine  */
 
 /* A run of positions: from each position to the next, a frequency's pair rotates by its angle. In
  * f64 the error at the last position is about 1e-14, a hundred-thousandth of the rounding of

@@ -513,22 +513,19 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
     return s->report->result;
 }
 
-/* Clears the findings of a pass since the last update: they do not belong to the loaded state. */
-static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
-    mixp_scaler_state *s = scaler->state;
+/* After a load: earlier gradients can no longer be unscaled, no earlier step can be retried, and
+ * what passes have found since the last update does not belong to the loaded state. `load` is the
+ * result so far: after an error nothing is uploaded. */
+static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     const int32_t none = 0;
-    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
-    if (r != MIXP_OK) return r;
-    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);
-}
-
-/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
-static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
     s->retried = s->epoch + s->ctx->capture.replays;
     s->ctx->capture.replayed = 0;
+    if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->found_inf, &none, sizeof none);
+    if (load != MIXP_OK) return load;
+    return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
@@ -638,8 +635,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
 
     /* The scaler, the recipes and the guard go on from what was loaded. */
-    if (what->scaler) mixpi_scaler_forget(what->scaler);
-    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
+    if (what->scaler) r = mixpi_scaler_forget(what->scaler, r);
     if (r == MIXP_OK) r = mixpi_scaled_reset_missing(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)

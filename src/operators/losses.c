@@ -211,13 +211,6 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, targets->rank, targets->shape);
 }
 
-/* Rows of a chunk: an eighth of all rows, but at least 2^22 logits, for the products' speed. */
-static int64_t mixpi_chunked_chunk(int64_t asked, int64_t rows, int64_t vocab) {
-    int64_t eighth = mixpi_ceil_div(rows, 8), good = ((int64_t)1 << 22) / vocab;
-    if (asked) return mixpi_min(asked, rows);
-    return mixpi_min(eighth > good ? eighth : good, rows);
-}
-
 /* Rows of the chunk that begins at row `first`. */
 static int64_t mixpi_chunked_rows(const mixpi_chunked *h, int64_t first) {
     return mixpi_min(h->chunk, h->loss.k.rows - first);
@@ -272,8 +265,14 @@ static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
     k->weights = mixpi_call_weights(c, 4);
     k->loss = (float *)c->out->data;
     k->each = h->loss.none ? k->loss : NULL;
+
+    /* Rows of a chunk: those asked for, or an eighth, but at least 2^22 logits, for the products'
+     * speed. */
+    const int64_t eighth = mixpi_ceil_div(k->rows, 8), good = ((int64_t)1 << 22) / k->cols;
+    if (!h->chunk) h->chunk = eighth > good ? eighth : good;
+    h->chunk = mixpi_min(h->chunk, k->rows);
+
     h->width = w->shape[1];
-    h->chunk = mixpi_chunked_chunk(h->chunk, k->rows, k->cols);
     h->dtype = c->in[0]->dtype;
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);

@@ -474,12 +474,6 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
-/* Frees x after the linear that was recorded last, if its codes are kept. */
-static void mixpi_linear_free_input(mixp_context *ctx, const mixp_call *c) {
-    const mixpi_product *p = (const mixpi_product *)c->attrs;
-    if (p->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
-}
-
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
     mixpi_product p;
@@ -488,7 +482,11 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     p.linear = 1;
     p.g.trans_b = 1;
     y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
-    if (y && y->own.from_tape) mixpi_linear_free_input(ctx, &ctx->tape.newest->call);
+    if (!y || !y->own.from_tape) return y;
+
+    /* If the recorded linear keeps codes of x, x is freed. */
+    const mixp_call *c = &ctx->tape.newest->call;
+    if (((const mixpi_product *)c->attrs)->quantise.coded) mixpi_coded_free(ctx, c->in[0]);
     return y;
 }
 
@@ -661,12 +659,6 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
            mixpi_mlp_is_bf16(ctx, in);
 }
 
-/* Applies the joined operator; counts the layers that rules of recipes leave in bf16. */
-static mixp_tensor *mixpi_mlp_joined(mixp_context *ctx, mixp_tensor **in) {
-    if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
-    return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
-}
-
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
@@ -675,7 +667,13 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
-    if (mixpi_mlp_joins(ctx, in)) return mixpi_mlp_joined(ctx, in);
+
+    /* As one operator. It counts the layers that rules of recipes leave in bf16. */
+    if (mixpi_mlp_joins(ctx, in)) {
+        if (mixp_autocast_current(ctx).recipe) ctx->casting->recipes.kept += 2;
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    }
+
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
     if (x) x->own.disposable = 1;

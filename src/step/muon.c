@@ -146,17 +146,15 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
 }
 
-static mixp_result mixpi_muon_update(mixp_optimizer *o) {
-    mixp_result r = MIXP_OK;
-    for (int64_t i = 0; i < o->count && r == MIXP_OK; i++)
-        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
-            r = mixpi_muon_matrix(o, i);
-    return r;
-}
-
+/* The update kernel; Muon's matrices one after another. counting 1: also counts lost updates. */
 static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     mixp_update_args k;
-    if (o->muon) return mixpi_muon_update(o);
+    mixp_result r = MIXP_OK;
+    for (int64_t i = 0; o->muon && i < o->count && r == MIXP_OK; i++)
+        if (o->rows[i].active && o->rows[i].count && mixpi_is_own(o, i))
+            r = mixpi_muon_matrix(o, i);
+    if (o->muon) return r;
+
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.rows = o->device_own_rows;

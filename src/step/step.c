@@ -389,14 +389,6 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
 }
 
-/* Adds the guard's knowledge of where the newest skip began. */
-static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
-    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
-    if (v->outcome != MIXP_STEP_SKIPPED) return;
-    if (watcher && (mixpi_watched(ctx) & MIXPI_WATCHED)) watcher->origin(ctx, v);
-    else if (v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
-}
-
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
@@ -426,9 +418,11 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.clip = s.clip;
     v.lr = s.lr;
 
-    /* Why it was skipped. */
+    /* Why it was skipped. A guard may know where the skip began. */
     v.loss_bad = s.loss_bad != 0;
-    mixpi_verdict_origin(opt->ctx, &v);
+    const int is_watched = (mixpi_watched(opt->ctx) & MIXPI_WATCHED) != 0;
+    if (s.skip && is_watched) opt->ctx->watcher->origin(opt->ctx, &v);
+    else if (s.skip && v.loss_bad) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;

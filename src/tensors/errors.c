@@ -56,11 +56,6 @@ static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
     ctx->errors.warning_waits = 1;
 }
 
-static void mixpi_tell_warning(mixp_context *ctx) {
-    ctx->errors.warning_waits = 0;
-    if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
-}
-
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx) {
     return ctx ? ctx->errors.warning : "";
 }
@@ -78,7 +73,10 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->errors.depth = before;
     if (!before) mixpi_float_leave(ctx->errors.float_mode);
-    if (!before && ctx->errors.warning_waits) mixpi_tell_warning(ctx);
+    if (!before && ctx->errors.warning_waits) {
+        ctx->errors.warning_waits = 0;
+        if (ctx->errors.on_warning) ctx->errors.on_warning(ctx->errors.warning, ctx->user);
+    }
     if (!before && ctx->errors.waits) mixpi_tell(ctx);
     return r;
 }

@@ -78,12 +78,6 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
-/* Measures what a call loses in low precision. A cast still has its unrounded input. */
-static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *given) {
-    if (!mixpi_is_cast(e->call.op)) return mixpi_inspect_again(e, given, mixpi_run_inside);
-    return mixpi_inspect(e->call.ctx, e->site, given[0], e->call.out, 0);
-}
-
 /* Does the result count as its input when sites are identified? True for casts, which a fallback
  * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
  * out. */
@@ -152,7 +146,10 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
     r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
-    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
+    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
+        r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
+                ? mixpi_inspect(ctx, e->site, given[0], out, 0)
+                : mixpi_inspect_again(e, given, mixpi_run_inside);
     if (r == MIXP_OK) r = mixpi_look_scores(e);
     for (int i = 0; i < e->call.n_in && r == MIXP_OK; i++)
         r = mixpi_look_data(ctx, e->site, given[i]);

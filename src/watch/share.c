@@ -72,6 +72,8 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
+
+    /* Of a linear: what its operands have lost. */
     for (int i = 0; i < MIXPI_ROLES; i++) {
         const mixpi_lossy *o = &site->operands[i];
         double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
@@ -92,6 +94,8 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)mixpi_whole_of(words[MIXPI_SITE_VERDICT]);
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
+
+    /* Of a linear: the most that an operand has lost on any rank. */
     for (int i = 0; i < MIXPI_ROLES; i++) {
         mixpi_lossy *o = &site->operands[i];
         const double *operand = words + (int)MIXPI_SITE_OPERANDS + 4 * i;
