@@ -2539,14 +2539,15 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
 #ifndef MIXPREC_ONLY_FORMATS
 /* Checks that this build, in this thread's floating-point environment, computes as this file
  * promises. Compares conversions on every instruction set, a loss scale's path and one update with
- * stored numbers. Takes well under a millisecond and changes nothing. message has room for `size`
- * bytes and is truncated to fit; pass NULL with 0 to get no message. MIXP_ERR_DEVICE: message says
- * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
- * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
- * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
- * threads that the machine has (of a build in parts, the host's part is asked), or the processor
- * has AMX, and message says why it is not used: the system does not save tiles, the system refuses
- * them to this process, or a known product is wrong. Otherwise message is "". */
+ * stored numbers. Takes well under a millisecond. Changes nothing, but requests tiles as mixp_cpu
+ * does. message has room for `size` bytes and is truncated to fit; pass NULL with 0 to get no
+ * message. MIXP_ERR_DEVICE: message says in one line which promise is broken, and what to do:
+ * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. MIXP_OK
+ * with a message that begins with "slow: ": the results are right, but the build lacks
+ * optimisation, vector instructions or threads that the machine has (of a build in parts, the
+ * host's part is asked), or AMX, which the processor has, is not used. message then says why: the
+ * system does not save tiles, the system refuses tiles to this process, or a known product is
+ * wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
 #endif
 

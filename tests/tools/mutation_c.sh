@@ -281,6 +281,9 @@ plant guard_meant        never   guard_everyday masks_of_inf
 plant siblings_fall      always  guard_everyday depth_costs_two_skips
 plant retry_loss         zero    guard_everyday an_evaluation_is_repeated
 plant heads_differ       never   guard_ranks ranks_may_part
+plant bits_differ        logic   ranks_apart instruction_sets
+plant cpu_of_file        logic   checkpoint  test_of_another_cpu
+plant cpu_of_resumed     never   checkpoint  test_of_another_cpu
 plant agree_guard        zero    guard_ranks guards_started_later
 plant retries            bound   guard       test_retry
 plant trial_step         drop    observe     test_trials

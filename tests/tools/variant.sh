@@ -143,7 +143,7 @@ tiles | tiles_all)  # AMX, emulated, as the default of whole programs; tiles: of
     export MIXPREC_TEST_QUICK=1
     [ "$name" = tiles_all ] || chosen=${chosen:-step mlp muon scaler}
     tests CC="$CC" CPPFLAGS='-D_GNU_SOURCE= -include tests/support/amxsim.h' LIGHT=-O0 \
-        CFLAGS='-O1 -Wno-unused-function' ;;
+        CFLAGS='-O1 -Wno-unused-function -Wno-attributes' ;;
 armhf)      # numbers of files here do not fit those of its readdir otherwise
     emulated arm-linux-gnueabihf qemu-arm CPPFLAGS='-DTEST_EMULATED -D_FILE_OFFSET_BITS=64' ;;
 riscv64)
