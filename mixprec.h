@@ -24221,8 +24221,8 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
-static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                        int weight, int bias) {
+static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
+                                      int bias) {
     mixp_gemm_epilogue_args k;
     memset(&k, 0, sizeof k);
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
@@ -24322,7 +24322,7 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
-        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+        return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
     r = mixpi_product_grad(c, 1);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
@@ -24424,7 +24424,7 @@ static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp
                                      int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
-    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_joined(c, g, dy, weight, bias);
+    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
     k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
@@ -26146,7 +26146,7 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 }
 
 /* Fails if an earlier walk has overwritten disposable logits. */
-static mixp_result mixpi_entropy_there(mixp_call *c) {
+static mixp_result mixpi_check_logits_live(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                              "cross_entropy: the logits are disposable, and an earlier "
@@ -26177,7 +26177,7 @@ mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
-    mixp_result r = mixpi_entropy_there(c);
+    mixp_result r = mixpi_check_logits_live(c);
     if (r != MIXP_OK) return r;
     k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);
@@ -29829,7 +29829,7 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     m->at = at;
 }
 
-static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
+static mixp_result mixpi_report_freed_scaler(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_backward: the scaler of this loss was freed; run forward again "
                              "with another scaler");
@@ -29843,7 +29843,7 @@ static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (!scaler) return mixpi_scaler_gone(c->ctx);
+    if (!scaler) return mixpi_report_freed_scaler(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
@@ -29956,7 +29956,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked || a->walked;
-    if (!a->scaler) return mixpi_scaler_gone(c->ctx);
+    if (!a->scaler) return mixpi_report_freed_scaler(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy can only be passed to "
@@ -31333,7 +31333,7 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
 
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
-static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const char *who) {
     for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
@@ -31399,7 +31399,8 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (ctx->capture.active && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+    if (ctx->capture.active && mixpi_check_recorded_refresh(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
 
     /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
     const int brought = ctx->capture.active || ctx->capture.graphs;
@@ -36759,8 +36760,8 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
 
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
-static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
-                                     mixp_dtype low) {
+static mixp_result mixpi_site_note_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                          mixp_dtype low) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
@@ -36841,7 +36842,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
-    r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
+    r = mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
         r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
                 ? mixpi_inspect(ctx, e->site, given[0], out, 0)
@@ -36884,7 +36885,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     n = mixpi_cast_site(ctx, t, 1);
 
     if (!n) return 1;
-    *r = mixpi_site_stored(ctx, n, t, low);
+    *r = mixpi_site_note_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, t, 0);
     return 1;
@@ -38236,7 +38237,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
 }
 
 /* Reports a divergence: step after step is skipped, and no fallback can help. */
-static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
+static mixp_result mixpi_guard_report_divergence(mixp_context *ctx, int32_t skips) {
     const mixpi_watch *w = ctx->watch;
     const mixp_origin origin = (mixp_origin)w->origin;
     return mixp_context_fail(
@@ -38323,7 +38324,7 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
     const int diverged = barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT;
-    return diverged ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+    return diverged ? mixpi_guard_report_divergence(ctx, barren) : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */

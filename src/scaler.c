@@ -370,7 +370,7 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     m->at = at;
 }
 
-static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
+static mixp_result mixpi_report_freed_scaler(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_backward: the scaler of this loss was freed; run forward again "
                              "with another scaler");
@@ -384,7 +384,7 @@ static int32_t *mixpi_loss_bad(const mixp_scaler *s) {
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (!scaler) return mixpi_scaler_gone(c->ctx);
+    if (!scaler) return mixpi_report_freed_scaler(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
@@ -497,7 +497,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked || a->walked;
-    if (!a->scaler) return mixpi_scaler_gone(c->ctx);
+    if (!a->scaler) return mixpi_report_freed_scaler(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy can only be passed to "

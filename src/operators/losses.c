@@ -112,7 +112,7 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 }
 
 /* Fails if an earlier walk has overwritten disposable logits. */
-static mixp_result mixpi_entropy_there(mixp_call *c) {
+static mixp_result mixpi_check_logits_live(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                              "cross_entropy: the logits are disposable, and an earlier "
@@ -143,7 +143,7 @@ mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixpi_entropy *p = (const mixpi_entropy *)c->attrs;
     mixp_cross_entropy_backward_args k = mixpi_entropy_backward_of(&p->k);
-    mixp_result r = mixpi_entropy_there(c);
+    mixp_result r = mixpi_check_logits_live(c);
     if (r != MIXP_OK) return r;
     k.dloss = mixpi_call_dy(c);
     mixpi_call_grad_over(c, 0);

@@ -368,8 +368,8 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
-static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                        int weight, int bias) {
+static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
+                                      int bias) {
     mixp_gemm_epilogue_args k;
     memset(&k, 0, sizeof k);
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
@@ -469,7 +469,7 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
-        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+        return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
     r = mixpi_product_grad(c, 1);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
@@ -571,7 +571,7 @@ static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp
                                      int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
-    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_joined(c, g, dy, weight, bias);
+    if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
     k = mixpi_product_db(g, dy);
     k.c = mixpi_call_dx(c, weight);
     if (k.c.data) r = MIXPI_RUN(c, gemm, &k);

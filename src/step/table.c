@@ -52,7 +52,7 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
 
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
-static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const char *who) {
     for (int64_t i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
@@ -118,7 +118,8 @@ static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     mixp_context *ctx = opt->ctx;
     if (opt->swapped) return mixpi_need_weights(opt, who);
-    if (ctx->capture.active && mixpi_refresh_recorded(opt, who) != MIXP_OK) return MIXP_ERR_ORDER;
+    if (ctx->capture.active && mixpi_check_recorded_refresh(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
 
     /* Which rows have changed? Padding may differ although the fields agree: one more upload. */
     const int brought = ctx->capture.active || ctx->capture.graphs;

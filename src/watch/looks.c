@@ -63,8 +63,8 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
 
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
-static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
-                                     mixp_dtype low) {
+static mixp_result mixpi_site_note_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                          mixp_dtype low) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
@@ -145,7 +145,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
     /* Look at what was stored, what it was made from, and what f32 would have given. */
     const mixp_dtype plain = mixpi_plain_dtype(out);
-    r = mixpi_site_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
+    r = mixpi_site_note_stored(ctx, e->site, out, mixpi_is_low(plain) ? plain : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out))
         r = mixpi_is_cast(e->call.op) /* which still has its unrounded input */
                 ? mixpi_inspect(ctx, e->site, given[0], out, 0)
@@ -188,7 +188,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     n = mixpi_cast_site(ctx, t, 1);
 
     if (!n) return 1;
-    *r = mixpi_site_stored(ctx, n, t, low);
+    *r = mixpi_site_note_stored(ctx, n, t, low);
     if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, t, 0);
     return 1;

@@ -321,7 +321,7 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
 }
 
 /* Reports a divergence: step after step is skipped, and no fallback can help. */
-static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
+static mixp_result mixpi_guard_report_divergence(mixp_context *ctx, int32_t skips) {
     const mixpi_watch *w = ctx->watch;
     const mixp_origin origin = (mixp_origin)w->origin;
     return mixp_context_fail(
@@ -408,7 +408,7 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;
     const int diverged = barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT;
-    return diverged ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+    return diverged ? mixpi_guard_report_divergence(ctx, barren) : MIXP_OK;
 }
 
 /* An update closes the window of steps that belong to it. */
