@@ -2471,6 +2471,35 @@ MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
     const uint32_t a = code & 7u, small = a ? 0x3F000000u : 0u;
     return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : small) | (code & 8u) << 28);
 }
+
+/* --- attention: rows whose largest score repeats ---
+ *
+ * Two keys of equal score, the others far below: y is the mean of two values of 8 or 11 bits, half
+ * the time halfway between two numbers, plus dust. Rounding to nearest follows the dust, which may
+ * have one sign in many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y,
+ * which pulls the gradient of q in one direction until training fails (arXiv 2510.04212; there the
+ * sum is stored before its division, with the same effect). Weights are not the cause: their
+ * products with v are summed in f32. So y of such a row is rounded up or down with the
+ * probabilities that make its mean right, by a hash of its own bits: no row depends on another.
+ */
+
+/* Is the sum of a row's weights, of which the largest is 1, a small number of ones and dust? More
+ * dust than 2^-12 moves y off the half. Of rows whose weights are spread, one in 2,000 has such a
+ * sum by chance. */
+MIXPREC_HD int mixpi_top_repeats(float sum) {
+    float dust;
+    if (!(sum > 1.5f && sum < 8.5f)) return 0;
+    dust = sum - (float)(int32_t)(sum + 0.5f);
+    return (dust > 0.0f && dust < 0.000244140625f) || (dust < 0.0f && dust > -0.000244140625f);
+}
+/* A number of f16 or bf16 next to x, by a coin. A large x stays, to be rounded as others are. */
+MIXPREC_HD float mixpi_tossed(mixp_dtype dtype, float x) {
+    const uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
+    uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
+    coin = (coin ^ coin >> 12) * 0x297A2D39u;
+    if ((bits & 0x7FFFFFFFu) >= 0x47000000u) return x;  /* 32768 */
+    return mixp_f32_of_bits((bits + ((coin ^ coin >> 15) & cut)) & ~cut);
+}
 /* ==== 4. KERNELS ======================================================= >>kernels ====
  *
  * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in
@@ -2930,6 +2959,9 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * is, see mixp_embedding_args; until then it is clamped. drop: a probability is kept, times
  * 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor, ((s * heads + h) * t + i) * keys + j)
  * >= dropout * 2^32. The array of scores is never stored.
+ *
+ * y is rounded once, to nearest. Where the largest score of a query repeats, y is rounded up or
+ * down by a hash of its own bits, with the right mean: see mixpi_top_repeats.
  *
  * A query sees no key if all keys are hidden or have scores of -Inf. With a mask or lengths, its y
  * is 0, its lse is +Inf, and its gradients are 0; without either, its y is NaN. A non-finite value
@@ -9570,6 +9602,11 @@ static int mixpi_attention_bends(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
+/* Does storing y of a row with this sum of weights toss a coin for each element? */
+static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
+    return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
+}
+
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
@@ -14710,6 +14747,8 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
         return mixp_f32_of_bits(0x7F800000u);
     }
     MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    for (int64_t j = 0; j < wide && mixpi_is_tossed(k, sum); j++)
+        o[j] = mixpi_tossed(k->y.dtype, o[j]);
     return top + logf(sum);
 }
 

@@ -8624,35 +8624,9 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     }
 }
 
-/* --- rows whose largest score repeats --------------------------------------------------- *
- *
- * Two keys of equal score, the others far below: y is the mean of two values of 8 or 11 bits, half
- * the time halfway between two numbers, plus dust. Rounding to nearest follows the dust, which may
- * have one sign in many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y,
- * which pulls the gradient of q in one direction until training fails (arXiv 2510.04212; there the
- * sum is stored before its division, with the same effect). Weights in bf16 are not the cause: they
- * are rounded without bias and summed in f32. So y of such a row is rounded up or down with the
- * probabilities that make its mean right, by a hash of its own bits: no row depends on another.
- */
-
-/* Is the sum of a row's weights, of which the largest is 1, a small number of ones and dust? More
- * dust than 2^-12 moves y off the half. Of rows whose weights are spread, one in 2,000 has such a
- * sum by chance. */
-__device__ inline bool top_repeats(float sum) {
-    float dust = fabsf(sum - rintf(sum));
-    return sum > 1.5f && sum < 8.5f && dust > 0.0f && dust < 0.000244140625f;
-}
-/* Does storing y of this row toss a coin for each element? */
+/* Does storing y of a row with this sum toss a coin for each element? */
 __device__ inline bool is_tossed(const Heads &h, float sum) {
-    return h.out.dtype != MIXP_F32 && !h.out.accumulate && top_repeats(sum);
-}
-/* A number of f16 or bf16 next to x, by a coin. A large x stays, to be rounded as others are. */
-__device__ inline float tossed(mixp_dtype dtype, float x) {
-    uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
-    uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
-    coin = (coin ^ coin >> 12) * 0x297A2D39u;
-    if (!(fabsf(x) < 32768.0f)) return x;
-    return mixp_f32_of_bits((bits + ((coin ^ coin >> 15) & cut)) & ~cut);
+    return h.out.dtype != MIXP_F32 && !h.out.accumulate && mixpi_top_repeats(sum);
 }
 
 /* --- forward on tensor cores ------------------------------------------------------------ */
@@ -8841,8 +8815,8 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
-            put_pair(h.out, at + 8 * n, toss ? tossed(h.out.dtype, x) : x,
-                     toss ? tossed(h.out.dtype, y) : y);
+            put_pair(h.out, at + 8 * n, toss ? mixpi_tossed(h.out.dtype, x) : x,
+                     toss ? mixpi_tossed(h.out.dtype, y) : y);
         }
     }
 }
@@ -9980,7 +9954,7 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) {
             float x = none ? 0.0f : r.o[n / 8][i][n % 8] / sum;
-            r.o[n / 8][i][n % 8] = toss ? tossed(h.out.dtype, x) : x;
+            r.o[n / 8][i][n % 8] = toss ? mixpi_tossed(h.out.dtype, x) : x;
         }
     }
     plain_store<parts, M>(r.o, h, y, w.first, 1.0f);

@@ -461,6 +461,9 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor, ((s * heads + h) * t + i) * keys + j)
  * >= dropout * 2^32. The array of scores is never stored.
  *
+ * y is rounded once, to nearest. Where the largest score of a query repeats, y is rounded up or
+ * down by a hash of its own bits, with the right mean: see mixpi_top_repeats.
+ *
  * A query sees no key if all keys are hidden or have scores of -Inf. With a mask or lengths, its y
  * is 0, its lse is +Inf, and its gradients are 0; without either, its y is NaN. A non-finite value
  * of v may reach queries that do not see its key, because 0 times it is NaN. If any size is 0, keys

@@ -271,6 +271,8 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
         return mixp_f32_of_bits(0x7F800000u);
     }
     MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    for (int64_t j = 0; j < wide && mixpi_is_tossed(k, sum); j++)
+        o[j] = mixpi_tossed(k->y.dtype, o[j]);
     return top + logf(sum);
 }
 

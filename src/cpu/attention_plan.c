@@ -126,6 +126,11 @@ static int mixpi_attention_bends(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
+/* Does storing y of a row with this sum of weights toss a coin for each element? */
+static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
+    return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
+}
+
 /* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
 static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
     if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||

@@ -363,7 +363,7 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) {
             float x = none ? 0.0f : r.o[n / 8][i][n % 8] / sum;
-            r.o[n / 8][i][n % 8] = toss ? tossed(h.out.dtype, x) : x;
+            r.o[n / 8][i][n % 8] = toss ? mixpi_tossed(h.out.dtype, x) : x;
         }
     }
     plain_store<parts, M>(r.o, h, y, w.first, 1.0f);

@@ -20,6 +20,8 @@ typedef struct attention_model {
     const int32_t *lengths;
     double *y, *lse, *dq, *dk, *dv;
     double *y_size, *dq_size, *dk_size, *dv_size;
+    unsigned char *tossed;                      /* rows of lse whose y may be rounded up or down, not to nearest:
+                                                   their largest score repeats              */
     double  largest;                            /* of a score's sum of absolute terms         */
 } attention_model;
 
@@ -100,6 +102,7 @@ static inline void model_row(attention_model *m, int64_t s, int64_t h, int64_t i
     }
     for (j = 0; j < m->keys; j++) sum += p[j] = top > -INFINITY ? exp(p[j] - top) : 0;
     m->lse[row] = sum > 0 ? top + log(sum) : INFINITY;
+    m->tossed[row] = sum > 1.4 && sum < 8.6 && fabs(sum - rint(sum)) < 0.00026;
     for (j = 0; j < m->keys; j++) {
         double kept = m->dropout > 0 ? model_kept(m, s, h, i, j) : 1;
         p[j] = sum > 0 ? p[j] / sum : 0;
@@ -151,6 +154,7 @@ static inline void model_open(attention_model *m) {
     m->y = model_zeros(nq);
     m->y_size = model_zeros(nq);
     m->lse = model_zeros(m->b * m->heads * m->t);
+    m->tossed = (unsigned char *)model_zeros(m->b * m->heads * m->t);
     m->dq = model_zeros(nq);
     m->dq_size = model_zeros(nq);
     m->dk = model_zeros(nk);
@@ -163,6 +167,7 @@ static inline void model_close(attention_model *m) {
     free(m->y);
     free(m->y_size);
     free(m->lse);
+    free(m->tossed);
     free(m->dq);
     free(m->dq_size);
     free(m->dk);

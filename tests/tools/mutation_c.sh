@@ -117,6 +117,7 @@ plant attention_unseen   turn    attention_apart blocks_that_some_queries_see
 plant attention_hides    turn    attention_apart any_mix
 plant attention_draw     sign    attention_apart any_mix
 plant attention_slope    drop    attention_apart any_mix
+plant attention_tossed   drop    attention   repeated_tops
 plant attention_drops_dy drop    attention_apart any_mix
 plant attention_none     never   attention_apart what_sees_nothing_is_zero
 plant attention_aliased  never   attention_apart gradients_are_differences
