@@ -357,6 +357,30 @@ __device__ inline float rcp_approx(float x) {
     return y;
 }
 
+/* The processor's fp8 codes of two numbers, that of lo in the lower byte. Numbers and Inf beyond
+ * the format become its largest number; a NaN becomes 0x7F. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH >= (CUDART_VERSION < 12010 ? 900 : 890)
+#define MIXPI_FP8_NATIVE 1
+template <mixp_dtype D> __device__ inline uint32_t fp8_pair(float lo, float hi) {
+    uint16_t codes;
+    if constexpr (D == MIXP_F8_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+    return codes;
+}
+/* The values of two codes. */
+template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float *v) {
+    const uint16_t both = (uint16_t)codes;
+    uint32_t halves;
+    if constexpr (D == MIXP_F8_E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(both));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(both));
+    __half2 pair;
+    memcpy((void *)&pair, &halves, 4);
+    v[0] = __low2float(pair);
+    v[1] = __high2float(pair);
+}
+#endif
+
 }   /* namespace */
 
 #endif
@@ -605,6 +629,82 @@ template <mixp_dtype D>
 __device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const float *v) {
     if (wide && n == 8) plain_put8<D>(data, i, v);
     else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
+}
+
+/* --- fp8 codes -------------------------------------------------------------------------- *
+ *
+ * GPUs of capability 8.9 and up convert two numbers by one instruction: 3 instructions for a number
+ * instead of 30. mixpi_round_f32's codes differ for a NaN, whose sign and payload it keeps, and,
+ * without saturation, for numbers beyond the format. The simulated GPU has the instruction as well.
+ */
+#ifndef MIXPI_FP8_NATIVE
+template <mixp_dtype D> __device__ inline uint32_t fp8_one(float x) {
+    const uint32_t u = mixp_bits_of_f32(x);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7Fu : mixpi_round_f32(D, u, 1, 0, 0);
+}
+template <mixp_dtype D> __device__ inline uint32_t fp8_pair(float lo, float hi) {
+    return fp8_one<D>(lo) | fp8_one<D>(hi) << 8;
+}
+template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float *v) {
+    for (int k = 0; k < 2; k++) {
+        const uint32_t code = codes >> 8 * k & 0xFFu;
+        v[k] = D == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
+    }
+}
+#endif
+#if defined(MIXPI_FP8_NATIVE) || defined(MIXPREC_CUDASIM)
+constexpr bool fp8_is_native = true;
+#else
+constexpr bool fp8_is_native = false;
+#endif
+
+/* Does x round to no finite code? e4m3: above 464, which is half way to the next number and rounds
+ * to 448; e5m2: from 61440 on, which rounds to 65536. */
+template <mixp_dtype D> __device__ inline bool is_beyond_fp8(float x) {
+    const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return D == MIXP_F8_E4M3 ? a > 0x43E80000u : a >= 0x47700000u;
+}
+/* The code of a number beyond the format, or of a NaN. */
+template <mixp_dtype D> __device__ inline uint32_t fp8_beyond(float x, bool saturate) {
+    const uint32_t u = mixp_bits_of_f32(x), sign = u >> 24 & 0x80u;
+    const bool nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    if (D == MIXP_F8_E4M3) return sign | (saturate && !nan ? 0x7Eu : 0x7Fu);
+    if (nan) return sign | 0x7Eu | (u >> 21 & 1u);
+    return sign | (saturate ? 0x7Bu : 0x7Cu);
+}
+
+/* mixpi_round_f32's codes of 4 N numbers, 4 in a word, the first in the lowest byte. */
+template <mixp_dtype D, int N>
+__device__ inline void fp8_codes(const float *v, bool saturate, uint32_t *words) {
+    if constexpr (!fp8_is_native) {
+        MIXPI_UNROLL
+        for (int w = 0; w < N; w++) words[w] = 0;
+        MIXPI_UNROLL
+        for (int k = 0; k < 4 * N; k++)
+            words[k / 4] |= mixpi_round_f32(D, mixp_bits_of_f32(v[k]), saturate, 0, 0)
+                            << 8 * (k % 4);
+        return;
+    }
+
+    /* Only a code from the largest finite one on may differ: adding to_80 carries it to 0x80. */
+    const uint32_t to_80 = D == MIXP_F8_E4M3 ? 0x02020202u : 0x05050505u;
+    uint32_t large = 0;
+    MIXPI_UNROLL
+    for (int w = 0; w < N; w++) {
+        const float *x = v + 4 * w;
+        words[w] = fp8_pair<D>(x[0], x[1]) | fp8_pair<D>(x[2], x[3]) << 16;
+        large |= (words[w] & 0x7F7F7F7Fu) + to_80;
+    }
+    if ((large & 0x80808080u) == 0) return;
+
+    /* Correct the codes of numbers beyond the format. */
+    MIXPI_UNROLL
+    for (int k = 0; k < 4 * N; k++)
+        if (is_beyond_fp8<D>(v[k])) {
+            const int at = 8 * (k % 4);
+            words[k / 4] &= ~(0xFFu << at);
+            words[k / 4] |= fp8_beyond<D>(v[k], saturate) << at;
+        }
 }
 
 /* Can a be read 8 elements at a time from a multiple of 8 on? Yes for an absent array. */
@@ -1851,6 +1951,14 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
     return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
 
+/* The fp8 codes of 8 numbers, rounded to nearest. */
+__device__ inline uint2 f8_codes(mixp_dtype d, const float *v, bool saturate) {
+    uint32_t words[2];
+    if (d == MIXP_F8_E4M3) fp8_codes<MIXP_F8_E4M3, 2>(v, saturate, words);
+    else fp8_codes<MIXP_F8_E5M2, 2>(v, saturate, words);
+    return make_uint2(words[0], words[1]);
+}
+
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
     const mixp_out &dst = c.k.dst;
@@ -1861,8 +1969,18 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
 
     /* Round the elements to codes. */
     uint32_t u[8];
-    MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    if (is_f8(dst.dtype) && !c.k.rounding.stochastic) {
+        const uint2 words = f8_codes(dst.dtype, v, c.k.rounding.saturate != 0);
+        if (c.wide && n == 8) {
+            *(uint2 *)(void *)((uint8_t *)dst.data + i) = words;
+            return;
+        }
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) u[k] = (k < 4 ? words.x : words.y) >> 8 * (k % 4) & 0xFFu;
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    }
 
     /* Store 8 codes at once, of one byte or two; otherwise one by one. */
     if (c.wide && n == 8 && is_f8(dst.dtype)) {
@@ -3594,14 +3712,49 @@ __device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 
+/* The same for 8 elements of an fp8 format, by the processor's codes: they saturate as the grid
+ * does. */
+template <mixp_dtype D>
+__device__ inline void put_on_grid_of(float *v, const float *in, const float *out) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k += 2) {
+        const float scaled[2] = { __fmul_rn(v[k], in[k]), __fmul_rn(v[k + 1], in[k + 1]) };
+        float number[2];
+        fp8_values<D>(fp8_pair<D>(scaled[0], scaled[1]), number);
+        MIXPI_UNROLL
+        for (int j = 0; j < 2; j++) {
+            const bool finite = (mixp_bits_of_f32(v[k + j]) & 0x7FFFFFFFu) < 0x7F800000u;
+            v[k + j] = __fmul_rn(finite ? number[j] : scaled[j], out[k + j]);
+        }
+    }
+}
+
+/* The same for 8 elements from element i on. in, out: their scales. */
+__device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i, float *v,
+                                    const float *in, const float *out) {
+    if (fp8_is_native && q.k.element == MIXP_F8_E4M3)
+        return put_on_grid_of<MIXP_F8_E4M3>(v, in, out);
+    if (fp8_is_native && q.k.element == MIXP_F8_E5M2)
+        return put_on_grid_of<MIXP_F8_E5M2>(v, in, out);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        const mixpi_scales s = { in[k], out[k] };
+        v[k] = put_on_grid(q, key, i + k, v[k], s);
+    }
+}
+
 /* Quantises n elements from element i on, with one pair of scales. */
 __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
                                  mixpi_scales s) {
-    float v[8];
+    float v[8], in[8], out[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = put_on_grid(q, key, i + k, v[k], s);
-    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+    for (int k = 0; k < 8; k++) {
+        in[k] = s.in;
+        out[k] = s.out;
+    }
+    put8_on_grid(q, key, i, v, in, out);
+    plain_put<MIXP_BF16>(q.k.y, i, n, q.wide, v);
 }
 
 __device__ inline uint64_t quantise_key(const Quantising &q) {
@@ -3765,12 +3918,8 @@ __device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int
         int64_t i = at + r * q.k.cols;
         float v[8];
         get8_any(q.k.x, i, n, q.wide, v);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            mixpi_scales s = { in[k], out[k] };
-            v[k] = put_on_grid(q, key, i + k, v[k], s);
-        }
-        put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+        put8_on_grid(q, key, i, v, in, out);
+        plain_put<MIXP_BF16>(q.k.y, i, n, q.wide, v);
     }
 }
 
@@ -3856,18 +4005,56 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
 
 struct Recoding {
     mixp_recode_args k;
-    bool wide;
+    bool wide, wide_scales;
+    uint64_t per_row, per_block;    /* inverses of k.cols, and of the elements of a row of blocks */
 };
+/* 1 / the scale of a code, exact, where scales are powers of two. 255, which is NaN, stays 255. */
+__device__ inline float inverse_scale_of_code(mixp_block_scale kind, uint8_t code) {
+    return mixpi_scale_of_code(kind, (uint8_t)(254 - code));
+}
+
 /* The codes of 8 elements; those of e2m1 fill lo. */
 struct Codes8 { uint32_t lo, hi; };
 
-/* The factors of 8 elements from element i on. */
-__device__ inline void factors8(const mixp_recode_args &k, int64_t i, float *s) {
-    int64_t row = i / k.cols, rows = k.block_rows ? k.block_rows : 1;
-    int64_t at = row / rows * k.cols + i % k.cols;
+/* The codes of the scales of 8 elements from element i on, one in each byte. Block row r has its
+ * scales from r * cols on, one for each column. */
+__device__ inline Codes8 scales8(const Recoding &q, int64_t i) {
+    const int64_t row = over(i, q.k.cols, q.per_row);
+    const int64_t blocks = over(i, q.k.block_rows * q.k.cols, q.per_block);
+    const uint8_t *p = q.k.scales + blocks * q.k.cols + (i - row * q.k.cols);
+    Codes8 c = { 0, 0 };
+    if (q.wide_scales) {
+        const uint2 u = *(const uint2 *)(const void *)p;
+        c.lo = u.x;
+        c.hi = u.y;
+        return c;
+    }
     MIXPI_UNROLL
-    for (int j = 0; j < 8; j++)
-        s[j] = k.block_rows ? mixpi_scale_of_code(k.scale, k.scales[at + j]) : 1.0f;
+    for (int j = 0; j < 4; j++) {
+        c.lo |= (uint32_t)p[j] << 8 * j;
+        c.hi |= (uint32_t)p[j + 4] << 8 * j;
+    }
+    return c;
+}
+
+/* Are x / s and x * (1 / s) the same, for every scale s? */
+__device__ inline bool has_powers(const mixp_recode_args &k) { return k.scale != MIXP_SCALE_E4M3; }
+
+/* The factors of 8 elements from element i on: by which a value is multiplied, or its code. In the
+ * first case a scale that is no power of two is itself, because the value is divided by it. */
+__device__ inline void factors8(const Recoding &q, int64_t i, float *s) {
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) s[j] = 1.0f;
+    if (!q.k.block_rows) return;
+
+    const Codes8 c = scales8(q, i);
+    const bool inverse = !q.k.decodes && has_powers(q.k);
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const uint8_t code = (uint8_t)((j < 4 ? c.lo : c.hi) >> 8 * (j % 4));
+        s[j] =
+            inverse ? inverse_scale_of_code(q.k.scale, code) : mixpi_scale_of_code(q.k.scale, code);
+    }
 }
 
 __device__ inline bool is_e2m1(const mixp_recode_args &k) { return k.element == MIXP_F4_E2M1; }
@@ -3907,20 +4094,23 @@ __device__ inline Codes8 get_codes8(const Recoding &q, int64_t i) {
 }
 
 __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
-    const bool narrow = is_e2m1(q.k);
     float v[8];
-    get8_any(mixpi_in(q.k.y, MIXP_BF16), i, 8, q.wide, v);
+    plain_get<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 
-    /* Pack the codes of x / s: 4 bits each, or 8. */
-    Codes8 c = { 0, 0 };
+    const bool powers = has_powers(q.k);
     MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) {
-        float x = v[j] / s[j];
-        uint32_t code = narrow ? mixpi_e2m1_code(x)
-                               : mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0);
-        if (narrow) c.lo |= code << 4 * j;
-        else if (j < 4) c.lo |= code << 8 * (j % 4);
-        else c.hi |= code << 8 * (j % 4);
+    for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
+
+    /* Pack their codes: 4 bits each, or 8. */
+    Codes8 c = { 0, 0 };
+    if (is_e2m1(q.k)) {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) c.lo |= mixpi_e2m1_code(v[j]) << 4 * j;
+    } else {
+        uint32_t words[2];
+        fp8_codes<MIXP_F8_E4M3, 2>(v, false, words);
+        c.lo = words[0];
+        c.hi = words[1];
     }
     put_codes8(q, i, c);
 }
@@ -3928,15 +4118,17 @@ __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
 __device__ inline void decode8(const Recoding &q, int64_t i, const float *s) {
     Codes8 c = get_codes8(q, i);
     float v[8];
-    MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) {
-        float x =
-            is_e2m1(q.k)
-                ? mixpi_e2m1_value(c.lo >> 4 * j)
-                : mixp_f32_of_bits(mixpi_f32_of_e4m3((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFu));
-        v[j] = __fmul_rn(x, s[j]);
+    if (is_e2m1(q.k)) {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) v[j] = mixpi_e2m1_value(c.lo >> 4 * j);
+    } else {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j += 2)
+            fp8_values<MIXP_F8_E4M3>((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFFFu, v + j);
     }
-    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, 8, q.wide, v);
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) v[j] = __fmul_rn(v[j], s[j]);
+    plain_put<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 }
 
 /* 8 elements of a row in each thread. */
@@ -3948,7 +4140,7 @@ __global__ void __launch_bounds__(quantise_threads)
         *q.k.decode = __fmul_rn(*q.k.own, q.k.times ? *q.k.times : 1.0f);
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         float s[8];
-        factors8(q.k, i, s);
+        factors8(q, i, s);
         if (q.k.decodes) decode8(q, i, s);
         else encode8(q, i, s);
     }
@@ -4125,6 +4317,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
+    q.wide_scales = (uintptr_t)k->scales % 8 == 0;
+    q.per_row = inverse_of(k->cols);
+    q.per_block = inverse_of(k->block_rows * k->cols);
     return on.report("recode",
                      MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
                                   quantise_threads, 0, on.stream, q));
@@ -8185,6 +8380,8 @@ struct Encoding {
     int32_t          mode;          /* cuBLASLt's mode of its scales; 0: it needs none       */
     uint8_t         *codes;
     void            *scales;
+    uint64_t         per_row;       /* inverse of the threads of a row of y: see over()      */
+    uint64_t         per_block[2];  /* inverses of block_rows and block_cols                 */
 };
 
 __host__ __device__ inline int64_t outer_of(const Encoding &e) {
@@ -8197,43 +8394,77 @@ __host__ __device__ inline int64_t sum_of(const Encoding &e) {
 /* The code of the scale at place s of the sum. */
 __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
     int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
-    const int64_t across = e.cols / e.how.block_cols;
-    return e.how.scales[row / e.how.block_rows * across + col / e.how.block_cols];
+    const int64_t across = over(e.cols, e.how.block_cols, e.per_block[1]);
+    return e.how.scales[over(row, e.how.block_rows, e.per_block[0]) * across +
+                        over(col, e.how.block_cols, e.per_block[1])];
 }
 
-/* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */
-__device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
-    return element == MIXP_F4_E2M1 ? mixpi_e2m1_code(x)
-                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 0, 0, 0);
+/* Stores the codes of 16 values v, which lie under one scale, from element `to` on: 4 bits each, or
+ * 8. Scales of fp8 are powers of two. Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and
+ * its largest value would hide it. */
+__device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t scale) {
+    if (e.how.element == MIXP_F4_E2M1) {
+        const float s = mixpi_scale_of_code(e.how.scale, scale);
+        uint32_t halves[2] = {};
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++)
+            halves[i / 8] |= mixpi_e2m1_code(v[i] / s) << i % 8 * 4;
+        *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
+        return;
+    }
+
+    uint32_t bytes[4];
+    const float in = e.how.scales ? inverse_scale_of_code(e.how.scale, scale) : 1.0f;
+    MIXPI_UNROLL
+    for (int i = 0; i < codes_each; i++) v[i] = __fmul_rn(v[i], in);
+    if (e.how.element == MIXP_F8_E5M2) fp8_codes<MIXP_F8_E5M2, 4>(v, false, bytes);
+    else fp8_codes<MIXP_F8_E4M3, 4>(v, false, bytes);
+    *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
 }
 
-/* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
-__global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
-    const int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
-    int64_t step = e.over_rows ? e.cols : 1;
-    const bool four = e.how.element == MIXP_F4_E2M1;
+/* The sum runs along the rows of y, so y and the codes have the same order. Each thread encodes 16
+ * elements. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes_along(const __grid_constant__ Encoding e) {
+    const int64_t n = e.rows * e.cols / codes_each, each_row = e.cols / codes_each;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
-        /* Find the thread's elements, which are under one scale. */
-        const int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
-        const int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
-        const int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
-        float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+        float v[codes_each];
+        plain_get8<MIXP_BF16>(e.y, t * codes_each, v);
+        plain_get8<MIXP_BF16>(e.y, t * codes_each + 8, v + 8);
 
-        /* Pack their codes, of 4 bits or 8. */
-        uint32_t bytes[4] = {}, halves[2] = {};
-        MIXPI_UNROLL
-        for (int i = 0; i < codes_each; i++) {
-            uint32_t code =
-                narrow_code(e.how.element, get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
-            if (four) halves[i / 8] |= code << i % 8 * 4;
-            else bytes[i / 4] |= code << i % 4 * 8;
+        /* Find the scale of the elements. */
+        uint8_t scale = 0;
+        if (e.how.scales) {
+            const int64_t row = over(t, each_row, e.per_row);
+            scale = scale_at(e, row, (t - row * each_row) * codes_each);
         }
+        encode16(e, t * codes_each, v, scale);
+    }
+}
 
-        /* Store them at once. */
-        int64_t to = o * sum + s;
-        if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
-        else *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+/* The sum runs down the columns of y. Each thread encodes 16 rows of two columns, which it reads at
+ * once. Neighbouring threads read neighbours in y. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes_across(const __grid_constant__ Encoding e) {
+    const int64_t across = e.cols / 2, n = across * (e.rows / codes_each);
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t strip = over(t, across, e.per_row), o = (t - strip * across) * 2;
+        const int64_t s = strip * codes_each;
+        uint32_t pairs[codes_each];
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++)
+            pairs[i] = *(const uint32_t *)(const void *)(e.y + (s + i) * e.cols + o);
+
+        /* Encode the columns one after the other; the first is in the lower halves. */
+        for (int c = 0; c < 2; c++) {
+            float v[codes_each];
+            MIXPI_UNROLL
+            for (int i = 0; i < codes_each; i++)
+                v[i] = mixp_f32_of_bits(c ? pairs[i] & 0xFFFF0000u : pairs[i] << 16);
+            encode16(e, (o + c) * e.rows + s, v, e.how.scales ? scale_at(e, o + c, s) : (uint8_t)0);
+        }
     }
 }
 
@@ -8296,15 +8527,25 @@ inline int32_t mode_of(const Encoding &e) {
 
 /* Can the kernels turn the operand into codes? */
 inline bool is_encodable(const Encoding &e, const Matrix &m) {
-    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % codes_each) return false;
+    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || !is_wide(m.at)) return false;
+    if (sum_of(e) % codes_each || outer_of(e) % 2) return false;
     if (e.how.scale == MIXP_SCALE_TENSOR) return e.how.element != MIXP_F4_E2M1;
     return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
            m.cols % e.how.block_cols == 0;
 }
 
 inline Encoding encoding_of(const Matrix &m, const mixp_narrow &how, bool over_rows) {
-    Encoding e = { (const mixp_bf16 *)m.at.data, how, m.rows, m.cols, over_rows, 0, NULL, NULL };
+    Encoding e;
+    memset((void *)&e, 0, sizeof e);
+    e.y = (const mixp_bf16 *)m.at.data;
+    e.how = how;
+    e.rows = m.rows;
+    e.cols = m.cols;
+    e.over_rows = over_rows;
     e.mode = mode_of(e);
+    e.per_row = inverse_of(e.cols / (over_rows ? 2 : codes_each));
+    e.per_block[0] = inverse_of(how.block_rows);
+    e.per_block[1] = inverse_of(how.block_cols);
     return e;
 }
 
@@ -8340,9 +8581,11 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
-    mixp_result r =
-        k->report("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
+    const int64_t each = codes_each * (e->over_rows ? 2 : 1);
+    const unsigned grid = grid_for(e->rows * e->cols / each, encode_threads);
+    const mixp_result r =
+        k->report("gemm", MIXPI_LAUNCH(e->over_rows ? narrow_codes_across : narrow_codes_along,
+                                       grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 

@@ -151,9 +151,11 @@ typedef struct mixp_context_desc {
  * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
  * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
  * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
- * both operands. An H100 multiplies fp8 codes 1.6 times as fast as bf16, but making the codes takes
- * longer than that saves: a product of GPT-2 takes 1.3 to 2.6 times as long as in bf16. Keep
- * narrow_products off until you have measured it on your GPU. The CPU ignores it. */
+ * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
+ * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
+ * measurement the codes are made by the processor's own conversion, with a sixth of the
+ * instructions; that has not been measured. Keep narrow_products off until you have measured it on
+ * your GPU. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %

@@ -96,6 +96,14 @@ __device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_
     return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
 
+/* The fp8 codes of 8 numbers, rounded to nearest. */
+__device__ inline uint2 f8_codes(mixp_dtype d, const float *v, bool saturate) {
+    uint32_t words[2];
+    if (d == MIXP_F8_E4M3) fp8_codes<MIXP_F8_E4M3, 2>(v, saturate, words);
+    else fp8_codes<MIXP_F8_E5M2, 2>(v, saturate, words);
+    return make_uint2(words[0], words[1]);
+}
+
 __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
                                const float *v) {
     const mixp_out &dst = c.k.dst;
@@ -106,8 +114,18 @@ __device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int
 
     /* Round the elements to codes. */
     uint32_t u[8];
-    MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    if (is_f8(dst.dtype) && !c.k.rounding.stochastic) {
+        const uint2 words = f8_codes(dst.dtype, v, c.k.rounding.saturate != 0);
+        if (c.wide && n == 8) {
+            *(uint2 *)(void *)((uint8_t *)dst.data + i) = words;
+            return;
+        }
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) u[k] = (k < 4 ? words.x : words.y) >> 8 * (k % 4) & 0xFFu;
+    } else {
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) u[k] = narrow1(dst.dtype, c.k.rounding, key, i + k, v[k]);
+    }
 
     /* Store 8 codes at once, of one byte or two; otherwise one by one. */
     if (c.wide && n == 8 && is_f8(dst.dtype)) {

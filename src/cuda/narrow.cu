@@ -22,6 +22,8 @@ struct Encoding {
     int32_t          mode;          /* cuBLASLt's mode of its scales; 0: it needs none       */
     uint8_t         *codes;
     void            *scales;
+    uint64_t         per_row;       /* inverse of the threads of a row of y: see over()      */
+    uint64_t         per_block[2];  /* inverses of block_rows and block_cols                 */
 };
 
 __host__ __device__ inline int64_t outer_of(const Encoding &e) {
@@ -34,43 +36,77 @@ __host__ __device__ inline int64_t sum_of(const Encoding &e) {
 /* The code of the scale at place s of the sum. */
 __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
     int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
-    const int64_t across = e.cols / e.how.block_cols;
-    return e.how.scales[row / e.how.block_rows * across + col / e.how.block_cols];
+    const int64_t across = over(e.cols, e.how.block_cols, e.per_block[1]);
+    return e.how.scales[over(row, e.how.block_rows, e.per_block[0]) * across +
+                        over(col, e.how.block_cols, e.per_block[1])];
 }
 
-/* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */
-__device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
-    return element == MIXP_F4_E2M1 ? mixpi_e2m1_code(x)
-                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 0, 0, 0);
+/* Stores the codes of 16 values v, which lie under one scale, from element `to` on: 4 bits each, or
+ * 8. Scales of fp8 are powers of two. Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and
+ * its largest value would hide it. */
+__device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t scale) {
+    if (e.how.element == MIXP_F4_E2M1) {
+        const float s = mixpi_scale_of_code(e.how.scale, scale);
+        uint32_t halves[2] = {};
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++)
+            halves[i / 8] |= mixpi_e2m1_code(v[i] / s) << i % 8 * 4;
+        *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
+        return;
+    }
+
+    uint32_t bytes[4];
+    const float in = e.how.scales ? inverse_scale_of_code(e.how.scale, scale) : 1.0f;
+    MIXPI_UNROLL
+    for (int i = 0; i < codes_each; i++) v[i] = __fmul_rn(v[i], in);
+    if (e.how.element == MIXP_F8_E5M2) fp8_codes<MIXP_F8_E5M2, 4>(v, false, bytes);
+    else fp8_codes<MIXP_F8_E4M3, 4>(v, false, bytes);
+    *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
 }
 
-/* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
-__global__ void __launch_bounds__(encode_threads) narrow_codes(const __grid_constant__ Encoding e) {
-    const int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
-    int64_t step = e.over_rows ? e.cols : 1;
-    const bool four = e.how.element == MIXP_F4_E2M1;
+/* The sum runs along the rows of y, so y and the codes have the same order. Each thread encodes 16
+ * elements. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes_along(const __grid_constant__ Encoding e) {
+    const int64_t n = e.rows * e.cols / codes_each, each_row = e.cols / codes_each;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
-        /* Find the thread's elements, which are under one scale. */
-        const int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
-        const int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
-        const int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
-        float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+        float v[codes_each];
+        plain_get8<MIXP_BF16>(e.y, t * codes_each, v);
+        plain_get8<MIXP_BF16>(e.y, t * codes_each + 8, v + 8);
 
-        /* Pack their codes, of 4 bits or 8. */
-        uint32_t bytes[4] = {}, halves[2] = {};
-        MIXPI_UNROLL
-        for (int i = 0; i < codes_each; i++) {
-            uint32_t code =
-                narrow_code(e.how.element, get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
-            if (four) halves[i / 8] |= code << i % 8 * 4;
-            else bytes[i / 4] |= code << i % 4 * 8;
+        /* Find the scale of the elements. */
+        uint8_t scale = 0;
+        if (e.how.scales) {
+            const int64_t row = over(t, each_row, e.per_row);
+            scale = scale_at(e, row, (t - row * each_row) * codes_each);
         }
+        encode16(e, t * codes_each, v, scale);
+    }
+}
 
-        /* Store them at once. */
-        int64_t to = o * sum + s;
-        if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
-        else *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+/* The sum runs down the columns of y. Each thread encodes 16 rows of two columns, which it reads at
+ * once. Neighbouring threads read neighbours in y. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes_across(const __grid_constant__ Encoding e) {
+    const int64_t across = e.cols / 2, n = across * (e.rows / codes_each);
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        const int64_t strip = over(t, across, e.per_row), o = (t - strip * across) * 2;
+        const int64_t s = strip * codes_each;
+        uint32_t pairs[codes_each];
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++)
+            pairs[i] = *(const uint32_t *)(const void *)(e.y + (s + i) * e.cols + o);
+
+        /* Encode the columns one after the other; the first is in the lower halves. */
+        for (int c = 0; c < 2; c++) {
+            float v[codes_each];
+            MIXPI_UNROLL
+            for (int i = 0; i < codes_each; i++)
+                v[i] = mixp_f32_of_bits(c ? pairs[i] & 0xFFFF0000u : pairs[i] << 16);
+            encode16(e, (o + c) * e.rows + s, v, e.how.scales ? scale_at(e, o + c, s) : (uint8_t)0);
+        }
     }
 }
 
@@ -133,15 +169,25 @@ inline int32_t mode_of(const Encoding &e) {
 
 /* Can the kernels turn the operand into codes? */
 inline bool is_encodable(const Encoding &e, const Matrix &m) {
-    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % codes_each) return false;
+    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || !is_wide(m.at)) return false;
+    if (sum_of(e) % codes_each || outer_of(e) % 2) return false;
     if (e.how.scale == MIXP_SCALE_TENSOR) return e.how.element != MIXP_F4_E2M1;
     return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
            m.cols % e.how.block_cols == 0;
 }
 
 inline Encoding encoding_of(const Matrix &m, const mixp_narrow &how, bool over_rows) {
-    Encoding e = { (const mixp_bf16 *)m.at.data, how, m.rows, m.cols, over_rows, 0, NULL, NULL };
+    Encoding e;
+    memset((void *)&e, 0, sizeof e);
+    e.y = (const mixp_bf16 *)m.at.data;
+    e.how = how;
+    e.rows = m.rows;
+    e.cols = m.cols;
+    e.over_rows = over_rows;
     e.mode = mode_of(e);
+    e.per_row = inverse_of(e.cols / (over_rows ? 2 : codes_each));
+    e.per_block[0] = inverse_of(how.block_rows);
+    e.per_block[1] = inverse_of(how.block_cols);
     return e;
 }
 
@@ -177,9 +223,11 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     e->codes = (uint8_t *)*room;
     e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
-    const unsigned grid = grid_for(e->rows * e->cols / codes_each, encode_threads);
-    mixp_result r =
-        k->report("gemm", MIXPI_LAUNCH(narrow_codes, grid, encode_threads, 0, k->stream, *e));
+    const int64_t each = codes_each * (e->over_rows ? 2 : 1);
+    const unsigned grid = grid_for(e->rows * e->cols / each, encode_threads);
+    const mixp_result r =
+        k->report("gemm", MIXPI_LAUNCH(e->over_rows ? narrow_codes_across : narrow_codes_along,
+                                       grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 

@@ -233,6 +233,82 @@ __device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const 
     else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
 }
 
+/* --- fp8 codes -------------------------------------------------------------------------- *
+ *
+ * GPUs of capability 8.9 and up convert two numbers by one instruction: 3 instructions for a number
+ * instead of 30. mixpi_round_f32's codes differ for a NaN, whose sign and payload it keeps, and,
+ * without saturation, for numbers beyond the format. The simulated GPU has the instruction as well.
+ */
+#ifndef MIXPI_FP8_NATIVE
+template <mixp_dtype D> __device__ inline uint32_t fp8_one(float x) {
+    const uint32_t u = mixp_bits_of_f32(x);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7Fu : mixpi_round_f32(D, u, 1, 0, 0);
+}
+template <mixp_dtype D> __device__ inline uint32_t fp8_pair(float lo, float hi) {
+    return fp8_one<D>(lo) | fp8_one<D>(hi) << 8;
+}
+template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float *v) {
+    for (int k = 0; k < 2; k++) {
+        const uint32_t code = codes >> 8 * k & 0xFFu;
+        v[k] = D == MIXP_F8_E4M3 ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : f16_value(code << 8);
+    }
+}
+#endif
+#if defined(MIXPI_FP8_NATIVE) || defined(MIXPREC_CUDASIM)
+constexpr bool fp8_is_native = true;
+#else
+constexpr bool fp8_is_native = false;
+#endif
+
+/* Does x round to no finite code? e4m3: above 464, which is half way to the next number and rounds
+ * to 448; e5m2: from 61440 on, which rounds to 65536. */
+template <mixp_dtype D> __device__ inline bool is_beyond_fp8(float x) {
+    const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return D == MIXP_F8_E4M3 ? a > 0x43E80000u : a >= 0x47700000u;
+}
+/* The code of a number beyond the format, or of a NaN. */
+template <mixp_dtype D> __device__ inline uint32_t fp8_beyond(float x, bool saturate) {
+    const uint32_t u = mixp_bits_of_f32(x), sign = u >> 24 & 0x80u;
+    const bool nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    if (D == MIXP_F8_E4M3) return sign | (saturate && !nan ? 0x7Eu : 0x7Fu);
+    if (nan) return sign | 0x7Eu | (u >> 21 & 1u);
+    return sign | (saturate ? 0x7Bu : 0x7Cu);
+}
+
+/* mixpi_round_f32's codes of 4 N numbers, 4 in a word, the first in the lowest byte. */
+template <mixp_dtype D, int N>
+__device__ inline void fp8_codes(const float *v, bool saturate, uint32_t *words) {
+    if constexpr (!fp8_is_native) {
+        MIXPI_UNROLL
+        for (int w = 0; w < N; w++) words[w] = 0;
+        MIXPI_UNROLL
+        for (int k = 0; k < 4 * N; k++)
+            words[k / 4] |= mixpi_round_f32(D, mixp_bits_of_f32(v[k]), saturate, 0, 0)
+                            << 8 * (k % 4);
+        return;
+    }
+
+    /* Only a code from the largest finite one on may differ: adding to_80 carries it to 0x80. */
+    const uint32_t to_80 = D == MIXP_F8_E4M3 ? 0x02020202u : 0x05050505u;
+    uint32_t large = 0;
+    MIXPI_UNROLL
+    for (int w = 0; w < N; w++) {
+        const float *x = v + 4 * w;
+        words[w] = fp8_pair<D>(x[0], x[1]) | fp8_pair<D>(x[2], x[3]) << 16;
+        large |= (words[w] & 0x7F7F7F7Fu) + to_80;
+    }
+    if ((large & 0x80808080u) == 0) return;
+
+    /* Correct the codes of numbers beyond the format. */
+    MIXPI_UNROLL
+    for (int k = 0; k < 4 * N; k++)
+        if (is_beyond_fp8<D>(v[k])) {
+            const int at = 8 * (k % 4);
+            words[k / 4] &= ~(0xFFu << at);
+            words[k / 4] |= fp8_beyond<D>(v[k], saturate) << at;
+        }
+}
+
 /* Can a be read 8 elements at a time from a multiple of 8 on? Yes for an absent array. */
 inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }

@@ -63,14 +63,49 @@ __device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i
     return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
 }
 
+/* The same for 8 elements of an fp8 format, by the processor's codes: they saturate as the grid
+ * does. */
+template <mixp_dtype D>
+__device__ inline void put_on_grid_of(float *v, const float *in, const float *out) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k += 2) {
+        const float scaled[2] = { __fmul_rn(v[k], in[k]), __fmul_rn(v[k + 1], in[k + 1]) };
+        float number[2];
+        fp8_values<D>(fp8_pair<D>(scaled[0], scaled[1]), number);
+        MIXPI_UNROLL
+        for (int j = 0; j < 2; j++) {
+            const bool finite = (mixp_bits_of_f32(v[k + j]) & 0x7FFFFFFFu) < 0x7F800000u;
+            v[k + j] = __fmul_rn(finite ? number[j] : scaled[j], out[k + j]);
+        }
+    }
+}
+
+/* The same for 8 elements from element i on. in, out: their scales. */
+__device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i, float *v,
+                                    const float *in, const float *out) {
+    if (fp8_is_native && q.k.element == MIXP_F8_E4M3)
+        return put_on_grid_of<MIXP_F8_E4M3>(v, in, out);
+    if (fp8_is_native && q.k.element == MIXP_F8_E5M2)
+        return put_on_grid_of<MIXP_F8_E5M2>(v, in, out);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        const mixpi_scales s = { in[k], out[k] };
+        v[k] = put_on_grid(q, key, i + k, v[k], s);
+    }
+}
+
 /* Quantises n elements from element i on, with one pair of scales. */
 __device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
                                  mixpi_scales s) {
-    float v[8];
+    float v[8], in[8], out[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] = put_on_grid(q, key, i + k, v[k], s);
-    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+    for (int k = 0; k < 8; k++) {
+        in[k] = s.in;
+        out[k] = s.out;
+    }
+    put8_on_grid(q, key, i, v, in, out);
+    plain_put<MIXP_BF16>(q.k.y, i, n, q.wide, v);
 }
 
 __device__ inline uint64_t quantise_key(const Quantising &q) {
@@ -234,12 +269,8 @@ __device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int
         int64_t i = at + r * q.k.cols;
         float v[8];
         get8_any(q.k.x, i, n, q.wide, v);
-        MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) {
-            mixpi_scales s = { in[k], out[k] };
-            v[k] = put_on_grid(q, key, i + k, v[k], s);
-        }
-        put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+        put8_on_grid(q, key, i, v, in, out);
+        plain_put<MIXP_BF16>(q.k.y, i, n, q.wide, v);
     }
 }
 
@@ -325,18 +356,56 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
 
 struct Recoding {
     mixp_recode_args k;
-    bool wide;
+    bool wide, wide_scales;
+    uint64_t per_row, per_block;    /* inverses of k.cols, and of the elements of a row of blocks */
 };
+/* 1 / the scale of a code, exact, where scales are powers of two. 255, which is NaN, stays 255. */
+__device__ inline float inverse_scale_of_code(mixp_block_scale kind, uint8_t code) {
+    return mixpi_scale_of_code(kind, (uint8_t)(254 - code));
+}
+
 /* The codes of 8 elements; those of e2m1 fill lo. */
 struct Codes8 { uint32_t lo, hi; };
 
-/* The factors of 8 elements from element i on. */
-__device__ inline void factors8(const mixp_recode_args &k, int64_t i, float *s) {
-    int64_t row = i / k.cols, rows = k.block_rows ? k.block_rows : 1;
-    int64_t at = row / rows * k.cols + i % k.cols;
+/* The codes of the scales of 8 elements from element i on, one in each byte. Block row r has its
+ * scales from r * cols on, one for each column. */
+__device__ inline Codes8 scales8(const Recoding &q, int64_t i) {
+    const int64_t row = over(i, q.k.cols, q.per_row);
+    const int64_t blocks = over(i, q.k.block_rows * q.k.cols, q.per_block);
+    const uint8_t *p = q.k.scales + blocks * q.k.cols + (i - row * q.k.cols);
+    Codes8 c = { 0, 0 };
+    if (q.wide_scales) {
+        const uint2 u = *(const uint2 *)(const void *)p;
+        c.lo = u.x;
+        c.hi = u.y;
+        return c;
+    }
     MIXPI_UNROLL
-    for (int j = 0; j < 8; j++)
-        s[j] = k.block_rows ? mixpi_scale_of_code(k.scale, k.scales[at + j]) : 1.0f;
+    for (int j = 0; j < 4; j++) {
+        c.lo |= (uint32_t)p[j] << 8 * j;
+        c.hi |= (uint32_t)p[j + 4] << 8 * j;
+    }
+    return c;
+}
+
+/* Are x / s and x * (1 / s) the same, for every scale s? */
+__device__ inline bool has_powers(const mixp_recode_args &k) { return k.scale != MIXP_SCALE_E4M3; }
+
+/* The factors of 8 elements from element i on: by which a value is multiplied, or its code. In the
+ * first case a scale that is no power of two is itself, because the value is divided by it. */
+__device__ inline void factors8(const Recoding &q, int64_t i, float *s) {
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) s[j] = 1.0f;
+    if (!q.k.block_rows) return;
+
+    const Codes8 c = scales8(q, i);
+    const bool inverse = !q.k.decodes && has_powers(q.k);
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const uint8_t code = (uint8_t)((j < 4 ? c.lo : c.hi) >> 8 * (j % 4));
+        s[j] =
+            inverse ? inverse_scale_of_code(q.k.scale, code) : mixpi_scale_of_code(q.k.scale, code);
+    }
 }
 
 __device__ inline bool is_e2m1(const mixp_recode_args &k) { return k.element == MIXP_F4_E2M1; }
@@ -376,20 +445,23 @@ __device__ inline Codes8 get_codes8(const Recoding &q, int64_t i) {
 }
 
 __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
-    const bool narrow = is_e2m1(q.k);
     float v[8];
-    get8_any(mixpi_in(q.k.y, MIXP_BF16), i, 8, q.wide, v);
+    plain_get<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 
-    /* Pack the codes of x / s: 4 bits each, or 8. */
-    Codes8 c = { 0, 0 };
+    const bool powers = has_powers(q.k);
     MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) {
-        float x = v[j] / s[j];
-        uint32_t code = narrow ? mixpi_e2m1_code(x)
-                               : mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 0, 0, 0);
-        if (narrow) c.lo |= code << 4 * j;
-        else if (j < 4) c.lo |= code << 8 * (j % 4);
-        else c.hi |= code << 8 * (j % 4);
+    for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
+
+    /* Pack their codes: 4 bits each, or 8. */
+    Codes8 c = { 0, 0 };
+    if (is_e2m1(q.k)) {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) c.lo |= mixpi_e2m1_code(v[j]) << 4 * j;
+    } else {
+        uint32_t words[2];
+        fp8_codes<MIXP_F8_E4M3, 2>(v, false, words);
+        c.lo = words[0];
+        c.hi = words[1];
     }
     put_codes8(q, i, c);
 }
@@ -397,15 +469,17 @@ __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
 __device__ inline void decode8(const Recoding &q, int64_t i, const float *s) {
     Codes8 c = get_codes8(q, i);
     float v[8];
-    MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) {
-        float x =
-            is_e2m1(q.k)
-                ? mixpi_e2m1_value(c.lo >> 4 * j)
-                : mixp_f32_of_bits(mixpi_f32_of_e4m3((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFu));
-        v[j] = __fmul_rn(x, s[j]);
+    if (is_e2m1(q.k)) {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) v[j] = mixpi_e2m1_value(c.lo >> 4 * j);
+    } else {
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j += 2)
+            fp8_values<MIXP_F8_E4M3>((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFFFu, v + j);
     }
-    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, 8, q.wide, v);
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) v[j] = __fmul_rn(v[j], s[j]);
+    plain_put<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 }
 
 /* 8 elements of a row in each thread. */
@@ -417,7 +491,7 @@ __global__ void __launch_bounds__(quantise_threads)
         *q.k.decode = __fmul_rn(*q.k.own, q.k.times ? *q.k.times : 1.0f);
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         float s[8];
-        factors8(q.k, i, s);
+        factors8(q, i, s);
         if (q.k.decodes) decode8(q, i, s);
         else encode8(q, i, s);
     }
@@ -594,6 +668,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     memset((void *)&q, 0, sizeof q);
     q.k = *k;
     q.wide = is_wide(k->y) && is_wide(k->codes);
+    q.wide_scales = (uintptr_t)k->scales % 8 == 0;
+    q.per_row = inverse_of(k->cols);
+    q.per_block = inverse_of(k->block_rows * k->cols);
     return on.report("recode",
                      MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
                                   quantise_threads, 0, on.stream, q));

@@ -320,6 +320,30 @@ __device__ inline float rcp_approx(float x) {
     return y;
 }
 
+/* The processor's fp8 codes of two numbers, that of lo in the lower byte. Numbers and Inf beyond
+ * the format become its largest number; a NaN becomes 0x7F. */
+#if defined(__CUDA_ARCH__) && MIXPI_CUDA_ARCH >= (CUDART_VERSION < 12010 ? 900 : 890)
+#define MIXPI_FP8_NATIVE 1
+template <mixp_dtype D> __device__ inline uint32_t fp8_pair(float lo, float hi) {
+    uint16_t codes;
+    if constexpr (D == MIXP_F8_E4M3)
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+    else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(hi), "f"(lo));
+    return codes;
+}
+/* The values of two codes. */
+template <mixp_dtype D> __device__ inline void fp8_values(uint32_t codes, float *v) {
+    const uint16_t both = (uint16_t)codes;
+    uint32_t halves;
+    if constexpr (D == MIXP_F8_E4M3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(both));
+    else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(both));
+    __half2 pair;
+    memcpy((void *)&pair, &halves, 4);
+    v[0] = __low2float(pair);
+    v[1] = __high2float(pair);
+}
+#endif
+
 }   /* namespace */
 
 #endif

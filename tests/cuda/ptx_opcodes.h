@@ -221,6 +221,20 @@ template <u16 code(float)> inline void convert_pair(Warp &w, const Instr &i, u32
               { d[l] = (u64)code(as<float>(a[l])) << 16 | code(as<float>(b[l])); });
 }
 
+/* cvt.rn.satfinite.e4m3x2.f32 d, high, low */
+template <u8 code(float)> inline void convert_to_fp8(Warp &w, const Instr &i, u32 mask) {
+    u64 *d = w.result(i.to);
+    const u64 *a = w.value(i.from[0]), *b = w.value(i.from[1]);
+    for_lanes(mask, [=](int l)
+              { d[l] = (u64)code(as<float>(a[l])) << 8 | code(as<float>(b[l])); });
+}
+/* cvt.rn.f16x2.e4m3x2 d, codes */
+template <u16 half(u8)> inline void convert_from_fp8(Warp &w, const Instr &i, u32 mask) {
+    u64 *d = w.result(i.to);
+    const u64 *a = w.value(i.from[0]);
+    for_lanes(mask, [=](int l) { d[l] = (u64)half((u8)(a[l] >> 8)) << 16 | half((u8)a[l]); });
+}
+
 /* ---- the table -------------------------------------------------------------------------- */
 
 typedef std::unordered_map<std::string, Handler> Opcodes;
@@ -309,6 +323,10 @@ inline void add_functions(Opcodes &t) {
     t["rcp.rn.f64"] = unary<double, Rcp>;
     t["cvt.rn.f16x2.f32"] = convert_pair<half_code>;
     t["cvt.rn.bf16x2.f32"] = convert_pair<bf16_code>;
+    t["cvt.rn.satfinite.e4m3x2.f32"] = convert_to_fp8<fp8_code<3, 7, 0x7E>>;
+    t["cvt.rn.satfinite.e5m2x2.f32"] = convert_to_fp8<fp8_code<2, 15, 0x7B>>;
+    t["cvt.rn.f16x2.e4m3x2"] = convert_from_fp8<fp8_half<3, 7, 0x7F, false>>;
+    t["cvt.rn.f16x2.e5m2x2"] = convert_from_fp8<fp8_half<2, 15, 0x7C, true>>;
     t["mul.ftz.f32"] = binary<float, MulFlushed>;
     t["ex2.approx.ftz.f32"] = unary<float, Ex2Approx>;
     t["ex2.approx.f32"] = unary<float, Ex2ApproxFull>;

@@ -200,6 +200,15 @@ plant 'the square of a norm' 80 cuda_optimizers gather_prepares gather_chunks 's
 plant 'rounding toward 0 for nearest' 80 cuda test_unary map_dense 'cvt[.]rni' all 's/rni/rzi/'
 plant 'a root of norms left out' 80 cuda_rows kept_rows norm_kept_rows 'sqrt[.]rn[.]f32' all 's/sqrt[.]rn/mov/'
 
+# --- asm strings: fp8 ------------------------------------------------------------------------
+if [ -x "$build/sm_90a/test_cuda" ]; then
+    plant 'fp8: two numbers of a conversion swapped' 90a cuda test_convert_fp8 convert_real 'satfinite' all \
+        's/, (%f[0-9]+), (%f[0-9]+);/, \2, \1;/'
+    plant 'fp8: e4m3 for e5m2' 90a cuda test_convert_fp8 convert_real 'satfinite[.]e5m2' all 's/e5m2/e4m3/'
+    plant 'fp8: values of e5m2 for those of e4m3' 90a cuda_recipes recoded recode_eights 'f16x2[.]e4m3' all \
+        's/e4m3/e5m2/'
+fi
+
 # --- atomic operations, fences ---------------------------------------------------------------
 plant 'the last block: no fence' 80 cuda_optimizers gather_many gather_chunks 'membar' all 's/membar[^;]*;//'
 plant 'the last block: counted to another number' 80 cuda_optimizers gather_many gather_chunks 'atom[.]global' all 's/inc[.]u32/max.u32/'

@@ -8,6 +8,7 @@
  */
 #ifndef PTX_VALUES_H
 #define PTX_VALUES_H
+#include <algorithm>
 #include <cfenv>
 #include <climits>
 #include <cmath>
@@ -137,6 +138,28 @@ inline u16 bf16_code(float x) {
     u32 bits = (u32)bits_of(x);
     if (x != x) return 0x7FFF;
     return (u16)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* fp8, e4m3 or e5m2 by its mantissa bits m, its bias, and its largest finite code `most`, as cvt with
+ * .satfinite: to nearest, ties to even; numbers beyond the format and Inf become the largest; one NaN. */
+template <int m, int bias, int most> inline u8 fp8_code(float x) {
+    const u8 sign = (u8)((u32)bits_of(x) >> 24 & 0x80);
+    const double size = std::fabs((double)x);
+    if (x != x) return 0x7F;
+    if (size > 1e6) return (u8)(sign | most);
+    int e = size > 0.0 ? std::ilogb(size) : 1 - bias;
+    e = std::max(e, 1 - bias);                  /* subnormals have the spacing of the smallest octave */
+    const int steps = (int)std::nearbyint(std::ldexp(size, m - e));
+    return (u8)(sign | std::min(((e + bias - 1) << m) + steps, most));
+}
+/* The half with the value of a code; exact. inf: the code of Inf, or of the first NaN. */
+template <int m, int bias, int inf, bool has_inf> inline u16 fp8_half(u8 code) {
+    const int size = code & 0x7F, e = size >> m, rest = size & ((1 << m) - 1);
+    const u16 sign = (u16)((code & 0x80) << 8);
+    if (size > inf || (size == inf && !has_inf)) return 0x7FFF;
+    if (size == inf) return (u16)(sign | 0x7C00);
+    const double x = std::ldexp(e ? (1 << m) + rest : rest, (e ? e : 1) - bias - m);
+    return (u16)(sign | half_code((float)x));
 }
 
 enum Rounding : u8 { by_default, nearest, to_zero, down, up };

@@ -77,6 +77,42 @@ static void convert_low_body(void) {
 }
 static void test_convert_low(void) { in_all_schedules(convert_low_body); }
 
+/* Numbers at which fp8 codes change: every bf16 and f16 number, and every number half way between two neighbours of
+ * e4m3 and e5m2, with the f32 numbers around it. NaN with payloads, in both signs. */
+static Pair fp8_numbers(void) {
+    std::vector<uint32_t> bits;
+    for (uint32_t i = 0; i < 65536; i++) bits.push_back(i << 16);
+    for (uint32_t i = 0; i < 65536; i++) bits.push_back(mixp_bits_of_f32(mixp_f32_from_f16(mixp_f16_of_bits(i))));
+    for (const mixp_dtype d : { MIXP_F8_E4M3, MIXP_F8_E5M2 })
+        for (uint32_t code = 0; code < 128; code++) {
+            const float a = (float)mixp_decode(d, code), b = (float)mixp_decode(d, code + (code < 127));
+            const float half = std::isfinite(b) ? (a + b) / 2.0f : a * 1.125f;
+            for (int sign = 0; sign < 2; sign++)
+                for (uint32_t near = 0; near < 5; near++)
+                    bits.push_back((mixp_bits_of_f32(half) - 2 + near) ^ (uint32_t)sign << 31);
+        }
+    for (uint32_t payload = 1; payload < 0x800000; payload += payload) bits.push_back(0x7F800000u | payload);
+    for (uint32_t payload = 1; payload < 0x800000; payload += payload) bits.push_back(0xFF800000u | payload);
+    while (bits.size() % 8 != 3) bits.push_back(0);     /* the last ones go one by one */
+    Pair p = empty(MIXP_F32, (int64_t)bits.size(), 0);
+    for (size_t i = 0; i < bits.size(); i++) set_code(p, (int64_t)i, bits[i]);
+    return p;
+}
+
+/* A GPU of 8.9 and up converts to fp8 by an instruction: the codes are the host's, bit for bit. */
+static void convert_fp8_body(void) {
+    Pair a = fp8_numbers();
+    for (int i = 0; i < 8; i++) {
+        mixp_rounding r = rounding(i / 2 % 2, 0);
+        Pair y = output(i % 2 ? MIXP_F8_E5M2 : MIXP_F8_E4M3, a.n, 0, i / 4);
+        BOTH(convert(X, args_convert(ON(y), ON(a), a.n, &r)));
+        same_bits(y);
+        finish(y);
+    }
+    finish(a);
+}
+static void test_convert_fp8(void) { pair_open(); convert_fp8_body(); pair_close(); }
+
 static void convert_in_place_body(void) {
     const mixp_dtype narrower[] = { MIXP_F16, MIXP_BF16, MIXP_F8_E4M3, MIXP_U8 };
     for (int i = 0; i < 4; i++) {
@@ -996,6 +1032,7 @@ static void old_drivers(void) {
 int main(void) {
     RUN(test_convert);
     RUN(test_convert_low);
+    RUN(test_convert_fp8);
     RUN(test_convert_in_place);
     RUN(test_fill);
     RUN(test_copy);

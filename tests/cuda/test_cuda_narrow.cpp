@@ -36,6 +36,8 @@ struct Operand {
     mixp_narrow how;
 };
 
+static int y_off;               /* elements between the quantised values and an aligned address */
+
 static Operand operand(const Kind &t, bool second, int64_t outer, int64_t sum, bool over_rows) {
     Operand o;
     o.rows = over_rows ? sum : outer;
@@ -48,7 +50,7 @@ static Operand operand(const Kind &t, bool second, int64_t outer, int64_t sum, b
     o.x = empty(MIXP_BF16, o.rows * o.cols, 0);
     for (int64_t i = 0; i < o.x.n; i++)         /* each block has a scale of its own */
         set_value(o.x, i, ldexp(random_normal(), (int)((i / o.cols / 16 * 5 + i % o.cols / 16 * 3) % 7) - 3));
-    o.y = empty(MIXP_BF16, o.x.n, 0);
+    o.y = empty(MIXP_BF16, o.x.n, y_off);
     o.scales = empty(MIXP_U8, t.unit ? o.x.n / (o.how.block_rows * o.how.block_cols) : 1, 0);
     o.factor = empty(MIXP_F32, 2, 0);
     o.how.scales = t.unit ? (const uint8_t *)o.scales.gpu : NULL;
@@ -299,6 +301,16 @@ static void unfit_body(void) {
         u.change(r);
         CHECK(!runs(r));
         near_the_values(r, "unfit");
+        finish_call(r);
+    }
+
+    /* Operands that the kernels cannot read 8 elements, or two columns, at a time. */
+    for (int how = 0; how < 4; how++) {
+        y_off = how % 2;
+        Call r = call_of(kinds[0], { how % 2 ? 32 : 33, 48, 64 }, how / 2, 1, MIXP_BF16);
+        y_off = 0;
+        CHECK(!runs(r));
+        near_the_values(r, "unfit for the kernels");
         finish_call(r);
     }
 }

@@ -174,13 +174,17 @@ plant max_first            'max: the last of equals' \
 plant narrow_scale_rows    'narrow: a block of rows takes the scale of a block of columns' \
     cuda_narrow products 's/e.over_rows ? s : outer/outer/; s/e.over_rows ? outer : s/s/'
 plant narrow_scale_wide    'narrow: the scales of a row of blocks begin where those of elements would' \
-    cuda_narrow products 's/e.cols \/ e.how.block_cols/e.cols/'
+    cuda_narrow products 's/over(.*)/e.cols/'
 plant narrow_over_rows     'narrow: a sum over rows reads along a row' \
-    cuda_narrow products 's/e.over_rows ? e.cols : 1/1/'
+    cuda_narrow products 's/e->over_rows ? narrow_codes_across : //'
 plant narrow_place         'narrow: codes lie in the order of the values' \
-    cuda_narrow products 's/o \* sum + s/e.over_rows ? s * outer + o : o * sum + s/'
+    cuda_narrow products 's/(o + c) \* e.rows + s/s * e.cols + o + c/'
 plant narrow_words         'narrow: codes of 4 bits stand 8 apart' \
     cuda_narrow products 's/i % 8 \* 4/i % 4 * 8/'
+plant narrow_second        'narrow: the second column of a pair is the first' \
+    cuda_narrow products 's/c ? pairs.i. & 0xFFFF0000u : //'
+plant narrow_along         'narrow: the first 8 elements of a thread are the last, too' \
+    cuda_narrow products 's/ + 8, v/, v/'
 plant narrow_scale         'narrow: codes keep their scale' \
     cuda_narrow products 's/e.how.scales ? .* : 1.0f/1.0f/'
 plant narrow_tile          'narrow: scales of a tile in their own order' \
@@ -196,7 +200,7 @@ plant narrow_squares       'narrow: all squares have the scales of the first row
 plant narrow_rows          'narrow: the scales of a row lie behind each other' \
     cuda_narrow products 's/: i % rows/: i \/ blocks/; s/: i \/ rows/: i % blocks/'
 plant narrow_inf           'narrow: an Inf becomes the largest value' \
-    cuda_narrow odd_numbers 's/, 0, 0, 0/, 1, 0, 0/'
+    cuda_narrow odd_numbers 's/, saturate/, true/'
 plant narrow_bias          'narrow: an f32 bias is read as bf16' \
     cuda_narrow unfit 's/&& g.bias.dtype == MIXP_BF16 //'
 plant narrow_modes         'narrow: both operands have the scales of a' \
@@ -250,15 +254,27 @@ plant lose_most            'lose: a smaller share overwrites a larger one' \
 plant lose_seen            'lose: the other operands are forgotten' \
     cuda_recipes lost 's/|=/=/'
 plant recode_at            'recode: the scales of another row of blocks' \
-    cuda_recipes recoded 's,row / rows,row / (rows + 1),'
-plant recode_at            'recode: each 16 columns have the same scales' \
-    cuda_recipes recoded 's/% k.cols/% 16/'
+    cuda_recipes recoded 's,over(.*),& / 2,'
+plant recode_columns       'recode: each 16 columns have the same scales' \
+    cuda_recipes recoded 's/(i - row \* q.k.cols)/(i - row * q.k.cols) % 16/'
+plant recode_inverse       'recode: values are multiplied by a power of two that divides them' \
+    cuda_recipes recoded 's/inverse ? inverse_/true ? mixpi_/'
+plant recode_wide_scales   'recode: 8 scales at an address of 1 byte' \
+    cuda_recipes recoded 's/=.*;/= true;/' sanitized
+plant fp8_top              'fp8: codes of the processor that saturate stay' \
+    cuda test_convert_fp8 's/if (.*) return/return/'
+plant fp8_half             'fp8: 464 is beyond e4m3' \
+    cuda test_convert_fp8 's/a > 0x43E8/a >= 0x43E8/'
+plant fp8_payload          'fp8: a NaN of e5m2 loses its payload' \
+    cuda test_convert_fp8 's/ | (u >> 21 & 1u)//'
+plant fp8_grid_inf         'quantise: an Inf becomes the largest value' \
+    cuda_recipes every_bf16 's/finite ? number.j. : scaled.j./number[j]/'
 plant recode_low           'recode: the halves of a byte change places' \
     cuda_recipes recoded 's/4 \* j/4 * (j ^ 1)/'
 plant recode_value         'recode: the codes are read from the end' \
     cuda_recipes recoded 's/4 \* j/4 * (7 - j)/'
 plant recode_high          'recode: a code falls on another' \
-    cuda_recipes recoded 's/j % 4/j % 2/'
+    cuda_recipes recoded 's/words.1./words[0]/'
 plant recode_put           'recode: half of the codes are not written' \
     cuda_recipes recoded 's/if (!narrow)/if (0)/'
 plant recode_get           'recode: the first four codes are read twice' \
