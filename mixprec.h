@@ -35501,6 +35501,8 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+
+    /* Does the file fit? Each part of the program meets its part of the header. */
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
     if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
@@ -35510,9 +35512,12 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
+
+    /* Read the data, check it, take memory, and only then change the state. */
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
     if (r->result == MIXP_OK) mixpi_state_apply(s, what);
+
     if (r->result == MIXP_OK) mixpi_warn_of_weights(s, NULL, "mixp_checkpoint_load");
     if (r->result == MIXP_OK) mixpi_warn_of_cpu(s->ctx, file);
 }
@@ -36166,7 +36171,7 @@ static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site 
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
 
-    /* An input that was raised to f32 raises the result. */
+    /* An input that was raised to f32 raises the result, unless a pin forbids it. */
     int raised = 0;
     for (int i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
     if (site && site->pinned == 2) return plain;

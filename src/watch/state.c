@@ -281,7 +281,7 @@ static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site 
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
 
-    /* An input that was raised to f32 raises the result. */
+    /* An input that was raised to f32 raises the result, unless a pin forbids it. */
     int raised = 0;
     for (int i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
     if (site && site->pinned == 2) return plain;
