@@ -93,6 +93,57 @@ static mixp_result no_attach(mixp_exec *x) {
     return MIXP_ERR_DEVICE;
 }
 
+/* A step of bf16 on a context's CPU; NULL: the one of portable_bits. */
+static void step_on(const mixp_device *cpu, float *out) {
+    static const int64_t shape[2] = { 48, 80 };
+    static float values[48 * 80];
+    mixp_tensor *x, *w, *y = NULL;
+    mixp_context_desc d;
+    mixp_context *ctx;
+    int i;
+    for (i = 0; i < 48 * 80; i++) values[i] = (float)(i * 29 % 83) / 41.0f - 1.0f;
+    memset(&d, 0, sizeof d);
+    d.device = cpu;
+    d.portable_bits = cpu == NULL;
+    ctx = mixp_context_new(&d);
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 2, shape, values);
+    w = mixp_input(ctx, MIXP_F32, 2, shape, values);
+    mixp_tensor_set_requires_grad(w, 1);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_gelu(ctx, mixp_linear(ctx, x, w, NULL));
+    CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(w->grad, out, MIXP_F32, 48 * 80), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* portable_bits takes the set of which all machines share the bits, by the name of its device. */
+static void test_portable_bits(void) {
+    static const mixp_isa order[4] = { MIXP_ISA_AVX512, MIXP_ISA_AVX2, MIXP_ISA_NEON, MIXP_ISA_SCALAR };
+    static float want[48 * 80], got[48 * 80];
+    mixp_context_desc d;
+    mixp_context *ctx;
+    const char *why = NULL;
+    int i, first = 1;
+    memset(&d, 0, sizeof d);
+    d.portable_bits = 1;
+    d.why = &why;
+    ctx = mixp_context_new(&d);
+    CHECK(!strstr(mixp_context_device(ctx)->name, "avx512 bf16") && !strstr(mixp_context_device(ctx)->name, "amx"));
+    step_on(NULL, want);
+    for (i = 0; i < 4; i++) {
+        const mixp_device *cpu = mixp_cpu_with(order[i]);
+        if (!cpu) continue;
+        if (first && order[i] != MIXP_ISA_NEON) CHECK(mixp_context_device(ctx) == cpu);
+        first = 0;
+        step_on(cpu, got);
+        CHECK(memcmp(want, got, sizeof want) == 0);
+    }
+    mixp_context_free(ctx);
+    d.device = mixp_cpu();
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "portable_bits");
+}
+
 static void test_a_context_says_why_there_is_none(void) {
     mixp_device broken = *mixp_cpu();
     mixp_context_desc plain, d;
@@ -354,6 +405,7 @@ int main(void) {
     RUN(test_first_error_sticks);
     RUN(test_bad_shapes_and_arguments);
     RUN(test_a_context_says_why_there_is_none);
+    RUN(test_portable_bits);
     RUN(test_the_first_error_is_told);
     RUN(test_copies_say_what_does_not_fit);
     RUN(test_a_name_is_used_once);
