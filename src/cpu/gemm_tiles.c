@@ -11,6 +11,9 @@
  * the sums of the passes are added in order. The cut depends only on k, so blocks and threads do
  * not change an element's bits.
  *
+ * A product of few rows by a transposed b is exchanged: c' = b a'. The tiles then read b in place,
+ * and only the few rows are packed. The bits are the same.
+ *
  * A split f16 cannot hold Inf or NaN (0 times Inf is NaN). An element whose row of op(a) or column
  * of op(b) holds one has the bits of AVX-512's product instead: tiles_again.
  */
@@ -22,9 +25,15 @@
 #define MIXPI_TILES_MB    512       /* rows of the largest block, if k takes several passes */
 #define MIXPI_TILES_SUM   1024      /* floats of the sums of one tile                      */
 
+#define MIXPI_TILES_FEW   32        /* rows of a for which a product by b' is exchanged    */
+
 typedef struct mixpi_tiles_job {
-    mixpi_gemm_job cut;         /* how c is cut into blocks, and k into passes             */
+    mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
+    mixp_gemm_args g;           /* what the tiles multiply                                 */
+    const mixp_gemm_args *of;   /* the product itself                                      */
+    int     exchanged;          /* 1: g's op(a) is op(b)', its op(b) is op(a)', its c is c' */
     int     how;                /* MIXPI_TILES_BF16, ...                                   */
+    int     split;              /* 1: operands are split                                   */
     int64_t step;               /* numbers of 16 bits in a packed step                     */
     int64_t again;              /* split: floats that AVX-512's product of a tile needs    */
 } mixpi_tiles_job;
@@ -35,8 +44,8 @@ typedef struct mixpi_tiles_block {
     uint16_t *a_pack;           /* a panel of op(a)                                        */
     uint16_t *a_tail;           /* the last step of a panel that is read in place          */
     uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
-    float    *bias;             /* of the block's columns; 0 = no bias, or no column       */
     float    *sums;             /* of one tile and one pass                                */
+    float    *turned;           /* exchanged: the sums of one tile, turned                 */
     float    *part;             /* of all tiles and passes, if there are several passes    */
     float    *again;            /* split: memory for AVX-512's product of a tile           */
     float    *exact;            /* split: that product, in c's dtype                       */
@@ -51,17 +60,17 @@ static int64_t mixpi_tiles_carve(mixpi_tiles_block *s, float *from) {
     const mixpi_gemm_job  *cut = &job->cut;
     const int64_t steps = cut->depth / 32, panels = cut->cols / 32;
     const int64_t rows = mixpi_ceil_div(mixpi_ceil_div(cut->g->m, 32), cut->down) * 32;
-    const int     split = job->how == MIXPI_TILES_SPLIT;
+    const int64_t marks = job->split ? cut->cols / 4 : 0;
     mixpi_carver  c = { from, 0 };
     s->a_pack = (uint16_t *)(void *)mixpi_carve(&c, steps * job->step / 2);
     s->a_tail = (uint16_t *)(void *)mixpi_carve(&c, MIXPI_TILES_STEP / 2);
     s->b_pack = (uint16_t *)(void *)mixpi_carve(&c, panels * steps * job->step / 2);
-    s->bias = mixpi_carve(&c, cut->cols);
     s->sums = mixpi_carve(&c, MIXPI_TILES_SUM);
+    s->turned = mixpi_carve(&c, job->exchanged ? MIXPI_TILES_SUM : 0);
     s->part = mixpi_carve(&c, cut->depth < cut->g->k ? rows * cut->cols : 0);
     s->again = mixpi_carve(&c, job->again);
-    s->exact = mixpi_carve(&c, split ? MIXPI_TILES_SUM : 0);
-    s->bad_columns = (uint8_t *)(void *)mixpi_carve(&c, split ? cut->cols / 4 : 0);
+    s->exact = mixpi_carve(&c, job->split ? MIXPI_TILES_SUM : 0);
+    s->bad_columns = (uint8_t *)(void *)mixpi_carve(&c, marks);
     return c.used;
 }
 
@@ -70,7 +79,7 @@ static int64_t mixpi_tiles_carve(mixpi_tiles_block *s, float *from) {
 MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
     const mixp_gemm_args *g = s->job->cut.g;
     const int64_t n = s->at.n1 - s->at.n0, depth = s->at.depth, step = s->job->step;
-    const int     split = s->job->how == MIXPI_TILES_SPLIT;
+    const int     split = s->job->split;
     const uint16_t *b = (const uint16_t *)g->b.data + s->at.b_at;
     int64_t j, k;
 
@@ -101,7 +110,7 @@ MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t 
     const mixp_gemm_args *g = s->job->cut.g;
     const int64_t depth = s->at.depth, rows = mixpi_min(32, s->at.m1 - i);
     const int64_t whole = depth / 32 * 32;
-    const int     split = s->job->how == MIXPI_TILES_SPLIT, lines = rows > 16 ? 32 : 16;
+    const int     split = s->job->split, lines = rows > 16 ? 32 : 16;
     const uint16_t *a = (const uint16_t *)g->a.data + s->at.a_at;
     uint16_t *to = s->a_pack;
     t->rows = rows;
@@ -164,20 +173,36 @@ static int mixpi_tiles_are_bad(const mixpi_tiles_block *s, const mixpi_tiles *t,
     return memchr(s->bad_columns + j, 1, (size_t)t->columns) != NULL;
 }
 
-/* Computes a tile of c, from row i and from column j of the block on, as AVX-512 does: to s->exact,
- * in rows of 32. c itself is only read. */
-MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
-                                  int64_t j) {
-    mixp_gemm_args g = *s->job->cut.g;
-    const int64_t column = s->at.n0 + j, size = MIXPI_P(size)(g.c.dtype);
-    const char   *c = (const char *)g.c.data + (s->at.c_at + i * g.ldc + column) * size;
+/* Where a tile is in c. */
+typedef struct mixpi_tiles_place { int64_t row, column, rows, columns; } mixpi_tiles_place;
+
+/* The place of t, which begins at row i and at column j of the block. */
+static mixpi_tiles_place mixpi_tiles_place_of(const mixpi_tiles_block *s, const mixpi_tiles *t,
+                                              int64_t i, int64_t j) {
+    mixpi_tiles_place p = { i, s->at.n0 + j, t->rows, t->columns };
+    if (s->job->exchanged) {
+        p.row = s->at.n0 + j;
+        p.column = i;
+        p.rows = t->columns;
+        p.columns = t->rows;
+    }
+    return p;
+}
+
+/* Computes the elements of a place as AVX-512 does: to s->exact, in rows of 32. c is only read. */
+MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, mixpi_tiles_place at) {
+    mixp_gemm_args g = *s->job->of;
+    const int64_t size = MIXPI_P(size)(g.c.dtype);
+    const char   *c = (const char *)g.c.data + (s->at.c_at + at.row * g.ldc + at.column) * size;
+    const int64_t a_at = s->job->exchanged ? s->at.b_at : s->at.a_at;
+    const int64_t b_at = s->job->exchanged ? s->at.a_at : s->at.b_at;
     mixpi_gemm_job one;
-    g.m = t->rows;
-    g.n = t->columns;
+    g.m = at.rows;
+    g.n = at.columns;
     g.batch = 1;
-    g.a = mixpi_in_at(g.a, s->at.a_at + (g.trans_a ? i : i * g.lda));
-    g.b = mixpi_in_at(g.b, s->at.b_at + (g.trans_b ? column * g.ldb : column));
-    if (g.bias.data) g.bias = mixpi_in_at(g.bias, column);
+    g.a = mixpi_in_at(g.a, a_at + at.row * (g.trans_a ? 1 : g.lda));
+    g.b = mixpi_in_at(g.b, b_at + at.column * (g.trans_b ? g.ldb : 1));
+    if (g.bias.data) g.bias = mixpi_in_at(g.bias, at.column);
 
     /* The old c, if c accumulates. */
     for (int64_t r = 0; g.c.accumulate && r < g.m; r++)
@@ -190,15 +215,17 @@ MIXPI_K void MIXPI_P(tiles_again)(const mixpi_tiles_block *s, const mixpi_tiles 
     MIXPI_P(gemm_task)(&one, 0, 0);
 }
 
-/* Replaces the elements of bad rows and bad columns by those of s->exact. */
-MIXPI_K void MIXPI_P(tiles_replace)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
-                                    int64_t j) {
-    const mixp_gemm_args *g = s->job->cut.g;
-    const int64_t size = MIXPI_P(size)(g->c.dtype);
-    char *c = (char *)g->c.data + (s->at.c_at + i * g->ldc + s->at.n0 + j) * size;
-    for (int64_t r = 0; r < t->rows; r++)
-        for (int64_t q = 0; q < t->columns; q++) {
-            if (!s->bad_rows[r] && !s->bad_columns[j + q]) continue;
+/* Replaces the elements of bad rows and bad columns by those of s->exact. j: the block's column at
+ * which the tile begins. */
+MIXPI_K void MIXPI_P(tiles_replace)(const mixpi_tiles_block *s, mixpi_tiles_place at, int64_t j) {
+    const mixp_gemm_args *g = s->job->of;
+    const int64_t  size = MIXPI_P(size)(g->c.dtype);
+    const uint8_t *rows = s->job->exchanged ? s->bad_columns + j : s->bad_rows;
+    const uint8_t *columns = s->job->exchanged ? s->bad_rows : s->bad_columns + j;
+    char *c = (char *)g->c.data + (s->at.c_at + at.row * g->ldc + at.column) * size;
+    for (int64_t r = 0; r < at.rows; r++)
+        for (int64_t q = 0; q < at.columns; q++) {
+            if (!rows[r] && !columns[q]) continue;
             memcpy(c + (r * g->ldc + q) * size, (const char *)s->exact + (r * 32 + q) * size,
                    (size_t)size);
         }
@@ -206,43 +233,58 @@ MIXPI_K void MIXPI_P(tiles_replace)(const mixpi_tiles_block *s, const mixpi_tile
 
 /* --- a block --- */
 
-/* Writes finished sums of a tile, from row i and from column j of the block on:
- * c = alpha * sums + bias (+ c), rounded once to c's dtype `to`. */
+/* The bias of n <= 32 columns from `column` on, and 0 beyond. */
+MIXPI_V void MIXPI_P(tiles_bias)(mixp_in bias, int64_t column, int64_t n, mixpi_v *x, mixpi_v *y) {
+    *x = *y = mixpi_vzero();
+    if (!bias.data) return;
+    bias = mixpi_in_at(bias, column);
+    if (bias.dtype == MIXP_F32) MIXPI_P(tiles_get)(MIXP_F32, bias.data, x, y, n);
+    else if (bias.dtype == MIXP_F16) MIXPI_P(tiles_get)(MIXP_F16, bias.data, x, y, n);
+    else MIXPI_P(tiles_get)(MIXP_BF16, bias.data, x, y, n);
+}
+
+/* Writes finished sums, in rows of 32: c = alpha * sums + bias (+ c), rounded once to c's dtype
+ * `to`. */
 MIXPI_V void MIXPI_P(tiles_write_to)(mixp_dtype to, const mixpi_tiles_block *s,
-                                     const mixpi_tiles *t, int64_t i, int64_t j,
-                                     const float *sums) {
-    const mixp_gemm_args *g = s->job->cut.g;
+                                     mixpi_tiles_place at, const float *sums) {
+    const mixp_gemm_args *g = s->job->of;
     const mixpi_v alpha = mixpi_vset(mixpi_gemm_alpha(g));
-    const mixpi_v b0 = mixpi_vload(s->bias + j), b1 = mixpi_vload(s->bias + j + 16);
     const int64_t size = MIXPI_P(size)(to);
-    char *c = (char *)g->c.data + (s->at.c_at + i * g->ldc + s->at.n0 + j) * size;
-    for (int64_t r = 0; r < t->rows; r++, sums += 32, c += g->ldc * size) {
+    char   *c = (char *)g->c.data + (s->at.c_at + at.row * g->ldc + at.column) * size;
+    mixpi_v b0, b1;
+    MIXPI_P(tiles_bias)(g->bias, at.column, at.columns, &b0, &b1);
+    for (int64_t r = 0; r < at.rows; r++, sums += 32, c += g->ldc * size) {
         mixpi_v x = mixpi_vfma(alpha, mixpi_vload(sums), b0);
         mixpi_v y = mixpi_vfma(alpha, mixpi_vload(sums + 16), b1);
         if (g->c.accumulate) {
             mixpi_v p, q;
-            MIXPI_P(tiles_get)(to, c, &p, &q, t->columns);
+            MIXPI_P(tiles_get)(to, c, &p, &q, at.columns);
             x = mixpi_vadd(x, p);
             y = mixpi_vadd(y, q);
         }
-        MIXPI_P(tiles_put)(to, c, x, y, t->columns);
+        MIXPI_P(tiles_put)(to, c, x, y, at.columns);
     }
 }
-MIXPI_K void MIXPI_P(tiles_write)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
-                                  int64_t j, const float *sums) {
-    const mixp_dtype to = s->job->cut.g->c.dtype;
-    if (to == MIXP_F32) MIXPI_P(tiles_write_to)(MIXP_F32, s, t, i, j, sums);
-    else if (to == MIXP_F16) MIXPI_P(tiles_write_to)(MIXP_F16, s, t, i, j, sums);
-    else MIXPI_P(tiles_write_to)(MIXP_BF16, s, t, i, j, sums);
+MIXPI_K void MIXPI_P(tiles_write)(const mixpi_tiles_block *s, mixpi_tiles_place at,
+                                  const float *sums) {
+    const mixp_dtype to = s->job->of->c.dtype;
+    if (to == MIXP_F32) MIXPI_P(tiles_write_to)(MIXP_F32, s, at, sums);
+    else if (to == MIXP_F16) MIXPI_P(tiles_write_to)(MIXP_F16, s, at, sums);
+    else MIXPI_P(tiles_write_to)(MIXP_BF16, s, at, sums);
 }
 
-/* The last pass: a tile's sums are finished. */
+/* The last pass: finishes the sums of t, which begins at row i and at column j of the block. */
 MIXPI_K void MIXPI_P(tiles_finish)(const mixpi_tiles_block *s, const mixpi_tiles *t, int64_t i,
                                    int64_t j, const float *sums) {
     const int again = s->bad && mixpi_tiles_are_bad(s, t, j);
-    if (again) MIXPI_P(tiles_again)(s, t, i, j);
-    MIXPI_P(tiles_write)(s, t, i, j, sums);
-    if (again) MIXPI_P(tiles_replace)(s, t, i, j);
+    const mixpi_tiles_place at = mixpi_tiles_place_of(s, t, i, j);
+    for (int64_t r = 0; s->job->exchanged && r < t->rows; r += 16)
+        for (int64_t q = 0; q < t->columns; q += 16)
+            MIXPI_P(transpose16)(s->turned + q * 32 + r, 32, sums + r * 32 + q, 32);
+
+    if (again) MIXPI_P(tiles_again)(s, at);
+    MIXPI_P(tiles_write)(s, at, s->job->exchanged ? s->turned : sums);
+    if (again) MIXPI_P(tiles_replace)(s, at, j);
 }
 
 /* Adds a pass's sums of a tile to those of the passes before. */
@@ -264,7 +306,7 @@ MIXPI_K void MIXPI_P(tiles_pass)(mixpi_tiles_block *s) {
 
     /* Which columns are bad? None, if nothing packed so far is: all of op(b) is packed by now. */
     if (last && s->bad) mixpi_tiles_mark_columns(s);
-    else if (last && t.how == MIXPI_TILES_SPLIT) memset(s->bad_columns, 0, (size_t)n);
+    else if (last && s->job->split) memset(s->bad_columns, 0, (size_t)n);
 
     for (int64_t i = s->at.m0; i < s->at.m1; i += 32) {
         MIXPI_P(tiles_panel)(s, &t, i);
@@ -282,12 +324,6 @@ MIXPI_K void MIXPI_P(tiles_pass)(mixpi_tiles_block *s) {
     }
 }
 
-/* Widens the bias of the block's columns. */
-MIXPI_K void MIXPI_P(tiles_bias)(const mixpi_tiles_block *s) {
-    const mixpi_source from = mixpi_source_of(s->job->cut.g->bias, s->at.n0, 0);
-    MIXPI_P(widen_rows)(s->bias, 0, from, 1, (int)(s->at.n1 - s->at.n0));
-}
-
 MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
     const mixpi_tiles_job *job = (const mixpi_tiles_job *)arg;
     const mixp_gemm_args  *g = job->cut.g;
@@ -296,8 +332,6 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
     s.job = job;
     mixpi_gemm_block_of(&s.at, &job->cut, index);
     (void)mixpi_tiles_carve(&s, mixpi_slice(&job->cut.slices, worker));
-    memset(s.bias, 0, (size_t)job->cut.cols * sizeof(float));
-    if (g->bias.data) MIXPI_P(tiles_bias)(&s);
 
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     for (; s.at.p0 == 0 || s.at.p0 < g->k; s.at.p0 += job->cut.depth) {
@@ -313,16 +347,37 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
 static const mixpi_gemm_shape MIXPI_P(tiles_shape) =
     { 32, 32, MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
 
+/* The product of g with its operands exchanged: c' = op(b)' op(a)'. */
+static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
+    mixp_gemm_args e = *g;
+    e.m = g->n;
+    e.n = g->m;
+    e.a = g->b;
+    e.b = g->a;
+    e.trans_a = !g->trans_b;
+    e.trans_b = !g->trans_a;
+    e.lda = g->ldb;
+    e.ldb = g->lda;
+    e.stride_a = g->stride_b;
+    e.stride_b = g->stride_a;
+    return e;
+}
+
 /* Cuts c into blocks and k into passes. */
-MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *g, int how,
+MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of, int how,
                                  int64_t threads) {
     mixpi_gemm_job *cut = &job->cut;
+    const mixp_gemm_args *g = &job->g;
     const int     split = how == MIXPI_TILES_SPLIT;
     const int64_t most = split ? MIXPI_TILES_KC_SPLIT : MIXPI_TILES_KC;
-    const int64_t passes = mixpi_ceil_div(g->k, most);
+    const int64_t passes = mixpi_ceil_div(of->k, most);
     mixpi_tiles_block block;
     memset(job, 0, sizeof *job);
-    job->how = how;
+    job->of = of;
+    job->exchanged = of->trans_b && of->m <= MIXPI_TILES_FEW;
+    job->g = job->exchanged ? mixpi_tiles_exchanged(of) : *of;
+    job->how = split && job->exchanged ? MIXPI_TILES_SPLIT_BACK : how;
+    job->split = split;
     job->step = split ? 2 * MIXPI_TILES_STEP : MIXPI_TILES_STEP;
     cut->g = g;
     cut->set = &MIXPI_P(tiles_shape);
@@ -334,10 +389,10 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *g, 
 
     /* Memory for a tile's product by AVX-512. */
     if (split) {
-        mixp_gemm_args tile = *g;
+        mixp_gemm_args tile = *of;
         mixpi_gemm_job one;
-        tile.m = mixpi_min(32, g->m);
-        tile.n = mixpi_min(32, g->n);
+        tile.m = mixpi_min(32, of->m);
+        tile.n = mixpi_min(32, of->n);
         tile.batch = 1;
         mixpi_gemm_plan(&one, &tile, MIXPI_FLOATS, &MIXPI_P(gemm_shape), 1);
         job->again = one.slices.floats;

@@ -27,7 +27,8 @@ enum {
     MIXPI_TILES_F16,            /* f16 by f16: TDPFP16PS, of AMX_FP16                      */
     MIXPI_TILES_SPLIT,          /* f16 by f16, each split into two bf16: four TDPBF16PS    */
     MIXPI_TILES_SPLIT_A,        /* bf16 by bf16, a split: two TDPBF16PS, first the low parts */
-    MIXPI_TILES_SPLIT_B         /* bf16 by bf16, b split, likewise                         */
+    MIXPI_TILES_SPLIT_B,        /* bf16 by bf16, b split, likewise                         */
+    MIXPI_TILES_SPLIT_BACK      /* MIXPI_TILES_SPLIT of b by a: high a by low b comes last */
 };
 #define MIXPI_TILES_STEP 1024   /* 16-bit numbers in a packed step; split: 2 * this        */
 
@@ -193,51 +194,55 @@ MIXPI_V void MIXPI_P(tiles_step)(const char *a, int64_t row, int64_t below, cons
     }
 }
 
-/* A step of split operands: low by low, high a by low b, high by high, low a by high b. */
-MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
-                                       const int wide) {
-    MIXPI_AMX_LOAD(4, a + 2048, 64);
-    MIXPI_AMX_LOAD(6, b + 2048, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
-    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+/* The packed tiles of a, and of b. */
+MIXPI_V void MIXPI_P(tiles_a)(const char *a, const int tall) {
     MIXPI_AMX_LOAD(4, a, 64);
     if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
-    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+}
+MIXPI_V void MIXPI_P(tiles_b)(const char *b, const int wide) {
     MIXPI_AMX_LOAD(6, b, 64);
     if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+}
+
+/* A step of split operands: low by low, high a by low b, high by high, low a by high b. back: the
+ * second product comes last, and the last one second. */
+MIXPI_V void MIXPI_P(tiles_step_split)(const char *a, const char *b, const int tall,
+                                       const int wide, const int back) {
+    MIXPI_P(tiles_a)(a + 2048, tall);
+    MIXPI_P(tiles_b)(b + 2048, wide);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_AMX_LOAD(4, a + 2048, 64);
-    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    if (back) MIXPI_P(tiles_b)(b, wide);
+    else MIXPI_P(tiles_a)(a, tall);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    if (back) MIXPI_P(tiles_a)(a, tall);
+    else MIXPI_P(tiles_b)(b, wide);
+    MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
+    if (back) MIXPI_P(tiles_b)(b + 2048, wide);
+    else MIXPI_P(tiles_a)(a + 2048, tall);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
 
 /* A step of which only a is split, or only b: the low parts, then the high parts. */
 MIXPI_V void MIXPI_P(tiles_step_split_a)(const char *a, const char *b, const int tall,
                                          const int wide) {
-    MIXPI_AMX_LOAD(4, a + 2048, 64);
-    MIXPI_AMX_LOAD(6, b, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
-    if (tall) MIXPI_AMX_LOAD(5, a + 3072, 64);
+    MIXPI_P(tiles_a)(a + 2048, tall);
+    MIXPI_P(tiles_b)(b, wide);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_AMX_LOAD(4, a, 64);
-    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_P(tiles_a)(a, tall);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
 MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int tall,
                                          const int wide) {
-    MIXPI_AMX_LOAD(4, a, 64);
-    MIXPI_AMX_LOAD(6, b + 2048, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 3072, 64);
-    if (tall) MIXPI_AMX_LOAD(5, a + 1024, 64);
+    MIXPI_P(tiles_a)(a, tall);
+    MIXPI_P(tiles_b)(b + 2048, wide);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
-    MIXPI_AMX_LOAD(6, b, 64);
-    if (wide) MIXPI_AMX_LOAD(7, b + 1024, 64);
+    MIXPI_P(tiles_b)(b, wide);
     MIXPI_TILES_DOTS(MIXPI_AMX_DOT_BF16)
 }
 
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
                                  const int how) {
+    const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
     const int64_t line = t->c_row * 4;
     float        *c = t->c, *low = c + 16 * t->c_row;
@@ -257,12 +262,12 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
 
     /* The steps. */
     for (int64_t i = t->steps; i > 0; i--) {
-        if (how == MIXPI_TILES_SPLIT) MIXPI_P(tiles_step_split)(a, b, tall, wide);
+        if (both) MIXPI_P(tiles_step_split)(a, b, tall, wide, back);
         else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
         else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
         else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
         a += t->a_step;
-        b += how == MIXPI_TILES_SPLIT || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
+        b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
     }
     if (how < MIXPI_TILES_SPLIT && t->a_tail)
         MIXPI_P(tiles_step)((const char *)t->a_tail, 64, 1024, b, tall, wide, how);
@@ -289,11 +294,12 @@ MIXPI_TILES_SUMS(tiles_f16, MIXPI_TILES_F16)
 MIXPI_TILES_SUMS(tiles_apart, MIXPI_TILES_SPLIT)
 MIXPI_TILES_SUMS(tiles_a_apart, MIXPI_TILES_SPLIT_A)
 MIXPI_TILES_SUMS(tiles_b_apart, MIXPI_TILES_SPLIT_B)
+MIXPI_TILES_SUMS(tiles_back, MIXPI_TILES_SPLIT_BACK)
 #undef MIXPI_TILES_SUMS
 
 /* Computes t's sums. The calling thread has configured its tiles: MIXPI_AMX_CONFIGURE. */
 MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
-    static void (*const sums[5][2][2])(const mixpi_tiles *) = {
+    static void (*const sums[6][2][2])(const mixpi_tiles *) = {
         { { MIXPI_P(tiles_bf16_11), MIXPI_P(tiles_bf16_12) },
           { MIXPI_P(tiles_bf16_21), MIXPI_P(tiles_bf16_22) } },
         { { MIXPI_P(tiles_f16_11), MIXPI_P(tiles_f16_12) },
@@ -303,7 +309,9 @@ MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
         { { MIXPI_P(tiles_a_apart_11), MIXPI_P(tiles_a_apart_12) },
           { MIXPI_P(tiles_a_apart_21), MIXPI_P(tiles_a_apart_22) } },
         { { MIXPI_P(tiles_b_apart_11), MIXPI_P(tiles_b_apart_12) },
-          { MIXPI_P(tiles_b_apart_21), MIXPI_P(tiles_b_apart_22) } }
+          { MIXPI_P(tiles_b_apart_21), MIXPI_P(tiles_b_apart_22) } },
+        { { MIXPI_P(tiles_back_11), MIXPI_P(tiles_back_12) },
+          { MIXPI_P(tiles_back_21), MIXPI_P(tiles_back_22) } }
     };
     sums[t->how][t->rows > 16][t->columns > 16](t);
 }
@@ -323,13 +331,17 @@ MIXPI_V mixpi_v MIXPI_P(tiles_numbers)(mixp_dtype from, __m256i codes) {
 
 /* Writes the first n <= 32 numbers of x, y to p, in f32, f16 or bf16. */
 MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, void *p, mixpi_v x, mixpi_v y, int64_t n) {
-    if (to == MIXP_F32) {
+    if (to == MIXP_F32 && n >= 32) {
+        mixpi_vstore((float *)p, x);
+        mixpi_vstore((float *)p + 16, y);
+    } else if (to == MIXP_F32) {
         mixpi_vstore_n((float *)p, x, (int)mixpi_min(n, 16));
         if (n > 16) mixpi_vstore_n((float *)p + 16, y, (int)n - 16);
     } else {
         __m512i codes = _mm512_castsi256_si512(MIXPI_P(tiles_codes)(to, x));
         codes = _mm512_inserti64x4(codes, MIXPI_P(tiles_codes)(to, y), 1);
-        _mm512_mask_storeu_epi16(p, MIXPI_P(tiles_lanes)(n), codes);
+        if (n >= 32) _mm512_storeu_si512(p, codes);
+        else _mm512_mask_storeu_epi16(p, MIXPI_P(tiles_lanes)(n), codes);
     }
 }
 

@@ -349,11 +349,12 @@ plant tiles_again        logic   amx         inf_and_nan_are_avx512s
 plant tiles_bad          drop    amx         inf_and_nan_are_avx512s
 plant tiles_bad_columns  never   amx         inf_and_nan_are_avx512s
 plant tiles_bad_rows     never   amx         inf_and_nan_are_avx512s
-plant tiles_bias         never   amx         bf16_in_the_stated_order
+plant tiles_bias         drop    amx         bf16_in_the_stated_order
 plant tiles_old          drop    amx         bf16_in_the_stated_order
 plant tiles_passes       never   amx         bf16_in_the_stated_order
 plant tiles_tail         drop    amx         bf16_in_the_stated_order
 plant tiles_depth        never   amx         bf16_in_the_stated_order
+plant tiles_exchanged    swap    amx         split_in_the_stated_order
 plant tiles_low          drop    amx         split_in_the_stated_order
 plant amx_configure      drop    amx         bf16_of_any_size
 plant amx_release        drop    amx         bf16_of_any_size
