@@ -225,16 +225,16 @@
  *
  * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
  * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
- * are AVX-512's, in f32, with the same random numbers. A score is one pass over d, as above. A
+ * are computed in f32, with the random numbers of all sets. A score is one pass over d, as above. A
  * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
  * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits, and repeated largest scores
- * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block; its product
- * with v begins at 0, adds 32 keys at a time, and is added to y in f32. Every 32 keys add lo, then
- * hi; with f16, whose v, q, k and dy are split as above: lo lo, hi lo (hi of the left factor), hi
- * hi, lo hi. MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over
- * blocks of 32 queries by 64 keys, rounded once. The forward pass computes a score of a q or k that
- * holds an Inf or NaN, and a product with an Inf or NaN of v, in f32, for those queries alone that
- * see the key. In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
+ * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block. Its product
+ * with v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is split as above,
+ * four products. One FMA in f32 rescales y to a new largest score and adds the block.
+ * MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over blocks of 32
+ * queries by 64 keys, rounded once. The forward pass computes a score of a q or k that holds an Inf
+ * or NaN, and a product with an Inf or NaN of v, in f32, only for those queries that see the key.
+ * In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
  * With portable_bits all SIMD machines have the same bits in the rows of the second column.
  *

@@ -315,18 +315,22 @@ MIXPI_V mixpi_some_scores MIXPI_P(queries_meet)(const mixpi_met_queries *s, int6
     return at;
 }
 
+/* How many keys of a block, counted from its first, row 0 of the queries may see. */
+MIXPI_V int64_t MIXPI_P(queries_reach)(const mixp_attention_args *k, mixpi_some_scores at) {
+    int64_t q0 = at.query, k0 = at.key, reach = at.n;
+    if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
+    return reach;
+}
+
 /* Turns the scores of a block into weights. */
 MIXPI_K void MIXPI_P(queries_weigh)(const mixpi_attention_job *job, mixpi_met_queries *s,
                                     mixpi_some_scores at) {
-    const mixp_attention_args *k = job->k;
-    int64_t q0 = s->q0, k0 = at.key, reach = at.n, r;
-    if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
-    for (r = 0; r < s->rows; r++) {
-        at.query = q0 + r;
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, at);
+    for (int64_t r = 0; r < s->rows; r++) {
+        at.query = s->q0 + r;
         MIXPI_P(attention_row)(job, &at, mixpi_min(at.n, reach + r), s->scores + r * MIXPI_KEYS,
                                &s->top[r], &s->sum[r], s->o + r * job->heads.wide);
     }
-    s->reach = reach;
 }
 
 /* Writes the results of a block of queries. */

@@ -115,7 +115,6 @@ typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_sco
 /* A block of queries on its way through the keys. */
 typedef struct mixpi_met_queries {
     int64_t head, q0, rows;
-    int64_t reach;              /* how many keys of the current block row 0 may see        */
     float  *o;                  /* their results so far                                    */
     float  *scores;             /* those of the current block of keys, then its weights    */
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
@@ -244,11 +243,16 @@ static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
 
 /* The scratch memory of a forward task. */
 typedef struct mixpi_tiled_room {
-    uint16_t *keys, *values;    /* two panels a block of keys, as scores and sums need them */
+    uint16_t *keys, *values;    /* two panels a block of keys; values are turned           */
     unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
     uint16_t *rows;             /* a panel, before it is turned                            */
-    uint16_t *q, *p;            /* a block of queries; their weights, in two parts         */
-    float *o, *scores;          /* see mixpi_attention_room                                */
+    uint16_t *q, *p;            /* a block of queries; their weights, in two parts: turned */
+    uint16_t *weights;          /* weights, before they are turned                         */
+    float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, where a mask bends scores   */
+    float *factors;             /* a vector for each query: what its old sums shrink by    */
+    float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
+    float *o;                   /* the same, by rows                                       */
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
 } mixpi_tiled_room;
 
@@ -263,8 +267,12 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->rows = mixpi_carve_codes(&c, panel);
     room->q = mixpi_carve_codes(&c, panel);
     room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
-    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->weights = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
+    room->sums = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
     return c.used;
 }

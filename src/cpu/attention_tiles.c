@@ -3,8 +3,8 @@
 #include "tiles.c"
 /* --- attention by Intel's tiles (AMX) ------------------------------------------------------- *
  *
- * The blocks, masks, softmax and random numbers are attention.c's; tiles compute the products of a
- * block of 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
+ * The blocks, masks and random numbers are attention.c's; tiles compute the products of a block of
+ * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
  * split into two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8
  * bits and a rounded rest of 8 bits: it keeps 16 bits. Products of two parts begin with the smaller
  * parts.
@@ -31,12 +31,14 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
                                      int64_t rows, int parts, uint16_t *to) {
     const uint16_t *from = (const uint16_t *)a.data + at.first + row * at.ld;
     const __m512i exponent = _mm512_set1_epi16(a.dtype == MIXP_F16 ? 0x7C00 : 0x7F80);
+    const int64_t ahead = at.ld * 2;
     __mmask32 bad = 0;
     for (int64_t j = 0; j < h->d; j += 32, to += parts * 1024) {
         const __mmask32 there = MIXPI_P(tiles_lanes)(h->d - j);
         for (int i = 0; i < 32; i++) {
             __m512i x = _mm512_setzero_si512();
             if (i < rows) x = _mm512_maskz_loadu_epi16(there, from + i * at.ld + j);
+            MIXPI_PREFETCH((const char *)((uintptr_t)(from + j) + (uintptr_t)((i + 32) * ahead)));
             __mmask32 odd = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
             bad |= odd;
             _mm512_storeu_si512(to + 32 * i, _mm512_maskz_mov_epi16((__mmask32)~odd, x));
@@ -141,7 +143,12 @@ MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, i
     return t;
 }
 
-/* --- forward --- */
+/* --- forward --- *
+ *
+ * Scores have a row for each key and a lane for each query, so that largest scores and sums need no
+ * steps across lanes. Their weights become an operand on the right without a turn, and results have
+ * a lane for each query until all keys are added.
+ */
 
 /* Makes the operands of one block of keys of a head: keys before `last` count. */
 MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
@@ -150,18 +157,189 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
     const mixpi_heads *h = &job->heads;
     const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
     const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
-    const int64_t block = k0 / MIXPI_KEYS, panel = mixpi_panel_codes(h, h->score_parts);
-    uint16_t *keys = room->keys + block * 2 * panel;
-    uint16_t *values = room->values + block * 2 * mixpi_panel_codes(h, h->parts);
+    const int64_t panel = mixpi_panel_codes(h, h->score_parts), codes = h->parts * 1024;
+    const int64_t block = k0 / MIXPI_KEYS, wide = mixpi_panel_codes(h, h->parts);
+    uint16_t *keys = room->keys + block * 2 * panel, *values = room->values + block * 2 * wide;
     room->odd[block] = 0;
     for (int half = 0; half < 2; half++) {
         const int64_t row = k0 + 32 * half, rows = mixpi_min(32, last - row);
-        if (MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows))
+        if (MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, keys + half * panel))
             room->odd[block] |= 1;
-        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, keys + half * panel);
         if (MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->parts, room->rows))
             room->odd[block] |= 2;
-        MIXPI_P(tiled_across)(h, room->rows, half, values);
+
+        /* For each 32 rows of d: both halves, one after the other. */
+        for (int64_t i = 0; i < wide; i += 1024)
+            MIXPI_P(tiles_a_turned)
+            (values + i / codes * 2 * codes + half * codes + i % codes, room->rows + i, 32, 32, 32);
+    }
+}
+
+/* scores[n, queries] = k q'. */
+MIXPI_K void MIXPI_P(tiled_scores_of)(const mixpi_heads *h, int64_t queries, int64_t n,
+                                      const uint16_t *q, const uint16_t *keys, float *scores) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = h->score_parts * 2048;
+    t.b = q;
+    t.steps = mixpi_ceil_div(h->d, 32);
+    t.c_row = MIXPI_QUERIES;
+    t.columns = queries;
+    t.how = MIXPI_P(tiled_scores_by)(h);
+    for (int64_t i = 0; i < n; i += 32) {
+        t.a = keys + i / 32 * mixpi_panel_codes(h, h->score_parts);
+        t.c = scores + i * MIXPI_QUERIES;
+        t.rows = n - i;
+        MIXPI_P(tiles_sum)(&t);
+    }
+}
+
+/* e^x in the lanes of `there`, for x below 89; 0 in the others. NaN stays NaN. The polynomial of
+ * 2^r for |r| <= 1/2 has the smallest largest relative error, 2^-28.9. */
+MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
+    mixpi_v y = mixpi_vmul(mixpi_vmax(mixpi_vset(-104.0f), x), mixpi_vset(1.44269504f));
+    mixpi_v n = mixpi_vround(y), r = mixpi_vsub(y, n), p;
+    p = mixpi_vfma(mixpi_vset(0.0001535336f), r, mixpi_vset(0.0013398875f));
+    p = mixpi_vpoly(p, r, 0.0096184369f, 0.0555033237f, 0.2402264774f, 0.6931471825f);
+    return _mm512_maskz_scalef_ps(there, mixpi_vfma(p, r, mixpi_vset(1.0f)), n);
+}
+
+/* The lanes of 16 queries that see key j. reach: how many keys the first of them sees. */
+MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
+    const int64_t first = j - reach + 1;
+    if (first <= 0) return (__mmask16)0xFFFF;
+    return first < 16 ? (__mmask16)(0xFFFFu << first) : 0;
+}
+
+/* Stores the weights of two keys as a row of an operand on the right, in two parts. */
+MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
+    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
+    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
+    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
+    _mm512_storeu_si512(to, (__m512i)(p >> 16 | q));
+    _mm512_storeu_si512(to + 1024, (__m512i)(r >> 16 | (s & 0xFFFF0000u)));
+}
+
+/* Turns the scores of 16 queries, from query `first` of the block on, into weights, and updates
+ * their largest scores and sums. The weights go to p, and to the place of the scores. factors: what
+ * the old results shrink by. whole: there are MIXPI_KEYS keys, and each query sees all. The scale
+ * is not negative. */
+MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met_queries *s,
+                                       mixpi_some_scores at, int64_t first, uint16_t *p,
+                                       float *factors, const int whole) {
+    const int64_t reach = MIXPI_P(queries_reach)(job->k, at) + first;
+    const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
+    const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
+    float  *scores = s->scores + first;
+    mixpi_v top = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), sum = mixpi_vzero(), shrink, less;
+    int64_t j;
+
+    /* The largest score. A NaN does not count. */
+    for (j = 0; j < n; j++) {
+        const __mmask16 there = whole ? (__mmask16)0xFFFF : MIXPI_P(tiled_sees)(reach, j);
+        top = _mm512_mask_max_ps(top, there, mixpi_vload(scores + j * MIXPI_QUERIES), top);
+    }
+    top = mixpi_vmax(mixpi_vmul(top, scale), old);
+    shrink = MIXPI_P(tiled_exp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
+    less = mixpi_vneg(top);
+
+    /* Two keys at a time; rows up to a whole step are 0. */
+    for (j = 0; j < end; j += 2) {
+        float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
+        __mmask16 there = (__mmask16)0xFFFF, too = there;
+        mixpi_v   x, y;
+        if (!whole) {
+            there = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
+            too = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+        }
+        x = MIXPI_P(tiled_exp)(there, mixpi_vfma(mixpi_vload(at_j), scale, less));
+        y = MIXPI_P(tiled_exp)(too, mixpi_vfma(mixpi_vload(next), scale, less));
+        sum = mixpi_vadd(mixpi_vadd(sum, x), y);
+        mixpi_vstore(at_j, x);
+        mixpi_vstore(next, y);
+        MIXPI_P(tiled_put_pair)(p + j / 32 * 2048 + j % 32 * 16, x, y);
+    }
+    mixpi_vstore(s->top + first, top);
+    mixpi_vstore(s->sum + first, mixpi_vfma(mixpi_vload(s->sum + first), shrink, sum));
+    mixpi_vstore(factors + first, shrink);
+}
+MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                  mixpi_met_queries *s, mixpi_some_scores at, float *factors) {
+    const int whole = at.n == MIXPI_KEYS && MIXPI_P(queries_reach)(job->k, at) >= MIXPI_KEYS;
+    for (int64_t i = 0; i < s->rows; i += 16) {
+        uint16_t *p = room->p + 32 * i;
+        if (whole) MIXPI_P(tiled_weigh_body)(job, s, at, i, p, factors, 1);
+        else MIXPI_P(tiled_weigh_body)(job, s, at, i, p, factors, 0);
+    }
+}
+
+/* Turns scores into weights where a cap, a mask or dropout bends them: by the rows of attention.c.
+ * keep: store weights over scores, too. */
+MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
+                                 mixpi_met_queries *s, mixpi_some_scores at, float *factors,
+                                 int keep) {
+    const int64_t n = (at.n + 15) / 16 * 16;
+    mixpi_attention_job by_rows = *job;
+    mixpi_met_queries rows = *s;
+    int64_t i, j;
+
+    /* The results that the rows rescale are their factors. */
+    by_rows.heads.wide = 16;
+    rows.scores = room->rows_of_scores;
+    rows.o = room->factors;
+    for (i = 0; i < MIXPI_QUERIES; i++) mixpi_vstore(rows.o + 16 * i, mixpi_vset(1.0f));
+    for (j = 0; j < n; j += 16)
+        for (i = 0; i < s->rows; i += 16)
+            MIXPI_P(transpose16)
+            (rows.scores + i * MIXPI_KEYS + j, MIXPI_KEYS, s->scores + j * MIXPI_QUERIES + i,
+             MIXPI_QUERIES);
+    for (i = 0; i < s->rows; i++)
+        MIXPI_P(scale_row)(rows.scores + i * MIXPI_KEYS, n, mixpi_vset(job->k->scale));
+    MIXPI_P(queries_weigh)(&by_rows, &rows, at);
+    memcpy(s->top, rows.top, sizeof s->top);
+    memcpy(s->sum, rows.sum, sizeof s->sum);
+    for (i = 0; i < MIXPI_QUERIES; i++) factors[i] = rows.o[16 * i];
+
+    /* Rows become columns again. */
+    (void)MIXPI_P(tiled_weights)(rows.scores, s->rows, n, room->weights);
+    for (i = 0; i < mixpi_ceil_div(n, 32) * 2048; i += 512)
+        MIXPI_P(tiles_turn)(room->p + i, room->weights + i, 32);
+    for (i = 0; keep && i < s->rows; i++)
+        for (j = 0; j < at.n; j++)
+            s->scores[j * MIXPI_QUERIES + i] = rows.scores[i * MIXPI_KEYS + j];
+}
+
+/* sums = factors * sums + v' p'. The product of the block begins at 0: a block whose weights are
+ * all 0 changes no bit of a query's sums. */
+MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
+                                       mixpi_some_scores at, int64_t queries,
+                                       const float *factors) {
+    const mixpi_v left = mixpi_vload(factors), right = mixpi_vload(factors + 16);
+    float some[32 * MIXPI_QUERIES];
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = h->parts * 2048;
+    t.b = room->p;
+    t.steps = mixpi_ceil_div(at.n, 32);
+    t.c = some;
+    t.c_row = MIXPI_QUERIES;
+    t.columns = queries;
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
+    for (int64_t c = 0; c < h->d; c += 32) {
+        float *sums = room->sums + c * MIXPI_QUERIES, *more = some;
+        t.a = room->values + at.key / 32 * mixpi_panel_codes(h, h->parts) + c * 64 * h->parts;
+        t.rows = mixpi_min(32, h->d - c);
+        MIXPI_P(tiles_sum)(&t);
+        for (int64_t i = 0; i < t.rows; i++, sums += MIXPI_QUERIES, more += MIXPI_QUERIES) {
+            mixpi_vstore(sums, mixpi_vfma(mixpi_vload(sums), left, mixpi_vload(more)));
+            if (queries <= 16) continue;
+            mixpi_vstore(sums + 16,
+                         mixpi_vfma(mixpi_vload(sums + 16), right, mixpi_vload(more + 16)));
+        }
     }
 }
 
@@ -195,59 +373,35 @@ MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
         odd[r] = odd_q && MIXPI_P(row_is_odd)(q + r * h->wide, h->wide);
 
     for (int64_t j = 0; j < at.n; j++) {
-        int odd_key;
+        float *scores = s->scores + j * MIXPI_QUERIES;
+        int    odd_key;
         MIXPI_P(head_rows)
         (h, k->k, mixpi_head_met(&k->k_at, h, s->head), at.key + j, 1, 1, key);
         odd_key = MIXPI_P(row_is_odd)(key, h->wide);
         for (int64_t r = 0; r < s->rows; r++)
-            if (odd_key || odd[r])
-                s->scores[r * MIXPI_KEYS + j] =
-                    k->scale * MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
+            if (odd_key || odd[r]) scores[r] = MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
     }
 }
 
 /* Adds the products of weights with numbers of v that are not finite, for the queries that see
- * their keys. */
+ * their keys. The weights stand in the place of the scores. */
 MIXPI_SELDOM
 MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
                                        mixpi_some_scores at) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
+    const int64_t reach = MIXPI_P(queries_reach)(k, at);
     float *v = room->plain;
     for (int64_t j = 0; j < at.n; j++) {
+        const float *p = s->scores + j * MIXPI_QUERIES;
         MIXPI_P(head_rows)
         (h, k->v, mixpi_head_met(&k->v_at, h, s->head), at.key + j, 1, 1, v);
-        for (int64_t r = 0; r < s->rows; r++) {
-            const mixpi_v p = mixpi_vset(s->scores[r * MIXPI_KEYS + j]);
-            float *o = s->o + r * h->wide;
-            if (j >= s->reach + r) continue;
-            for (int64_t c = 0; c < h->wide; c += 16) {
-                mixpi_v x = mixpi_vload(v + c), sum = mixpi_vload(o + c);
-                __mmask16 odd = _mm512_fpclass_ps_mask(x, 0x99); /* NaN, Inf, -Inf */
-                mixpi_vstore(o + c, _mm512_mask_mov_ps(sum, odd, mixpi_vfma(p, x, sum)));
-            }
-        }
-    }
-}
-
-/* o += p v. The sums of the block begin at 0, and are then added to o: a block whose weights are
- * all 0 changes no bit of o. */
-MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_room *room,
-                                       const mixpi_met_queries *s, mixpi_some_scores at) {
-    const int64_t n = (at.n + 15) / 16 * 16;
-    const uint16_t *values = room->values + at.key / 32 * mixpi_panel_codes(h, h->parts);
-    float sums[MIXPI_QUERIES * 32];
-    (void)MIXPI_P(tiled_weights)(s->scores, s->rows, n, room->p);
-    for (int64_t c = 0; c < h->wide; c += 32) {
-        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, s->rows, n, room->p, values, c);
-        t.c = sums;
-        t.c_row = 32;
-        MIXPI_P(tiles_sum)(&t);
-        for (int64_t r = 0; r < s->rows; r++) {
-            float *o = s->o + r * h->wide + c, *sum = sums + 32 * r;
-            for (int64_t j = 0; j < t.columns; j += 16)
-                mixpi_vstore(o + j, mixpi_vadd(mixpi_vload(o + j), mixpi_vload(sum + j)));
+        for (int64_t c = 0; c < h->d; c++) {
+            float *sums = room->sums + c * MIXPI_QUERIES;
+            if ((mixp_bits_of_f32(v[c]) & 0x7F800000u) != 0x7F800000u) continue;
+            for (int64_t r = 0; r < s->rows; r++)
+                if (j < reach + r) sums[r] += p[r] * v[c];
         }
     }
 }
@@ -258,29 +412,42 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
-    int64_t k0, last;
-    int     odd_q;
+    const int bends = mixpi_attention_bends(k) || !(k->scale >= 0.0f);
+    float     factors[MIXPI_QUERIES] = { 0 };
+    int64_t   k0, last, i, j;
+    int       odd_q;
     mixpi_met_queries s;
     s.head = head;
     s.q0 = q0;
     s.o = room->o;
     s.scores = room->scores;
     MIXPI_P(queries_begin)(job, &s);
+    memset(room->sums, 0, (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES) * sizeof(float));
+    for (i = s.rows; i < MIXPI_QUERIES; i++) s.top[i] = s.sum[i] = 0.0f;
     odd_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
-                                h->score_parts, room->q) != 0;
+                                h->score_parts, room->rows) != 0;
+    MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->q);
 
+    /* Block by block of keys: scores, the running largest and sum, then values. */
     last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        const int64_t block = k0 / MIXPI_KEYS;
+        const int odd = room->odd[k0 / MIXPI_KEYS], keep = odd & 2;
         if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
-        MIXPI_P(tiled_scores)
-        (h, s.rows, (at.n + 15) / 16 * 16, k->scale, room->q, room->keys + block * pair, s.scores);
-        if (odd_q || room->odd[block] & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
-        MIXPI_P(queries_weigh)(job, &s, at);
-        MIXPI_P(tiled_add_values)(h, room, &s, at);
-        if (room->odd[block] & 2) MIXPI_P(tiled_odd_values)(job, room, &s, at);
+        MIXPI_P(tiled_scores_of)
+        (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
+        if (odd_q || odd & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
+        if (bends) MIXPI_P(tiled_bend)(job, room, &s, at, factors, keep);
+        else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
+        MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
+        if (keep) MIXPI_P(tiled_odd_values)(job, room, &s, at);
     }
+
+    /* A row for each query. */
+    for (j = 0; j < h->wide; j += 16)
+        for (i = 0; i < s.rows; i += 16)
+            MIXPI_P(transpose16)
+            (s.o + i * h->wide + j, h->wide, room->sums + j * MIXPI_QUERIES + i, MIXPI_QUERIES);
     MIXPI_P(queries_end)(job, &s);
 }
 

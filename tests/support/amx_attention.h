@@ -22,6 +22,7 @@ static void tiled_try(mixp_isa isa, mixp_dtype low, const int64_t sizes[6], int 
     uint64_t bits = 0;
     attention_problem s = tiled_problem(sizes, what, low, what % 3 ? MIXP_F32 : low);
     if (what & LENGTHS) s.m.lengths = s.lengths;
+    if (what % 16 == 15) s.m.scale = -s.m.scale;
     attention_check(&s, d, d->name, ldexp(1, -16));
     attention_check_bits(&s, d, &bits);
     CHECK(amxsim_dots > dots || what & (LENGTHS | HIDDEN_ROWS));

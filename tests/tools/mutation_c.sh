@@ -359,6 +359,13 @@ plant tiles_low          drop    amx         split_in_the_stated_order
 plant amx_configure      drop    amx         bf16_of_any_size
 plant amx_release        drop    amx         bf16_of_any_size
 plant amx_answer         never   amx         wrong_answers_are_not_used
+plant tiled_keep         never   amx         attention_of_inf_and_nan
+plant tiled_odd_block    drop    amx         attention_of_inf_and_nan
+plant tiled_reach        sign    amx         attention_of_bf16
+plant tiled_release      drop    amx         attention_of_bf16
+plant tiled_sum          drop    amx         attention_of_bf16
+plant tiled_unseen       bound   amx         attention_of_parts
+plant tiled_bad_grads    drop    amx         attention_of_inf_and_nan
 
 # Functions of registers, which the scalar table's bytes judge.
 plant vector_random      drop    states_simd test_same_bytes
