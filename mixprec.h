@@ -11153,14 +11153,20 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
 /* Converts n floats to bf16 likewise. One instruction of AVX512_BF16 rounds 32 floats, but it takes
  * subnormals for 0: 32 floats with a subnormal are converted without it. */
 #if MIXPI_PASS == 2 && MIXPI_BF16
+/* Is one of 16 floats subnormal? (VFPCLASSPS says no if the host has set DAZ.) */
+MIXPI_V int MIXPI_P(has_subnormal)(mixpi_v x) {
+    const __m512i bits = (__m512i)mixpi_rbits(x);
+    const __mmask16 small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7F800000));
+    return _mm512_mask_test_epi32_mask(small, bits, _mm512_set1_epi32(0x007FFFFF)) != 0;
+}
+
 static MIXPI_TARGET_BF16 void MIXPI_P(run_bf16)(void *dst, const void *src, int64_t n) {
-    enum { subnormal = 0x20 };      /* for VFPCLASSPS */
     const float *s = (const float *)src;
     uint16_t *d = (uint16_t *)dst;
     int64_t i, end = MIXPI_CPU_HAS(avx512bf16) ? n - 31 : 0;
     for (i = 0; i < end; i += 32) {
         const mixpi_v a = mixpi_vload(s + i), b = mixpi_vload(s + i + 16);
-        if (_mm512_fpclass_ps_mask(a, subnormal) | _mm512_fpclass_ps_mask(b, subnormal))
+        if (MIXPI_P(has_subnormal)(a) || MIXPI_P(has_subnormal)(b))
             MIXPI_P(run)(MIXP_BF16, MIXP_F32, d + i, s + i, 32);
         else _mm512_storeu_si512(d + i, (__m512i)_mm512_cvtne2ps_pbh(b, a));
     }

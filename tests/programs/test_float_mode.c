@@ -285,12 +285,45 @@ static void threads_take_the_mode(void) {
     printf("  %d of 30 modes give other bits than the usual one\n", other);
 }
 
+/* A host may set DAZ. Numbers that an operator gives and rounds to bf16 then have the same bits in each instruction
+ * set: subnormals stay, although an instruction for bf16 would take them for 0. */
+static void subnormals_under_daz(void) {
+    enum { N = 64 };
+    static const int64_t shape[1] = { N };
+    static const mixp_isa sets[3] = { MIXP_ISA_AVX2, MIXP_ISA_AVX512, MIXP_ISA_AVX512_BF16 };
+    float a[N], b[N], got[N];
+    int   i, k;
+    for (i = 0; i < N; i++) {               /* the smallest normal number * (1 + i/64), less the smallest */
+        a[i] = (float)ldexp(1.0 + i / 64.0, -126);
+        b[i] = (float)ldexp(-1.0, -126);
+    }
+    for (k = 0; k < 3; k++) {
+        mixp_context_desc desc;
+        mixp_context *ctx;
+        mixp_tensor  *x, *y;
+        memset(&desc, 0, sizeof desc);
+        desc.device = mixp_cpu_with(sets[k]);
+        if (!desc.device) continue;
+        ctx = mixp_context_new(&desc);
+        mixp_step_begin(ctx);
+        x = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, a), MIXP_BF16);
+        y = mixp_cast(ctx, mixp_input(ctx, MIXP_F32, 1, shape, b), MIXP_BF16);
+        set_flush(0x0040u);
+        y = mixp_add(ctx, x, y);
+        set_flush(0);
+        CHECK_INT(mixp_read(y, got, MIXP_F32, N), MIXP_OK);
+        for (i = 0; i < N; i++) CHECK(got[i] == (float)ldexp(i / 64.0, -126));
+        mixp_context_free(ctx);
+    }
+}
+
 int main(void) {
     programs_make();
 #if CAN_TRAP
     signal(SIGFPE, died);
 #endif
     RUN(threads_take_the_mode);
+    RUN(subnormals_under_daz);
     RUN(calls_under_traps);
     RUN(programs_under_traps);
     RUN(features_under_traps);
