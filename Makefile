@@ -95,10 +95,10 @@ DEPENDS = -MMD -MP -MT $@ -MF $@.dep
 done   = $(if $(filter $(OWN),$(notdir $@)),$(if $(filter $(HOST),$(notdir $@)),$(AS_HOST)),-DMIXPREC_IMPLEMENTATION_DONE)
 
 # `light` optimises a program less than the library. It follows CFLAGS, because make cannot append
-# to a CFLAGS of the command line. Most tests only call the compiled library: they take -O1 unless CFLAGS is
-# given, and tests/tools/variant.sh saves more time with LIGHT=-O0. INLINE names the tests of the header's inline functions, which a program
-# compiles itself.
-LIGHT  ?= $(if $(filter file,$(origin CFLAGS)),-O1)
+# to a CFLAGS of the command line. Most tests only call the compiled library: they take -O0 unless CFLAGS is
+# given. BUSY (tests/tests.mk) names those with long loops of their own, which take -O1. INLINE names the tests of the
+# header's inline functions, which a program compiles itself.
+LIGHT  ?= $(if $(filter file,$(origin CFLAGS)),-O0)
 INLINE  = test_formats test_bits test_numerics test_functions
 light   = $(if $(filter $(INLINE),$(notdir $@)),,$(if $(filter $(BUILD)/test_%,$@),$(LIGHT)))
 

@@ -21,12 +21,19 @@ OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid 
 HOST   = test_checkpoint test_checkpoint_stdio test_threads test_block
 AS_HOST = $(if $(PARTS),-DMIXPREC_PART=MIXPREC_HOST)
 
+# Programs with long loops of their own. A LIGHT that is given holds for them, too.
+BUSY = test_any_batch test_attention test_attention_apart test_borders test_codes test_everyday test_everyday_recipes test_fallback \
+       test_float_mode test_gemm test_guard test_kernels test_ranks test_ranks_buffers test_ranks_refused test_ranks_tcp \
+       test_ranks_threads test_recipe_inf test_recipes test_recompute test_reference test_refused test_refused_step test_report \
+       test_state_bytes test_states test_watch_scale
+$(BUSY:%=$(BUILD)/%): private LIGHT = $(if $(filter file,$(origin CFLAGS)),-O1)
+
 # The programs that compile their own implementation need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
 
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
-$(BUILD)/test_optimizers $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
+$(BUILD)/test_optimizers $(BUILD)/test_optim_db $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
 
 $(BUILD)/%: %.c $(BUILT)          ; $(link)
 
@@ -100,10 +107,15 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 SANE_RECIPES  = $(filter %_recipes,$(CUDA_SANE))
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE_RECIPES),$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+# Cases that the quick tests cut short.
+WHOLE = $(BUILD)/test_codes $(BUILD)/test_gemm $(BUILD)/test_recipes
+WHOLE_CASES = 'MIXPREC_TEST_ONLY=every_way $(BUILD)/test_codes' 'MIXPREC_TEST_ONLY=larger $(BUILD)/test_gemm' \
+              'MIXPREC_TEST_ONLY=instruction_sets $(BUILD)/test_recipes'
+
+test-long: $(WHOLE) $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
-	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
 	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))

@@ -9,8 +9,11 @@
 #include "products.h"
 
 /* One problem on every instruction set, checked, then again with other threads: same bits. */
+/* Quick: with two numbers of threads, other ones each time. */
 static void try_everywhere(int m, int n, int k, int batch, int whole) {
     static const int threads[5] = { 1, 2, 3, 5, 16 };
+    static int       calls;
+    const int        each = getenv("MIXPREC_TEST_QUICK") ? 3 : 1;
     problem p = problem_new(m, n, k, batch, whole);
     size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
     char   *first = (char *)malloc(bytes + 1);
@@ -21,11 +24,12 @@ static void try_everywhere(int m, int n, int k, int batch, int whole) {
         run(d, &p, 0);
         problem_check(&p, whole, isa_names[isa]);
         memcpy(first, p.c.data, bytes);
-        for (i = 0; i < 5; i++) {
+        for (i = calls % each; i < 5; i += each) {
             run(d, &p, threads[i]);
             CHECK(memcmp(first, p.c.data, bytes) == 0);
         }
     }
+    calls++;
     free(first);
     problem_free(&p);
 }
@@ -166,11 +170,11 @@ static void threads_are_not_left_idle(void) {
         { 1, 112, 8192 }, { 64, 64, 480 }, { 768, 128, 512 }, { 33, 1000, 700 } };
     static const int threads[] = { 2, 3, 7, 8, 12, 16, 32, 61 };
     int s, t, isa;
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
-        for (s = 0; s < 8 && mixp_cpu_with((mixp_isa)isa); s++)
-            for (t = 0; t < 8; t++) {
-                const int *d = shapes[s];
-                problem    p = problem_new(d[0], d[1], d[2], 1, 0);
+    for (s = 0; s < 8; s++) {
+        const int *d = shapes[s];
+        problem    p = problem_new(d[0], d[1], d[2], 1, 0);
+        for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+            for (t = 0; t < 8 && mixp_cpu_with((mixp_isa)isa); t++) {
                 int64_t    tiles = (int64_t)((d[0] + 63) / 64) * ((d[1] + 63) / 64);
                 runner     r;
                 mixp_exec  x = runner_exec(&r, threads[t]);
@@ -180,8 +184,9 @@ static void threads_are_not_left_idle(void) {
                 CHECK(cut_into >= tiles || 2 * cut_into >= threads[t]);
                 if (d[1] > 64) CHECK(cut_into > 1);
                 CHECK(runner_end(&r));
-                problem_free(&p);
             }
+        problem_free(&p);
+    }
 }
 
 /* --- AVX512_BF16 ------------------------------------------------------------------------- */

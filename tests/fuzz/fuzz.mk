@@ -8,6 +8,7 @@ TESTS += $(FUZZ:%=$(BUILD)/%)
 # Some compile functions of the implementation again, unoptimised because that is fast.
 $(FUZZ:%=$(BUILD)/%): private light = -O0
 $(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
+$(BUILD)/fuzz_resume: private done = $(AS_HOST)
 
 # Two that use no internals share a library whose files are in memory.
 OF_FILES := $(filter %_load %_reader,$(FUZZ:%=$(BUILD)/%))

@@ -4,6 +4,9 @@
 #ifndef CONV_CASES_H
 #define CONV_CASES_H
 #include "../../examples/conv.h"
+#ifndef CONV_EACH
+#  define CONV_EACH 1                   /* the slowest tests run every n-th case */
+#endif
 
 enum { CONV_MOST = 4096 };
 
@@ -121,7 +124,7 @@ static void conv_differences(mixp_context *ctx, conv_check *k, int inputs) {
 static void conv_gradients_are_differences(void) {
     static double unused[CONV_MOST];
     size_t at;
-    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at++) {
+    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at += (size_t)CONV_EACH) {
         const conv_case *k = &conv_cases[at];
         int64_t sx[4], sw[4], sb[1];
         conv_check check;
@@ -357,7 +360,7 @@ static void norm_steps(int level, float scale, int guard, int tries) {
 
 static void conv_statistics_count_applied_steps(void) {
     int i;
-    for (i = 0; i < 16; i++) norm_steps(1 + i % 2, i & 2 ? 1024.0f : 4194304.0f, i & 4, i & 8 ? 20 : 0);
+    for (i = 0; i < 16; i += CONV_EACH) norm_steps(1 + i % 2, i & 2 ? 1024.0f : 4194304.0f, i & 4, i & 8 ? 20 : 0);
 }
 
 static void conv_bad_statistics_are_told(void) {

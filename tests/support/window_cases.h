@@ -3,6 +3,9 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #ifndef WINDOW_CASES_H
 #define WINDOW_CASES_H
+#ifndef CONV_EACH
+#  define CONV_EACH 1                   /* the slowest tests run every n-th case */
+#endif
 #include "../reference/conv.h"
 #include "../../examples/conv.h"
 
@@ -175,7 +178,7 @@ static void windows_beside_pytorch(void) {
 /* Under autocast convolutions are low, with a bias too; everything else keeps the dtype of x. */
 static void windows_keep_dtypes(void) {
     size_t at;
-    for (at = 0; at < 2 * (sizeof window_cases / sizeof window_cases[0]); at++) {
+    for (at = 0; at < 2 * (sizeof window_cases / sizeof window_cases[0]); at += (size_t)CONV_EACH) {
         const window_case *c = &window_cases[at / 2];
         const int          convolves = c->kind == CASE_CONV || c->kind == CASE_TRANSPOSE;
         const mixp_dtype   low = at % 2 ? MIXP_BF16 : MIXP_F16;

@@ -6,8 +6,9 @@
 #   tests/tools/compile_matrix.sh [short|languages|full]
 #
 # Every cell must compile without a warning, link and run. A missing compiler is a skip. short runs
-# only two cells, C99 and C++11, and parses the newest standards. languages parses each standard from
-# C99 and C++11 on, as far as gcc and clang know it, with the warnings that the README promises.
+# only one cell, C++11 (tests/tools/symbols.sh has that of C99), and parses the newest standards without
+# vectors. languages parses each standard from C99 and C++11 on, as far as gcc and clang know it, with
+# the warnings that the README promises.
 . tests/support/check.sh
 
 full=; [ "$1" = full ] && full=1
@@ -19,57 +20,7 @@ warn="$warn -Wdouble-promotion -Wpointer-arith -Wwrite-strings -Wcast-align -Wer
 warn_c="$warn -Wstrict-prototypes -Wmissing-prototypes"
 
 # --- the user's program ------------------------------------------------------------------
-# a.c holds the implementation, b.c and main; each answers 0 when the library works there.
-# USER_BEFORE is what a cell puts before the header.
-cat >"$tmp/user.h" <<'END'
-#ifdef __cplusplus
-#define USER_C extern "C"
-#else
-#define USER_C extern
-#endif
-USER_C int user_a(void);
-
-/* Arrays with NaN are narrowed as single numbers are, on every instruction set. */
-static int user_arrays(void)
-{
-    float x[40];
-    mixp_bf16 y[40];
-    int isa, i, bad = 0;
-    for (i = 0; i < 40; i++) x[i] = mixp_f32_of_bits(0x7F800001u + 0x12345u * (uint32_t)i);
-    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
-        const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
-        if (!cpu) continue;
-        bad |= mixp_convert_with(cpu, y, MIXP_BF16, x, MIXP_F32, 40, NULL) != MIXP_OK;
-        for (i = 0; i < 40; i++) bad |= y[i].bits != mixp_bf16_from_f32(x[i]).bits;
-    }
-    return bad;
-}
-
-/* 1 rounds to itself, its result has a text, the device has a table, versions agree. */
-static int user_check(void)
-{
-    const mixp_device *cpu = mixp_cpu();
-    return user_arrays() ||
-           mixp_f16_from_f32(1.0f).bits != 0x3C00 || mixp_f32_from_bf16(mixp_bf16_from_f32(-2.0f)) > -2.0f ||
-           mixp_result_text(MIXP_OK)[0] != 'o' || mixp_version()[0] != MIXPREC_VERSION[0] || !cpu || !cpu->name;
-}
-END
-cat >"$tmp/a.c" <<'END'
-#include "mixprec.h"
-#define MIXPREC_IMPLEMENTATION
-#include "mixprec.h"
-#include "mixprec.h"
-#define MIXPREC_IMPLEMENTATION
-#include "mixprec.h"
-#include "user.h"
-int user_a(void) { return user_check(); }
-END
-cat >"$tmp/b.c" <<'END'
-#include "mixprec.h"
-#include "user.h"
-#include "mixprec.h"
-int main(void) { return user_check() + user_a(); }
-END
+. tests/support/user_program.sh
 for u in a b; do
     { echo '#define MIXPREC_STATIC'; echo '#define MIXPREC_IMPLEMENTATION'; cat "$tmp/$u.c"; } >"$tmp/s$u.c"
 done
@@ -163,11 +114,12 @@ mixed() {
     else skip "implementation by $1, caller by $2"; fi
 }
 
-# parse STANDARD: the implementation by compiler $cc in language $lang, without code.
+# parse STANDARD [FLAG]: the implementation by compiler $cc in language $lang, without code, but for a warning that
+# takes gcc long (tests/tools/symbols.sh).
 parse() {
     if ! has "$cc" || ! takes "-std=$1"; then skip "$cc -std=$1"; return; fi
     check "$cc -std=$1 parses the implementation without a warning" \
-        sh -c "$cc -std=$1 $strict -fsyntax-only -I'$root' -I'$tmp' '$tmp/a.$lang'"
+        sh -c "$cc -std=$1 $strict -Wno-misleading-indentation $2 -fsyntax-only -I'$root' -I'$tmp' '$tmp/a.$lang'"
 }
 
 if [ "$1" = languages ]; then
@@ -200,11 +152,10 @@ fi
 
 if [ -z "$full" ]; then
     lang=c strict=$warn_c cc=${CC:-cc}
-    cell '-std=c99 -O0' a b
-    parse c2x
+    parse c2x -DMIXPREC_NO_SIMD
     lang=cpp strict=$warn cc=${CXX:-g++}
     cell '-std=c++11 -O0' a b
-    parse c++2b
+    parse c++2b -DMIXPREC_NO_SIMD
     collect; report; exit
 fi
 

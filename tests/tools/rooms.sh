@@ -39,29 +39,36 @@ cd - >/dev/null || exit 1
 order() { sed -n 's/^#include "\(.*\)"$/\1/p' "src/$1"; }
 sed -n '/^#ifdef MIXPI_PASS/,/^#endif.*MIXPI_PASS/s/^#include "\(.*\)"$/\1/p' src/mixprec.h >"$tmp/of_a_pass"
 
-# The compiler's header of vectors is longer than all rooms: it is compiled once.
+# The compiler's header of vectors is longer than all rooms: it is compiled once. So is CORE with the rooms that it
+# includes, for each room that includes CORE: such a room's text is the same rooms, with those of CORE first.
+CORE=operators/cast.c
 case $(uname -m) in
 x86_64) echo '#include <immintrin.h>' ;;
 aarch64) echo '#include <arm_neon.h>' ;;
 esac >"$tmp/vectors.h"
-$CC -std=c99 -x c-header "$tmp/vectors.h" -o "$tmp/vectors.h.gch" 2>/dev/null
+{ cat "$tmp/vectors.h"; echo "#include \"src/$CORE\""; } >"$tmp/core.h"
+for header in vectors core; do
+    $CC -std=c99 -I. -x c-header "$tmp/$header.h" -o "$tmp/$header.h.gch" 2>/dev/null
+done
 
+# alone HEADER ROOM
 alone() {
     flags=
-    grep -qx "$1" "$tmp/of_a_pass" && flags=-DMIXPI_PASS=0
-    echo "#include \"src/$1\"" >"$tmp/room.c"
+    grep -qx "$2" "$tmp/of_a_pass" && flags=-DMIXPI_PASS=0
+    echo "#include \"src/$2\"" >"$tmp/room.c"
     # shellcheck disable=SC2086
-    $CC -std=c99 -fsyntax-only -include "$tmp/vectors.h" -I. $flags -Wno-unused -Wno-unused-function \
+    $CC -std=c99 -fsyntax-only -include "$tmp/$1.h" -I. $flags -Wno-unused -Wno-unused-function \
         -Werror=implicit-function-declaration "$tmp/room.c" 2>"$tmp/room.log" && return
-    echo "src/$1:"
+    echo "src/$2:"
     head -n 3 "$tmp/room.log"
 }
 # A function that a room declares and calls, and a later room defines.
 promised() { sed -n "s,.*[‘'\`]\\(mixpi_[a-z0-9_]*\\).* used but never defined.*,\\1,p" "$tmp/room.log"; }
-# The rooms to compile: all; under MIXPREC_TEST_QUICK, those that begin no other. A room of a pass needs another macro.
+# The rooms to compile, each behind the header to precede it: all; under MIXPREC_TEST_QUICK, those that begin no other.
+# A room of a pass needs another macro.
 rooms_alone() {
     # shellcheck disable=SC2046
-    awk -v quick="$MIXPREC_TEST_QUICK" '
+    awk -v quick="$MIXPREC_TEST_QUICK" -v core="src/$CORE" '
         function add(room, part, n, i) {
             if (index(text, " " room " ")) return
             n = split(includes[room], part, " ")
@@ -83,13 +90,14 @@ rooms_alone() {
                 for (k = 1; k <= count && quick != ""; k++)
                     if (k != i && (rooms[i] in of_a_pass) == (rooms[k] in of_a_pass) && index(all[k], all[i]) == 1)
                         begins = 1
-                if (!begins) print substr(rooms[i], 5)
+                has_core = index(all[i], " " core " ") && rooms[i] != core
+                if (!begins) print has_core ? "core" : "vectors", substr(rooms[i], 5)
             }
         }' "$tmp/of_a_pass" $(order mixprec.h | sed 's,^,src/,')
 }
 each_alone() {
-    for room in $(rooms_alone); do
-        alone "$room" >>"$tmp/alone"
+    rooms_alone | while read -r header room; do
+        alone "$header" "$room" >>"$tmp/alone"
         promised >>"$tmp/promised"
     done
     cat "$tmp/alone"

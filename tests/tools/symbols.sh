@@ -1,6 +1,7 @@
 #!/bin/sh
 # symbols.sh - checks the effects of mixprec.h on an includer: names, data, macros, warnings; and
-# the file's statements about itself: sections, length, version.
+# the file's statements about itself: sections, length, version. Each of two compilations of the
+# implementation serves several checks.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 
@@ -10,22 +11,63 @@ compile() { $CC -std=c99 -I. $OPENMP "$@"; }
 printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >"$tmp/i.c"
 printf '#define MIXPREC_STATIC\n' | cat - "$tmp/i.c" >"$tmp/s.c"
 
-# --- names and data in the object --------------------------------------------------------
-# Position-dependent code, so that constant tables of pointers are plain read-only data; a
-# position-independent build has to put them in .data.rel.ro, which is read-only as well. With MIXPREC_STATIC, -O1
-# drops uncalled static functions, which saves time; an external name or its data would stay.
-objects() {
-    compile -Wmissing-prototypes -Wdouble-promotion -Werror -fno-pie -c "$tmp/i.c" -o "$tmp/i.o" &&
-        compile -O1 -fno-pie -c "$tmp/s.c" -o "$tmp/s.o"
+# --- warnings, and an object ---------------------------------------------------------------
+# Code with a warning of each kind warns after the implementation as it does without it. The code before it is one
+# file of a user's program, which includes the header several times.
+. tests/support/user_program.sh
+cat >"$tmp/warns.c" <<'END'
+static int user_unused(int x) { return x; }
+int user_warns(const char *text, double d, int i);
+int user_warns(const char *text, double d, int i)
+{
+    int n = d, x, *p = (int *)text;
+    short s = n;
+    unsigned u = i;
+    { int i = n; n += i; }
+    switch (n) { case 1: n++; case 2: n--; }
+#if USER_UNDEFINED
+#endif
+    return n + s + (int)u + x + *p + (n & 1 == 0);
 }
+END
+cat "$tmp/a.c" "$tmp/warns.c" >"$tmp/w.c"
+warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wdouble-promotion'
+warn="$warn -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototypes"
+# Compiling C, gcc looks for misleading indentation in each line of a long file again and again: five times as long as it
+# parses the file. make has that warning when it compiles the rooms, which are short files.
+warn="$warn -Wno-misleading-indentation"
+# compiled SOURCE OBJECT: the names of its warnings are in OBJECT.w. Position-dependent code, so that constant tables of
+# pointers are plain read-only data; a position-independent build has to put them in .data.rel.ro, which is read-only as well.
+compiled() {
+    compile $warn -O0 -fno-pie -I"$tmp" -c "$1" -o "$2" 2>"$2.log" || { cat "$2.log"; return 1; }
+    sed -n 's/.*warning:.*\[\(-W[a-z-]*\).*/\1/p' "$2.log" | sort >"$2.w"
+}
+same_warnings() {
+    compiled "$tmp/warns.c" "$tmp/warns.o" && [ "$(wc -l <"$tmp/warns.o.w")" -ge 6 ] || return
+    diff "$tmp/warns.o.w" "$tmp/i.o.w" || { cat "$tmp/i.o.log"; return 1; }
+}
+# With its other file, the program runs.
+user_runs() { compile $warn -Werror -fno-pie -no-pie -I"$tmp" "$tmp/b.c" "$tmp/i.o" -lm -o "$tmp/user" && "$tmp/user"; }
+
+check 'the implementation compiles'              compiled "$tmp/w.c" "$tmp/i.o"
+check 'warnings are as before after the header'  same_warnings
+check 'a program of two files, C99 at -O0'       user_runs
+
+# --- names and data in the object --------------------------------------------------------
+# A program that only converts: with MIXPREC_STATIC, -O2 drops static functions that it does not call; an external name
+# or its data would stay.
+{ cat "$tmp/s.c"
+  echo 'int main(void) { mixp_f16 h[8]; float f[8] = { 1.0f }; return mixp_convert(h, MIXP_F16, f, MIXP_F32, 8); }'
+} >"$tmp/only.c"
+only() { compile -O2 -fno-pie -c "$tmp/only.c" -o "$tmp/s.o"; }
 # none PATTERN FILE: no line matches; those that do are shown.
 none() { ! grep -E "$1" "$2"; }
 some() { grep -E "$1" "$2"; }
 
-check 'the implementation compiles' objects
-if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ]; then
-    nm "$tmp/i.o" >"$tmp/i.nm"
-    nm "$tmp/s.o" >"$tmp/s.nm"
+check 'with MIXPREC_STATIC it compiles'          only
+if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ] && [ -f "$tmp/s.o" ]; then
+    nm "$tmp/i.o" | grep -v ' user_' >"$tmp/i.nm"
+    nm "$tmp/s.o" | grep -v ' T main$' >"$tmp/s.nm"
     grep ' [A-TV-Z] ' "$tmp/i.nm" | grep -v ' mixp_' >"$tmp/foreign"
     check 'external names exist'              some ' T mixp_' "$tmp/i.nm"
     check 'external names start with mixp_'   none . "$tmp/foreign"
@@ -45,10 +87,7 @@ fi
 
 # --- size --------------------------------------------------------------------------------
 # A program that only converts has the conversions of each instruction set, and no other kernel.
-{ cat "$tmp/s.c"
-  echo 'int main(void) { static mixp_f16 h[8]; static float f[8]; return mixp_convert(h, MIXP_F16, f, MIXP_F32, 8); }'
-} >"$tmp/only.c"
-most_text() { compile -O2 "$tmp/only.c" -lm -o "$tmp/only" && [ "$(size "$tmp/only" | awk 'NR == 2 { print $1 }')" -lt "$1" ]; }
+most_text() { compile -no-pie "$tmp/s.o" -lm -o "$tmp/only" && [ "$(size "$tmp/only" | awk 'NR == 2 { print $1 }')" -lt "$1" ]; }
 if command -v size >/dev/null 2>&1; then
     check 'formats alone, with MIXPREC_STATIC: less than 80,000 bytes' most_text 80000
 else
@@ -97,32 +136,6 @@ check 'those of the implementation MIXPI_ too'     none . "$tmp/foreign"
 # (the define is undone, so that a later include in the same file is only the API)
 check 'MIXPREC_IMPLEMENTATION is undone'         none '^MIXPREC_IMPLEMENTATION$' "$tmp/all"
 
-# Code with a warning of each kind warns after the header as it does without it.
-cat >"$tmp/warns.c" <<'END'
-static int user_unused(int x) { return x; }
-int user_warns(const char *text, double d, int i);
-int user_warns(const char *text, double d, int i)
-{
-    int n = d, x, *p = (int *)text;
-    short s = n;
-    unsigned u = i;
-    { int i = n; n += i; }
-    switch (n) { case 1: n++; case 2: n--; }
-#if USER_UNDEFINED
-#endif
-    return n + s + (int)u + x + *p + (n & 1 == 0);
-}
-END
-cat "$tmp/i.c" "$tmp/warns.c" >"$tmp/w.c"
-warnings() {
-    compile -fsyntax-only -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual "$1" 2>&1 |
-        sed -n 's/.*warning:.*\[\(-W[a-z-]*\).*/\1/p' | sort
-}
-same_warnings() {
-    warnings "$tmp/warns.c" >"$tmp/w1"
-    warnings "$tmp/w.c" >"$tmp/w2"
-    [ "$(wc -l <"$tmp/w1")" -ge 6 ] && diff "$tmp/w1" "$tmp/w2"
-}
 # A pragma that changes warnings, targets or arithmetic stands between a push and its pop.
 pragmas() {
     awk '/pragma/ && /push/ { depth++ }
@@ -131,7 +144,6 @@ pragmas() {
          END { exit bad || depth != 0 }' mixprec.h
 }
 check 'pragmas are popped'                       pragmas
-check 'warnings are as before after the header'  same_warnings
 
 # --- C++: what the API includes ----------------------------------------------------------
 CXX=${CXX:-c++}

@@ -75,7 +75,7 @@ project found_cxx 'find_package(mixprec 0.1 REQUIRED)' CXX
 project found_both 'find_package(mixprec 0.1 REQUIRED)' 'C CXX'
 if command -v "${CXX:-c++}" >/dev/null; then
     check 'find_package in a project of C++ alone'    builds found_cxx "-DCMAKE_PREFIX_PATH=$tmp/prefix"
-    check 'find_package in a project of C and C++'    builds found_both "-DCMAKE_PREFIX_PATH=$tmp/prefix"
+    check 'find_package in a project of C and C++'    $how found_both "-DCMAKE_PREFIX_PATH=$tmp/prefix"
 else skip 'find_package in projects of C++ (no C++ compiler)'
 fi
 files() { for f in include/mixprec/conv.h share/mixprec/LICENSE share/mixprec/mixprec_host.c; do [ -f "$tmp/prefix/$f" ] || { echo "$f"; return 1; }; done; }
