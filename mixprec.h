@@ -3058,6 +3058,10 @@ typedef struct mixp_quantise_args {
     mixp_4over6      choice;    /* E4M3 with e2m1, not stochastic, in blocks of 1 x 16, 16 x 1 or
                                    16 x 16; NONE for other scales                          */
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
+    int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
+                                   as an array of its own, with an amax and an s           */
+    float           *lines;     /* by_lines: [rows] or [cols], in device memory: becomes 1 / s of
+                                   each, by which its part of a product must be multiplied */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -3067,12 +3071,12 @@ typedef struct mixp_quantise_args {
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: the scale s; 0 = made from the amax of x        */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
-    float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
+    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
                                        of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
-                                   otherwise 1. May be NULL                                */
+                                   otherwise, and by_lines, 1. May be NULL                 */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
     uint8_t         *scales;    /* blocks: [rows / block_rows, cols / block_cols] becomes the factor
@@ -3142,6 +3146,10 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
+    const float     *lines;     /* replaces decode: a factor for each row of n / cols, or for each
+                                   column with of_columns; NULL = decode counts            */
+    int64_t          cols;      /* with lines                                              */
+    int              of_columns;
     const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
                                    is measured. NULL = no finite value is clipped          */
     double           beyond;
@@ -3202,12 +3210,14 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
         return MIXP_ERR_ARGUMENT;
+    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->lines)) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)
         return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (k->choice && (r > 16 || c > 16)) return MIXP_ERR_SHAPE;
+    if (k->by_lines && r > 1 && c > 1) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -3255,14 +3265,18 @@ MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 /* Gives the amax of x to the caller of `quantise`. */
 MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
     const float found = mixp_f32_of_bits(amax);
-    if (!mixpi_has_scale_of_array(k->scale) || !k->amax) return;
+    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
     if (!k->amax_joins || found > *k->amax) *k->amax = found;
 }
+
+/* The number of lines: rows, or columns. */
+MIXPREC_HD int64_t mixpi_quantise_lines(const mixp_quantise_args *k)
+{ return k->block_cols == 1 ? k->cols : k->rows; }
 
 /* Does `quantise` need the amax of the array? */
 MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
     const int given = k->given_at || k->given > 0.0f;
-    return mixpi_has_scale_of_array(k->scale) &&
+    return mixpi_has_scale_of_array(k->scale) && !k->by_lines &&
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
@@ -3289,12 +3303,18 @@ MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
     return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
+/* 4over6: the value that x becomes with the scales s. */
+MIXPREC_HD float mixpi_4over6_value(const mixpi_grid *g, mixpi_scales s, float x) {
+    const uint32_t v = mixp_bits_of_f32(x * s.in);
+    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+    return mixp_f32_of_bits(q) * s.out;
+}
+
 /* 4over6: what an element x adds to the error of its block's scales s. array: the array's amax. */
 MIXPREC_HD float mixpi_4over6_error(const mixp_quantise_args *k, const mixpi_grid *g, float array,
                                     mixpi_scales s, float x) {
-    const uint32_t v = mixp_bits_of_f32(x * s.in);
-    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
-    const float difference = mixp_f32_of_bits(q) * s.out * array / mixpi_e4m3_bound(k) - x;
+    const float value = mixpi_4over6_value(g, s, x) * array / mixpi_e4m3_bound(k);
+    const float difference = value - x;
     if (k->choice == MIXP_4OVER6_MSE) return mixpi_rounded_product(difference, difference);
     return mixp_f32_of_bits(mixp_bits_of_f32(difference) & 0x7FFFFFFFu);
 }
@@ -4607,8 +4627,8 @@ typedef enum mixp_recipe_kind {
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); an f32 scale for each row of x in NVFP4;
- * 4over6's errors in f16 or of the largest element; backward from dequantised operands. */
+ * scales, amax of one rank alone (TransformerEngine); 4over6's errors in f16 or of the largest
+ * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
@@ -4645,7 +4665,18 @@ typedef struct mixp_recipe {
     mixp_4over6 w_4over6;       /* NVFP4: the same for each block of w                     */
     int bound_448;              /* NVFP4: 1 = with 4over6 the array's scale is 2688 / amax as
                                    without it; 0 = 1536 / amax                             */
+    int row_scaled;             /* NVFP4: 1 = x has an f32 scale for each row instead of one for the
+                                   array; for the gradient of the weight, for each column. Needs
+                                   no_hadamard, or wgrad_high; with x_4over6 wgrad_high, as in the
+                                   source; see ROWS                                        */
 } mixp_recipe;
+
+/* ROWS. With row_scaled the scale of each row of x comes from that row alone. A row of the result
+ * then depends on no other row: an outlier in one token costs the others nothing, and a batch gives
+ * the bits of its rows one by one. The product of x and w, and of dy and x, is made in f32, without
+ * the factors of the rows or columns of x; the factors and the bias follow, and the result is
+ * rounded once. That takes 4 bytes for each element of the result while the product runs. Source:
+ * TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
  * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or
@@ -5109,7 +5140,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
 /* --- for authors of operators ---------------------------------------------------------------- */
 
 #define MIXP_MAX_INPUTS 65536   /* sanity limit for an uninitialised count                 */
-#define MIXP_MAX_SAVED  3
+#define MIXP_MAX_SAVED  4
 
 typedef struct mixp_call {
     mixp_context  *ctx;
@@ -9037,29 +9068,32 @@ typedef struct mixpi_quantising {
     uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
     float              most;    /* its amax, if its scale comes from that                  */
-    uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
+    uint32_t          *amax;    /* largest magnitude of each row, or column, or NULL       */
 } mixpi_quantising;
 
-/* Finds the largest magnitude of the array. row: the function that finds a row's. */
-static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
-                                uint32_t *amax) {
-    int64_t i;
-    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+/* The tasks: the largest magnitude of a row, and of each of 16 columns; a row by the array's scale;
+ * blocks of 16 columns or more; blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, column_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+/* The largest magnitude of each row, or with by_lines of each column, in q->amax; and of the array,
+ * in *amax. */
+static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q,
+                                             const mixpi_quantise_units *units, uint32_t *amax) {
+    const int down = q->k.by_lines && q->k.block_cols == 1;
+    const int64_t n = down ? q->k.cols : q->k.rows;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)n * sizeof *q->amax);
     if (!q->amax) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
+    if (down) mixpi_each_unit(x, mixpi_ceil_div(n, 16), 16 * q->k.rows, units->column_amax, q);
+    else mixpi_each_unit(x, n, q->k.cols, units->row_amax, q);
     *amax = 0;
-    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
+    for (int64_t i = 0; i < n; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
     return MIXP_OK;
 }
 
-/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
- * blocks of one column. */
-typedef struct mixpi_quantise_units {
-    mixpi_unit row_amax, row, blocks, columns;
-} mixpi_quantise_units;
-
-static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      const mixpi_quantise_units *units) {
+static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                                   const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
     mixpi_quantising q;
@@ -9071,12 +9105,14 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (mixpi_needs_amax(k) || k->by_lines) r = mixpi_q_amax(x, &q, units, &amax);
     if (r != MIXP_OK) return r;
 
     /* The scale of the array, then the codes. */
-    q.tensor = mixpi_scale_of_array(k, amax);
+    q.tensor = k->by_lines ? 1.0f : mixpi_scale_of_array(k, amax);
     q.most = mixp_f32_of_bits(amax);
+    for (int64_t i = 0; k->by_lines && i < mixpi_quantise_lines(k); i++)
+        k->lines[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
@@ -17099,6 +17135,35 @@ MIXPI_K void MIXPI_P(q_row_amax)(const void *job, int64_t row) {
     q->amax[row] = MIXPI_P(q_block_amax)(q, row, 1, 0, q->k.cols);
 }
 
+/* The largest magnitudes of 16 columns, or of the last ones. */
+MIXPI_K void MIXPI_P(q_column_amax)(const void *job, int64_t group) {
+    const mixpi_quantising *q = (const mixpi_quantising *)job;
+    const int64_t col = 16 * group, n = mixpi_min(16, q->k.cols - col);
+    mixpi_vcodes largest = MIXPI_P(q_none)();
+    for (int64_t r = 0; r < q->k.rows; r++) {
+        const mixpi_v a = MIXPI_P(q_load_part)(q->k.x, r * q->k.cols + col, n);
+        largest = MIXPI_P(q_look)(largest, a);
+    }
+    memcpy(q->amax + col, &largest, (size_t)n * sizeof *q->amax);
+}
+
+/* The scales of 16 arrays, or lines of one, and their amax; `same`: of one line. */
+typedef struct MIXPI_P(q_arrays) { mixpi_v tensor, amax; } MIXPI_P(q_arrays);
+
+MIXPI_RARE MIXPI_P(q_arrays) MIXPI_P(q_arrays_of)(const mixpi_quantising *q, int64_t line,
+                                                  int64_t n, int same) {
+    float tensor[16], amax[16];
+    MIXPI_P(q_arrays) a;
+    for (int64_t i = 0; i < 16; i++) {
+        const int64_t at = same || i >= n ? line : line + i;
+        tensor[i] = q->k.by_lines ? mixpi_scale_of_array(&q->k, q->amax[at]) : q->tensor;
+        amax[i] = q->k.by_lines ? mixp_f32_of_bits(q->amax[at]) : q->most;
+    }
+    a.tensor = mixpi_vload(tensor);
+    a.amax = mixpi_vload(amax);
+    return a;
+}
+
 /* A row under one scale for the whole array. */
 MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -17143,34 +17208,35 @@ MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
     return errors;
 }
 
-/* Element e of 16 blocks: of row r of blocks of 16 columns, or of blocks of one column. n: as of
+/* Element e of row r of 16 blocks of 16 columns, or element e of 16 blocks of one column. n: as of
  * q_choose. */
-MIXPI_V mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
-                                    int64_t e) {
+MIXPI_RARE mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
+                                       int64_t e) {
+    const int64_t cols = q->k.cols, step = q->k.block_cols;
     float x[16] = { 0 };
-    if (q->k.block_cols == 1) return MIXPI_P(q_load_part)(q->k.x, at + e * q->k.cols, n);
-    at += r * q->k.cols + e;
-    for (int64_t b = 0; b < n; b++)
+    at += step == 1 ? e * cols : r * cols + e;
+    for (int64_t b = 0; b < n; b++, at += step)
         x[b] = q->k.x.dtype == MIXP_F32
-             ? ((const float *)q->k.x.data)[at + 16 * b]
-             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at + 16 * b] << 16);
+             ? ((const float *)q->k.x.data)[at]
+             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at] << 16);
     return mixpi_vload(x);
 }
 
 /* The scales that 16 blocks, or the first n of them, keep. at: the first element; six: their scales
  * for 6. The errors of each row are added in order, those of the rows as a tree. */
-MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v tensor,
-                                             mixpi_v array, mixpi_vcodes amax,
-                                             MIXPI_P(q_pair) six, int64_t at, int64_t n) {
-    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(tensor, 1.5f, amax);
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q,
+                                             const MIXPI_P(q_arrays) *of,
+                                             mixpi_vcodes amax, MIXPI_P(q_pair) six, int64_t at,
+                                             int64_t n) {
+    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(of->tensor, 1.5f, amax);
     int64_t lines = q->k.block_cols == 1 ? 1 : q->k.block_rows;
     mixpi_v fours[16], sixes[16];
     for (int64_t r = 0; r < lines; r++) {
         fours[r] = sixes[r] = mixpi_vzero();
         for (int64_t e = 0; e < 16; e++) {
             const mixpi_v a = MIXPI_P(q_elements)(q, at, n, r, e);
-            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, array, four, a));
-            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, array, six, a));
+            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, of->amax, four, a));
+            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, of->amax, six, a));
         }
     }
     while (lines /= 2)
@@ -17187,7 +17253,8 @@ MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v 
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
-    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
+    const MIXPI_P(q_arrays) of =
+        MIXPI_P(q_arrays_of)((const mixpi_quantising *)job, strip, 1, 1);
     for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
@@ -17199,9 +17266,9 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 
         /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, all);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, of.tensor, all);
         if (q.k.choice)
-            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, all, s,
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, &of, all, s,
                                   row * q.k.cols + col, blocks);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
@@ -17222,18 +17289,19 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
-    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
+        const MIXPI_P(q_arrays) of =
+            MIXPI_P(q_arrays_of)((const mixpi_quantising *)job, col, n, 0);
         mixpi_vcodes amax = MIXPI_P(q_none)();
         MIXPI_P(q_pair) s;
         for (int64_t r = row; r < last; r++) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, amax);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, of.tensor, amax);
         if (q.k.choice)
-            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, amax, s,
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, &of, amax, s,
                                   row * q.k.cols + col, n);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
         for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
@@ -17241,7 +17309,8 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
 }
 
 static const mixpi_quantise_units MIXPI_P(quantise_units) =
-    { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
+    { MIXPI_P(q_row_amax), MIXPI_P(q_column_amax), MIXPI_P(q_row), MIXPI_P(q_blocks),
+      MIXPI_P(q_columns) };
 MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
 mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k)
 { return mixpi_cpu_quantise(x, k, &MIXPI_P(quantise_units)); }
@@ -20723,21 +20792,23 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
                           r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
                           r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
-                          r->codes,       r->bound_448 };
+                          r->codes,       r->bound_448,  r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
 }
 
-/* What is wrong with the fields of 4over6; NULL: nothing. */
-static const char *mixpi_4over6_wrong(const mixp_recipe *r) {
+/* What is wrong with NVFP4's fields of blocks and rows; NULL: nothing. */
+static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
         return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
                "first";
     if (r->kind != MIXP_RECIPE_NVFP4) return NULL;
-    if (r->x_4over6 && !r->no_hadamard && !r->wgrad_high)
-        return "the recipe's x_4over6 does not go with the Hadamard transform of x: set "
-               "no_hadamard, or wgrad_high";
+    if ((r->x_4over6 || r->row_scaled) && !r->no_hadamard && !r->wgrad_high)
+        return "the recipe's x_4over6 and row_scaled do not go with the Hadamard transform of x: "
+               "set no_hadamard, or wgrad_high";
+    if (r->row_scaled && r->x_4over6 && !r->wgrad_high)
+        return "the recipe's row_scaled and x_4over6 go together only in forward: set wgrad_high";
     return NULL;
 }
 
@@ -20768,7 +20839,7 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
-    return mixpi_4over6_wrong(r);
+    return mixpi_nvfp4_wrong(r);
 }
 
 /* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
@@ -23334,13 +23405,20 @@ static double mixpi_lossy_beyond(mixp_dtype element) {
     return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
 }
 
+/* The factor of the row or column of element i. */
+static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
+    return (double)k->lines[k->block_cols == 1 ? i % k->cols : i / k->cols];
+}
+
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
+    const mixp_quantise_args *k = l->k;
     mixpi_loss sum = { 0.0, 0, 0 };
-    for (int64_t i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
-        mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
-                       (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
-                       l->beyond);
+    for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
+        const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
+        mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
+                       (double)k->given, l->beyond);
+    }
     l->rows[row] = sum;
 }
 
@@ -23370,10 +23448,15 @@ typedef struct mixpi_blocks_job {
     const mixp_quantise_args *k;
     mixpi_grid grid;
     double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
-    float      tensor;          /* the array's scale                                       */
     int64_t    rows, cols;      /* rows and columns of a block                             */
     mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
+
+/* 1 / decode; of the largest f32, decode has too few digits. */
+static float mixpi_inverse_scale(float decode) {
+    const float s = 1.0f / decode;
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
 
 /* Adds the counts of a part. */
 static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) {
@@ -23385,28 +23468,19 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
-/* 4over6: the scales that the block has kept. six: its scales for 6. */
-static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, uint32_t amax,
+/* 4over6: the scales that the block has kept: those that give more of its values. */
+static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
                                        mixpi_scales six) {
     const mixp_quantise_args *k = j->k;
-    const mixpi_scales four = mixpi_scales_e4m3(j->tensor, 1.5f, amax);
-    const int64_t lines = k->block_cols == 1 ? 1 : k->block_rows;
-    const int64_t step = k->block_cols == 1 ? k->cols : 1;
-    float sums[16][2], errors[2];
-    for (int64_t r = 0; r < lines; r++) {
-        sums[r][0] = sums[r][1] = 0.0f;
-        for (int i = 0; i < 16; i++) {
-            const float x = (float)mixp_get(k->x, first + r * k->cols + i * step);
-            sums[r][0] += mixpi_4over6_error(k, &j->grid, *k->amax, four, x);
-            sums[r][1] += mixpi_4over6_error(k, &j->grid, *k->amax, six, x);
+    int fours = 0, sixes = 0;
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t c = 0; c < j->cols; c++) {
+            const int64_t at = first + r * k->cols + c;
+            const float x = (float)mixp_get(k->x, at), y = mixp_f32_from_bf16(k->y[at]);
+            fours += mixpi_4over6_value(&j->grid, four, x) == y;
+            sixes += mixpi_4over6_value(&j->grid, six, x) == y;
         }
-    }
-    for (int64_t n = lines / 2; n; n /= 2)
-        for (int64_t r = 0; r < n; r++)
-            for (int i = 0; i < 2; i++) sums[r][i] += sums[r + n][i];
-    errors[0] = sums[0][0];
-    errors[1] = sums[0][1];
-    return mixpi_4over6_choose(errors, four, six);
+    return fours > sixes ? four : six;
 }
 
 /* Looks at the block whose first element is `first`. */
@@ -23427,9 +23501,11 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     one.blocks = 1;
     one.flushed = !left;
     if (!left) return one;
-    s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
-    if (k->choice) s = mixpi_block_choice(j, first, amax, s);
-    frexp((double)s.out * j->decode, &one.least);
+    const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
+    const float tensor = mixpi_inverse_scale((float)decode);
+    s = mixpi_scales_of(k, &j->grid, tensor, amax);
+    if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
+    frexp((double)s.out * decode, &one.least);
     one.largest = --one.least;
     one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
     return one;
@@ -23453,9 +23529,6 @@ static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args
     j.grid = mixpi_grid_of(k->element);
     j.decode = (double)decode;
     j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
-    j.tensor = 1.0f / decode; /* of the largest f32, decode has too few digits */
-    if (mixp_bits_of_f32(j.tensor) == 0x7F800000u) j.tensor = mixp_f32_of_bits(0x7F7FFFFFu);
-    if (k->choice) j.tensor = mixpi_scale_of_array(k, mixp_bits_of_f32(*k->amax));
     j.rows = k->block_rows ? k->block_rows : 1;
     j.cols = k->block_cols ? k->block_cols : k->cols;
     const int64_t strips = k->rows / j.rows;
@@ -23506,6 +23579,9 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     l.x = k->x;
     l.y = k->y;
     l.decode = k->own;
+    l.lines = k->by_lines ? k->lines : NULL;
+    l.cols = k->cols;
+    l.of_columns = k->block_cols == 1;
     l.scale = k->given_at;
     l.beyond = mixpi_lossy_beyond(k->element);
     l.operand = (int)role;
@@ -23551,12 +23627,13 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: set if narrow products run. */
+ * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
+ * each row of the product's result, or NULL; down: for each column; kept: saved for backward. */
 typedef struct mixpi_quantised {
-    mixp_tensor *y, *factor, *scales;
+    mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
     float        decode;
-    int          high, lent;
+    int          high, lent, down, kept;
 } mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
@@ -23718,6 +23795,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
     if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
     k->bound_448 = r->bound_448;
+    k->by_lines = role == MIXPI_ROLE_X && r->row_scaled;
 }
 
 static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
@@ -23853,6 +23931,16 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
     return MIXP_OK;
 }
 
+/* Gives k memory for the factors of lines. */
+static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = mixpi_quantise_lines(k);
+    q->down = k->block_cols == 1;
+    q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!q->lines) return MIXP_ERR_MEMORY;
+    k->lines = (float *)q->lines->data;
+    return MIXP_OK;
+}
+
 /* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
  * first, into *transformed, which the caller gives back; NULL: no transform. */
 static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k,
@@ -23862,6 +23950,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
     r = mixpi_recipe_scales(c, k, q);
+    if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
     if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
@@ -23899,7 +23988,6 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
-    else if (k->choice && !c->ctx->device->download) k->amax = &amax; /* a guard looks at blocks */
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
@@ -23909,9 +23997,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_free(c->ctx, transformed);
-    if (rc->scaled && k->amax == &amax && rc->enters && r == MIXP_OK)
-        mixpi_scaled_enter(rc->scaled, role, amax);
-    k->amax = NULL;
+    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -23931,6 +24017,7 @@ static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     mixpi_recipe_free(ctx, q->y);
     mixpi_recipe_free(ctx, q->factor);
     mixpi_recipe_free(ctx, q->scales);
+    if (!q->kept) mixpi_recipe_free(ctx, q->lines);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
@@ -23969,6 +24056,54 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     return r;
 }
 
+/* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
+static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
+                                      mixp_in t, mixp_in b, int down, mixp_out y) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.rank = 2;
+    k.shape[0] = g->m;
+    k.shape[1] = g->n;
+    k.a = t;
+    k.b = b;
+    k.a_strides[0] = g->n;
+    k.a_strides[1] = 1;
+    k.b_strides[0] = !down;
+    k.b_strides[1] = down;
+    k.y = y;
+    return MIXPI_RUN(c, binary, &k);
+}
+
+/* Runs g into f32; then come the factors of the lines of x, an operand, and the bias. */
+static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
+                                         const mixpi_quantised *a, const mixpi_quantised *b,
+                                         const mixpi_quantised *x) {
+    const int64_t count = g->m * g->n;
+    const mixp_in lines = mixpi_tensor_in(x->lines);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_gemm_args plain = *g;
+    mixp_in from;
+    mixp_out to;
+    if (!sums) return MIXP_ERR_MEMORY;
+
+    /* The product, without the bias. */
+    from = mixpi_tensor_in(sums);
+    to = mixpi_out_to(sums->data, MIXP_F32, 0);
+    plain.c = to;
+    plain.ldc = g->n;
+    memset(&plain.bias, 0, sizeof plain.bias);
+    mixp_result r = mixpi_recipe_product(c, &plain, a, b);
+
+    if (r == MIXP_OK)
+        r = mixpi_recipe_outer(c, g, MIXP_BINARY_MUL, from, lines, x->down,
+                               g->bias.data ? to : g->c);
+    if (r == MIXP_OK && g->bias.data)
+        r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
+    mixpi_recipe_free(c->ctx, sums);
+    return r;
+}
+
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
  * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
@@ -23977,7 +24112,9 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
-        r = mixpi_recipe_product(c, g, a, b);
+        const mixpi_quantised *x = a->lines ? a : b;
+        r = x->lines && !a->high ? mixpi_recipe_by_lines(c, g, a, b, x)
+                                 : mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_quantised_free(c->ctx, a);
@@ -23990,7 +24127,8 @@ MIXPI_SELDOM_END
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
  * frees x. Backward turns the codes into values again.
  */
-enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a linear */
+/* What a linear saves. */
+enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
 
 /* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
@@ -24102,6 +24240,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     /* Backward reads the codes; x itself is no longer needed. */
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
+    c->saved[MIXPI_CODE_LINES] = q->lines;
     rc->coded = r == MIXP_OK;
     if (!rc->coded) return r;
     mixp_call_reads(c, 1, 0);
@@ -24119,6 +24258,8 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
 
     q->how = how;
+    q->lines = c->saved[MIXPI_CODE_LINES];
+    q->down = q->kept = 1;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;

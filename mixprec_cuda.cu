@@ -3663,7 +3663,8 @@ struct Quantising {
     mixp_quantise_args k;
     mixpi_grid grid;
     Draws      draws;
-    uint32_t  *parts;           /* the largest magnitude of each part of the array; or NULL  */
+    uint32_t  *parts;           /* the largest magnitude of each part of the array; or NULL.
+                                   by_lines: of each row, or column                          */
     int        part_count;
     int        team;            /* threads that share a block: 2 to 32, or a thread block    */
     bool       wide;
@@ -3768,20 +3769,68 @@ struct Whole { float scale, amax; };
 __device__ inline Whole array_scale(const Quantising &q) {
     /* Join the parts' largest magnitudes. */
     uint32_t most = 0;
-    if (q.parts) {
+    if (q.part_count) {
         for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
             most = q.parts[i] > most ? q.parts[i] : most;
         most = block_most(most);
     }
 
     /* Write what the caller wants of the scale, with one thread. */
-    const float scale = mixpi_scale_of_array(&q.k, most);
+    const float scale = q.k.by_lines ? 1.0f : mixpi_scale_of_array(&q.k, most);
     const Whole whole = { scale, mixp_f32_of_bits(most) };
     if (blockIdx.x || threadIdx.x) return whole;
     mixpi_give_amax(&q.k, most);
     if (q.k.own) *q.k.own = 1.0f / scale;
     if (q.k.decode) *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
     return whole;
+}
+
+/* The same of a row or column, which quantise_rows_amax or quantise_columns_amax has looked at. */
+__device__ inline Whole line_scale(const Quantising &q, const Whole &whole, int64_t line) {
+    if (!q.k.by_lines) return whole;
+    const Whole own = { mixpi_scale_of_array(&q.k, q.parts[line]),
+                        mixp_f32_of_bits(q.parts[line]) };
+    return own;
+}
+
+__device__ inline void keep_line(const Quantising &q, int64_t line, uint32_t most) {
+    q.parts[line] = most;
+    q.k.lines[line] = 1.0f / mixpi_scale_of_array(&q.k, most);
+}
+
+/* by_lines: the largest magnitude of each row. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_rows_amax(const __grid_constant__ Quantising q) {
+    for (int64_t row = blockIdx.x; row < q.k.rows; row += gridDim.x) {
+        uint32_t most = 0;
+        int64_t c = (int64_t)threadIdx.x * 8;
+        for (; c < q.k.cols; c += (int64_t)blockDim.x * 8)
+            most = look8(q, row * q.k.cols + c, (int)least(8, q.k.cols - c), most);
+        most = block_most(most);
+        if (threadIdx.x == 0) keep_line(q, row, most);
+    }
+}
+
+/* by_lines: of each column. A thread block takes 32 columns, a warp every eighth row. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_columns_amax(const __grid_constant__ Quantising q) {
+    MIXPI_SHARED(uint32_t, found, quantise_threads);
+    const int lane = (int)threadIdx.x % warp_size, warps = quantise_threads / warp_size;
+    const int64_t col = (int64_t)blockIdx.x * warp_size + lane;
+    uint32_t most = 0;
+    int64_t r = (int)threadIdx.x / warp_size;
+    for (; col < q.k.cols && r < q.k.rows; r += warps) {
+        const uint32_t a = mixp_bits_of_f32(get1(q.k.x, r * q.k.cols + col)) & 0x7FFFFFFFu;
+        most = a > most ? a : most;
+    }
+    found[threadIdx.x] = most;
+    __syncthreads();
+    if ((int)threadIdx.x >= warp_size || col >= q.k.cols) return;
+    for (int w = 1; w < warps; w++) {
+        const uint32_t a = found[w * warp_size + lane];
+        most = a > most ? a : most;
+    }
+    keep_line(q, col, most);
 }
 
 __global__ void __launch_bounds__(quantise_threads)
@@ -3885,7 +3934,8 @@ __global__ void __launch_bounds__(quantise_threads)
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
 
         /* Store the block's scale. */
-        const mixpi_scales s = choose_block(q, whole, most, at, end > 0);
+        const int64_t row = end ? (b + own) * q.k.block_cols / q.k.cols : 0;
+        const mixpi_scales s = choose_block(q, line_scale(q, whole, row), most, at, end > 0);
         if (q.k.scales && rank == 0 && end)
             q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
 
@@ -3952,8 +4002,9 @@ __global__ void __launch_bounds__(quantise_threads)
     }
     const int64_t strip = blockIdx.x / across;
     const int64_t own = (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x;
+    const Whole of = line_scale(q, whole, own < q.k.cols ? own : 0);
     const mixpi_scales s =
-        choose_column(q, whole, all, strip * q.k.block_rows * q.k.cols + own, own < q.k.cols);
+        choose_column(q, of, all, strip * q.k.block_rows * q.k.cols + own, own < q.k.cols);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     if (q.k.scales && own < q.k.cols)
@@ -3990,9 +4041,22 @@ inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
     return quantise_blocks;
 }
 
+/* by_lines: the largest magnitude of each row or column, in scratch memory. */
+inline mixp_result quantise_look_at_lines(const mixp_exec *x, Kernel *on, Quantising *q) {
+    const bool down = q->k.block_cols == 1;
+    const int64_t lines = mixpi_quantise_lines(&q->k);
+    const int64_t blocks = down ? ceil_div(lines, warp_size) : least(lines, 65535);
+    q->parts = (uint32_t *)scratch_of(x, (size_t)lines * sizeof *q->parts);
+    if (!q->parts) return MIXP_ERR_MEMORY;
+    return on->report("quantise",
+                      MIXPI_LAUNCH(down ? quantise_columns_amax : quantise_rows_amax,
+                                   (unsigned)blocks, quantise_threads, 0, on->stream, *q));
+}
+
 /* The largest magnitudes of parts of the array, in scratch memory. */
 inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) {
     int64_t threads = ceil_div(q->k.rows * q->k.cols, 8);
+    if (q->k.by_lines) return quantise_look_at_lines(x, on, q);
     if (!mixpi_needs_amax(&q->k)) return MIXP_OK;
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
@@ -4182,6 +4246,12 @@ __device__ inline mixpi_loss block_loss(mixpi_loss v) {
     return v;
 }
 
+/* The factor of element i. */
+__device__ inline double factor_of(const mixp_lose_args &k, int64_t i, double decode) {
+    if (!k.lines) return decode;
+    return (double)k.lines[k.of_columns ? i % k.cols : i / k.cols];
+}
+
 __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant__ Losing q) {
     double decode = q.k.decode ? (double)*q.k.decode : 1.0;
     double scale = q.k.scale ? (double)*q.k.scale : 0.0;
@@ -4197,7 +4267,9 @@ __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant
         get8_any(from_y, i, n, q.wide, y);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
-            if (k < n) mixpi_loss_add(&sum, v[k], (double)y[k] * decode, scale, q.k.beyond);
+            if (k < n)
+                mixpi_loss_add(&sum, v[k], (double)y[k] * factor_of(q.k, i + k, decode), scale,
+                               q.k.beyond);
     }
 
     sum = block_loss(sum);

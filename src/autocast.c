@@ -147,21 +147,23 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
                           r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
                           r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
-                          r->codes,       r->bound_448 };
+                          r->codes,       r->bound_448,  r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
 }
 
-/* What is wrong with the fields of 4over6; NULL: nothing. */
-static const char *mixpi_4over6_wrong(const mixp_recipe *r) {
+/* What is wrong with NVFP4's fields of blocks and rows; NULL: nothing. */
+static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
         return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
                "first";
     if (r->kind != MIXP_RECIPE_NVFP4) return NULL;
-    if (r->x_4over6 && !r->no_hadamard && !r->wgrad_high)
-        return "the recipe's x_4over6 does not go with the Hadamard transform of x: set "
-               "no_hadamard, or wgrad_high";
+    if ((r->x_4over6 || r->row_scaled) && !r->no_hadamard && !r->wgrad_high)
+        return "the recipe's x_4over6 and row_scaled do not go with the Hadamard transform of x: "
+               "set no_hadamard, or wgrad_high";
+    if (r->row_scaled && r->x_4over6 && !r->wgrad_high)
+        return "the recipe's row_scaled and x_4over6 go together only in forward: set wgrad_high";
     return NULL;
 }
 
@@ -192,7 +194,7 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
-    return mixpi_4over6_wrong(r);
+    return mixpi_nvfp4_wrong(r);
 }
 
 /* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */

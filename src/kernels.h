@@ -559,6 +559,10 @@ typedef struct mixp_quantise_args {
     mixp_4over6      choice;    /* E4M3 with e2m1, not stochastic, in blocks of 1 x 16, 16 x 1 or
                                    16 x 16; NONE for other scales                          */
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
+    int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
+                                   as an array of its own, with an amax and an s           */
+    float           *lines;     /* by_lines: [rows] or [cols], in device memory: becomes 1 / s of
+                                   each, by which its part of a product must be multiplied */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -568,12 +572,12 @@ typedef struct mixp_quantise_args {
     int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: the scale s; 0 = made from the amax of x        */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
-    float           *amax;      /* TENSOR, E4M3: becomes the amax of x, in device memory; or NULL */
+    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
     int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
                                        of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
-                                   otherwise 1. May be NULL                                */
+                                   otherwise, and by_lines, 1. May be NULL                 */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
     uint8_t         *scales;    /* blocks: [rows / block_rows, cols / block_cols] becomes the factor
@@ -643,6 +647,10 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
+    const float     *lines;     /* replaces decode: a factor for each row of n / cols, or for each
+                                   column with of_columns; NULL = decode counts            */
+    int64_t          cols;      /* with lines                                              */
+    int              of_columns;
     const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
                                    is measured. NULL = no finite value is clipped          */
     double           beyond;
@@ -703,12 +711,14 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if ((unsigned)k->choice >= MIXP_4OVER6_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->choice && (k->scale != MIXP_SCALE_E4M3 || k->element != MIXP_F4_E2M1 || k->stochastic))
         return MIXP_ERR_ARGUMENT;
+    if (k->by_lines && (k->scale != MIXP_SCALE_E4M3 || !k->lines)) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     if (k->scale == MIXP_SCALE_TENSOR)
         return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (k->choice && (r > 16 || c > 16)) return MIXP_ERR_SHAPE;
+    if (k->by_lines && r > 1 && c > 1) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -756,14 +766,18 @@ MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 /* Gives the amax of x to the caller of `quantise`. */
 MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
     const float found = mixp_f32_of_bits(amax);
-    if (!mixpi_has_scale_of_array(k->scale) || !k->amax) return;
+    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
     if (!k->amax_joins || found > *k->amax) *k->amax = found;
 }
+
+/* The number of lines: rows, or columns. */
+MIXPREC_HD int64_t mixpi_quantise_lines(const mixp_quantise_args *k)
+{ return k->block_cols == 1 ? k->cols : k->rows; }
 
 /* Does `quantise` need the amax of the array? */
 MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
     const int given = k->given_at || k->given > 0.0f;
-    return mixpi_has_scale_of_array(k->scale) &&
+    return mixpi_has_scale_of_array(k->scale) && !k->by_lines &&
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
@@ -790,12 +804,18 @@ MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
     return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
+/* 4over6: the value that x becomes with the scales s. */
+MIXPREC_HD float mixpi_4over6_value(const mixpi_grid *g, mixpi_scales s, float x) {
+    const uint32_t v = mixp_bits_of_f32(x * s.in);
+    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+    return mixp_f32_of_bits(q) * s.out;
+}
+
 /* 4over6: what an element x adds to the error of its block's scales s. array: the array's amax. */
 MIXPREC_HD float mixpi_4over6_error(const mixp_quantise_args *k, const mixpi_grid *g, float array,
                                     mixpi_scales s, float x) {
-    const uint32_t v = mixp_bits_of_f32(x * s.in);
-    const uint32_t q = mixpi_grid_round(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
-    const float difference = mixp_f32_of_bits(q) * s.out * array / mixpi_e4m3_bound(k) - x;
+    const float value = mixpi_4over6_value(g, s, x) * array / mixpi_e4m3_bound(k);
+    const float difference = value - x;
     if (k->choice == MIXP_4OVER6_MSE) return mixpi_rounded_product(difference, difference);
     return mixp_f32_of_bits(mixp_bits_of_f32(difference) & 0x7FFFFFFFu);
 }

@@ -84,8 +84,8 @@ typedef enum mixp_recipe_kind {
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); an f32 scale for each row of x in NVFP4;
- * 4over6's errors in f16 or of the largest element; backward from dequantised operands. */
+ * scales, amax of one rank alone (TransformerEngine); 4over6's errors in f16 or of the largest
+ * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
@@ -122,7 +122,18 @@ typedef struct mixp_recipe {
     mixp_4over6 w_4over6;       /* NVFP4: the same for each block of w                     */
     int bound_448;              /* NVFP4: 1 = with 4over6 the array's scale is 2688 / amax as
                                    without it; 0 = 1536 / amax                             */
+    int row_scaled;             /* NVFP4: 1 = x has an f32 scale for each row instead of one for the
+                                   array; for the gradient of the weight, for each column. Needs
+                                   no_hadamard, or wgrad_high; with x_4over6 wgrad_high, as in the
+                                   source; see ROWS                                        */
 } mixp_recipe;
+
+/* ROWS. With row_scaled the scale of each row of x comes from that row alone. A row of the result
+ * then depends on no other row: an outlier in one token costs the others nothing, and a batch gives
+ * the bits of its rows one by one. The product of x and w, and of dy and x, is made in f32, without
+ * the factors of the rows or columns of x; the factors and the bias follow, and the result is
+ * rounded once. That takes 4 bytes for each element of the result while the product runs. Source:
+ * TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
  * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or

@@ -111,7 +111,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
 /* --- for authors of operators ---------------------------------------------------------------- */
 
 #define MIXP_MAX_INPUTS 65536   /* sanity limit for an uninitialised count                 */
-#define MIXP_MAX_SAVED  3
+#define MIXP_MAX_SAVED  4
 
 typedef struct mixp_call {
     mixp_context  *ctx;

@@ -33,8 +33,8 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, over6, e8m0, codes, narrow, no_master,
-            moments, masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, over6, row_scaled, e8m0, codes, narrow,
+            no_master, moments, masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -154,6 +154,7 @@ static const option options[] = {
                "part of nvfp4 that is left out, to see what it does"),
     CHOICE_OPT("over6", over6, "none", "none|w|x|both",
                "with nvfp4: 4over6, two scales for each block of weights, inputs of linear layers, or both"),
+    FLAG_OPT("row-scaled", row_scaled, "with nvfp4: an fp32 scale for each row of the inputs of linear layers"),
     CHOICE_OPT("e8m0", e8m0, "rceil", "rceil|floor|ceil|even", "with mxfp8: how the scales of blocks are rounded"),
     FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
     FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: products in cuBLASLt's fp8 and fp4"),
@@ -654,6 +655,12 @@ static void check_recipe(const config *c) {
         die(2, "--over6 is for blocks of nvfp4: add --recipe nvfp4, or leave it out");
     if (c->over6 > 1 && c->without != 2 && c->without != 4)
         die(2, "--over6 x and both need inputs without the Hadamard transform: add --recipe-without hadamard");
+    if (c->row_scaled && c->recipe != MIXP_RECIPE_NVFP4)
+        die(2, "--row-scaled is for inputs in nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->row_scaled && c->without != 2 && c->without != 4)
+        die(2, "--row-scaled needs inputs without the Hadamard transform: add --recipe-without hadamard");
+    if (c->row_scaled && c->over6 > 1)
+        die(2, "--row-scaled and --over6 %s do not go together: use --over6 w", c->over6 == 2 ? "x" : "both");
     if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
         die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
     if (c->codes && !c->recipe)

@@ -245,6 +245,7 @@ static mixp_recipe recipe_of(const config *c, int64_t kind) {
     r.no_2d = c->without == BLOCKS_2D || c->without == ALL;
     if (c->over6 & 1) r.w_4over6 = MIXP_4OVER6_MAE;
     if (c->over6 & 2) r.x_4over6 = MIXP_4OVER6_MAE;
+    r.row_scaled = (int)c->row_scaled;
     return r;
 }
 

@@ -274,6 +274,35 @@ MIXPI_K void MIXPI_P(q_row_amax)(const void *job, int64_t row) {
     q->amax[row] = MIXPI_P(q_block_amax)(q, row, 1, 0, q->k.cols);
 }
 
+/* The largest magnitudes of 16 columns, or of the last ones. */
+MIXPI_K void MIXPI_P(q_column_amax)(const void *job, int64_t group) {
+    const mixpi_quantising *q = (const mixpi_quantising *)job;
+    const int64_t col = 16 * group, n = mixpi_min(16, q->k.cols - col);
+    mixpi_vcodes largest = MIXPI_P(q_none)();
+    for (int64_t r = 0; r < q->k.rows; r++) {
+        const mixpi_v a = MIXPI_P(q_load_part)(q->k.x, r * q->k.cols + col, n);
+        largest = MIXPI_P(q_look)(largest, a);
+    }
+    memcpy(q->amax + col, &largest, (size_t)n * sizeof *q->amax);
+}
+
+/* The scales of 16 arrays, or lines of one, and their amax; `same`: of one line. */
+typedef struct MIXPI_P(q_arrays) { mixpi_v tensor, amax; } MIXPI_P(q_arrays);
+
+MIXPI_RARE MIXPI_P(q_arrays) MIXPI_P(q_arrays_of)(const mixpi_quantising *q, int64_t line,
+                                                  int64_t n, int same) {
+    float tensor[16], amax[16];
+    MIXPI_P(q_arrays) a;
+    for (int64_t i = 0; i < 16; i++) {
+        const int64_t at = same || i >= n ? line : line + i;
+        tensor[i] = q->k.by_lines ? mixpi_scale_of_array(&q->k, q->amax[at]) : q->tensor;
+        amax[i] = q->k.by_lines ? mixp_f32_of_bits(q->amax[at]) : q->most;
+    }
+    a.tensor = mixpi_vload(tensor);
+    a.amax = mixpi_vload(amax);
+    return a;
+}
+
 /* A row under one scale for the whole array. */
 MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -318,34 +347,35 @@ MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
     return errors;
 }
 
-/* Element e of 16 blocks: of row r of blocks of 16 columns, or of blocks of one column. n: as of
+/* Element e of row r of 16 blocks of 16 columns, or element e of 16 blocks of one column. n: as of
  * q_choose. */
-MIXPI_V mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
-                                    int64_t e) {
+MIXPI_RARE mixpi_v MIXPI_P(q_elements)(const mixpi_quantising *q, int64_t at, int64_t n, int64_t r,
+                                       int64_t e) {
+    const int64_t cols = q->k.cols, step = q->k.block_cols;
     float x[16] = { 0 };
-    if (q->k.block_cols == 1) return MIXPI_P(q_load_part)(q->k.x, at + e * q->k.cols, n);
-    at += r * q->k.cols + e;
-    for (int64_t b = 0; b < n; b++)
+    at += step == 1 ? e * cols : r * cols + e;
+    for (int64_t b = 0; b < n; b++, at += step)
         x[b] = q->k.x.dtype == MIXP_F32
-             ? ((const float *)q->k.x.data)[at + 16 * b]
-             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at + 16 * b] << 16);
+             ? ((const float *)q->k.x.data)[at]
+             : mixp_f32_of_bits((uint32_t)((const uint16_t *)q->k.x.data)[at] << 16);
     return mixpi_vload(x);
 }
 
 /* The scales that 16 blocks, or the first n of them, keep. at: the first element; six: their scales
  * for 6. The errors of each row are added in order, those of the rows as a tree. */
-MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v tensor,
-                                             mixpi_v array, mixpi_vcodes amax,
-                                             MIXPI_P(q_pair) six, int64_t at, int64_t n) {
-    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(tensor, 1.5f, amax);
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q,
+                                             const MIXPI_P(q_arrays) *of,
+                                             mixpi_vcodes amax, MIXPI_P(q_pair) six, int64_t at,
+                                             int64_t n) {
+    const MIXPI_P(q_pair) four = MIXPI_P(q_e4m3_16)(of->tensor, 1.5f, amax);
     int64_t lines = q->k.block_cols == 1 ? 1 : q->k.block_rows;
     mixpi_v fours[16], sixes[16];
     for (int64_t r = 0; r < lines; r++) {
         fours[r] = sixes[r] = mixpi_vzero();
         for (int64_t e = 0; e < 16; e++) {
             const mixpi_v a = MIXPI_P(q_elements)(q, at, n, r, e);
-            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, array, four, a));
-            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, array, six, a));
+            fours[r] = mixpi_vadd(fours[r], MIXPI_P(q_errors)(q, of->amax, four, a));
+            sixes[r] = mixpi_vadd(sixes[r], MIXPI_P(q_errors)(q, of->amax, six, a));
         }
     }
     while (lines /= 2)
@@ -362,7 +392,8 @@ MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_choose)(const mixpi_quantising *q, mixpi_v 
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
-    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
+    const MIXPI_P(q_arrays) of =
+        MIXPI_P(q_arrays_of)((const mixpi_quantising *)job, strip, 1, 1);
     for (int64_t col = 0; col < q.k.cols; col += 16 * n) {
         const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
         uint32_t amax[16] = { 0 };
@@ -374,9 +405,9 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 
         /* Sixteen scales at a time, from the largest values. */
         memcpy(&all, amax, sizeof amax);
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, all);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, of.tensor, all);
         if (q.k.choice)
-            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, all, s,
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, &of, all, s,
                                   row * q.k.cols + col, blocks);
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
@@ -397,18 +428,19 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
     const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
-    const mixpi_v tensor = mixpi_vset(q.tensor), array = mixpi_vset(q.most);
     for (int64_t col = 0; col < q.k.cols; col += 16) {
         const int64_t n = mixpi_min(16, q.k.cols - col);
+        const MIXPI_P(q_arrays) of =
+            MIXPI_P(q_arrays_of)((const mixpi_quantising *)job, col, n, 0);
         mixpi_vcodes amax = MIXPI_P(q_none)();
         MIXPI_P(q_pair) s;
         for (int64_t r = row; r < last; r++) {
             const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
             amax = MIXPI_P(q_look)(amax, a);
         }
-        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, tensor, amax);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, of.tensor, amax);
         if (q.k.choice)
-            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, tensor, array, amax, s,
+            s = MIXPI_P(q_choose)((const mixpi_quantising *)job, &of, amax, s,
                                   row * q.k.cols + col, n);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
         for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
@@ -416,7 +448,8 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
 }
 
 static const mixpi_quantise_units MIXPI_P(quantise_units) =
-    { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
+    { MIXPI_P(q_row_amax), MIXPI_P(q_column_amax), MIXPI_P(q_row), MIXPI_P(q_blocks),
+      MIXPI_P(q_columns) };
 MIXPI_LINKED MIXPI_SPEED MIXPI_TARGET
 mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k)
 { return mixpi_cpu_quantise(x, k, &MIXPI_P(quantise_units)); }

@@ -415,29 +415,32 @@ typedef struct mixpi_quantising {
     uint64_t           key;     /* key of its random numbers                               */
     float              tensor;  /* scale of the whole array                                */
     float              most;    /* its amax, if its scale comes from that                  */
-    uint32_t          *amax;    /* largest magnitude of each row, for the array's          */
+    uint32_t          *amax;    /* largest magnitude of each row, or column, or NULL       */
 } mixpi_quantising;
 
-/* Finds the largest magnitude of the array. row: the function that finds a row's. */
-static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
-                                uint32_t *amax) {
-    int64_t i;
-    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+/* The tasks: the largest magnitude of a row, and of each of 16 columns; a row by the array's scale;
+ * blocks of 16 columns or more; blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, column_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+/* The largest magnitude of each row, or with by_lines of each column, in q->amax; and of the array,
+ * in *amax. */
+static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q,
+                                             const mixpi_quantise_units *units, uint32_t *amax) {
+    const int down = q->k.by_lines && q->k.block_cols == 1;
+    const int64_t n = down ? q->k.cols : q->k.rows;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)n * sizeof *q->amax);
     if (!q->amax) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
+    if (down) mixpi_each_unit(x, mixpi_ceil_div(n, 16), 16 * q->k.rows, units->column_amax, q);
+    else mixpi_each_unit(x, n, q->k.cols, units->row_amax, q);
     *amax = 0;
-    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
+    for (int64_t i = 0; i < n; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
     return MIXP_OK;
 }
 
-/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
- * blocks of one column. */
-typedef struct mixpi_quantise_units {
-    mixpi_unit row_amax, row, blocks, columns;
-} mixpi_quantise_units;
-
-static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      const mixpi_quantise_units *units) {
+static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                                   const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
     mixpi_quantising q;
@@ -449,12 +452,14 @@ static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (mixpi_needs_amax(k) || k->by_lines) r = mixpi_q_amax(x, &q, units, &amax);
     if (r != MIXP_OK) return r;
 
     /* The scale of the array, then the codes. */
-    q.tensor = mixpi_scale_of_array(k, amax);
+    q.tensor = k->by_lines ? 1.0f : mixpi_scale_of_array(k, amax);
     q.most = mixp_f32_of_bits(amax);
+    for (int64_t i = 0; k->by_lines && i < mixpi_quantise_lines(k); i++)
+        k->lines[i] = 1.0f / mixpi_scale_of_array(k, q.amax[i]);
     if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);

@@ -5,7 +5,8 @@
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
  * frees x. Backward turns the codes into values again.
  */
-enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a linear */
+/* What a linear saves. */
+enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
 
 /* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
 static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
@@ -117,6 +118,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     /* Backward reads the codes; x itself is no longer needed. */
     rc->decode = q->decode;
     c->saved[MIXPI_CODE_FACTOR] = q->factor;
+    c->saved[MIXPI_CODE_LINES] = q->lines;
     rc->coded = r == MIXP_OK;
     if (!rc->coded) return r;
     mixp_call_reads(c, 1, 0);
@@ -134,6 +136,8 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
 
     q->how = how;
+    q->lines = c->saved[MIXPI_CODE_LINES];
+    q->down = q->kept = 1;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;

@@ -17,13 +17,20 @@ static double mixpi_lossy_beyond(mixp_dtype element) {
     return element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
 }
 
+/* The factor of the row or column of element i. */
+static double mixpi_line_factor(const mixp_quantise_args *k, int64_t i) {
+    return (double)k->lines[k->block_cols == 1 ? i % k->cols : i / k->cols];
+}
+
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
+    const mixp_quantise_args *k = l->k;
     mixpi_loss sum = { 0.0, 0, 0 };
-    for (int64_t i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
-        mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
-                       (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
-                       l->beyond);
+    for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
+        const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
+        mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
+                       (double)k->given, l->beyond);
+    }
     l->rows[row] = sum;
 }
 
@@ -53,10 +60,15 @@ typedef struct mixpi_blocks_job {
     const mixp_quantise_args *k;
     mixpi_grid grid;
     double     decode, beyond;  /* beyond: numbers above it do not round to the largest one */
-    float      tensor;          /* the array's scale                                       */
     int64_t    rows, cols;      /* rows and columns of a block                             */
     mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
+
+/* 1 / decode; of the largest f32, decode has too few digits. */
+static float mixpi_inverse_scale(float decode) {
+    const float s = 1.0f / decode;
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
 
 /* Adds the counts of a part. */
 static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) {
@@ -68,28 +80,19 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
-/* 4over6: the scales that the block has kept. six: its scales for 6. */
-static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, uint32_t amax,
+/* 4over6: the scales that the block has kept: those that give more of its values. */
+static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
                                        mixpi_scales six) {
     const mixp_quantise_args *k = j->k;
-    const mixpi_scales four = mixpi_scales_e4m3(j->tensor, 1.5f, amax);
-    const int64_t lines = k->block_cols == 1 ? 1 : k->block_rows;
-    const int64_t step = k->block_cols == 1 ? k->cols : 1;
-    float sums[16][2], errors[2];
-    for (int64_t r = 0; r < lines; r++) {
-        sums[r][0] = sums[r][1] = 0.0f;
-        for (int i = 0; i < 16; i++) {
-            const float x = (float)mixp_get(k->x, first + r * k->cols + i * step);
-            sums[r][0] += mixpi_4over6_error(k, &j->grid, *k->amax, four, x);
-            sums[r][1] += mixpi_4over6_error(k, &j->grid, *k->amax, six, x);
+    int fours = 0, sixes = 0;
+    for (int64_t r = 0; r < j->rows; r++)
+        for (int64_t c = 0; c < j->cols; c++) {
+            const int64_t at = first + r * k->cols + c;
+            const float x = (float)mixp_get(k->x, at), y = mixp_f32_from_bf16(k->y[at]);
+            fours += mixpi_4over6_value(&j->grid, four, x) == y;
+            sixes += mixpi_4over6_value(&j->grid, six, x) == y;
         }
-    }
-    for (int64_t n = lines / 2; n; n /= 2)
-        for (int64_t r = 0; r < n; r++)
-            for (int i = 0; i < 2; i++) sums[r][i] += sums[r + n][i];
-    errors[0] = sums[0][0];
-    errors[1] = sums[0][1];
-    return mixpi_4over6_choose(errors, four, six);
+    return fours > sixes ? four : six;
 }
 
 /* Looks at the block whose first element is `first`. */
@@ -110,9 +113,11 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     one.blocks = 1;
     one.flushed = !left;
     if (!left) return one;
-    s = mixpi_scales_of(k, &j->grid, j->tensor, amax);
-    if (k->choice) s = mixpi_block_choice(j, first, amax, s);
-    frexp((double)s.out * j->decode, &one.least);
+    const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
+    const float tensor = mixpi_inverse_scale((float)decode);
+    s = mixpi_scales_of(k, &j->grid, tensor, amax);
+    if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
+    frexp((double)s.out * decode, &one.least);
     one.largest = --one.least;
     one.clipped = (double)mixp_f32_of_bits(amax) * (double)s.in > j->beyond;
     return one;
@@ -136,9 +141,6 @@ static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args
     j.grid = mixpi_grid_of(k->element);
     j.decode = (double)decode;
     j.beyond = k->element == MIXP_F4_E2M1 ? 7.0 : mixpi_lossy_beyond(k->element);
-    j.tensor = 1.0f / decode; /* of the largest f32, decode has too few digits */
-    if (mixp_bits_of_f32(j.tensor) == 0x7F800000u) j.tensor = mixp_f32_of_bits(0x7F7FFFFFu);
-    if (k->choice) j.tensor = mixpi_scale_of_array(k, mixp_bits_of_f32(*k->amax));
     j.rows = k->block_rows ? k->block_rows : 1;
     j.cols = k->block_cols ? k->block_cols : k->cols;
     const int64_t strips = k->rows / j.rows;
@@ -189,6 +191,9 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     l.x = k->x;
     l.y = k->y;
     l.decode = k->own;
+    l.lines = k->by_lines ? k->lines : NULL;
+    l.cols = k->cols;
+    l.of_columns = k->block_cols == 1;
     l.scale = k->given_at;
     l.beyond = mixpi_lossy_beyond(k->element);
     l.operand = (int)role;

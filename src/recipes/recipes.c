@@ -19,12 +19,13 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: set if narrow products run. */
+ * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
+ * each row of the product's result, or NULL; down: for each column; kept: saved for backward. */
 typedef struct mixpi_quantised {
-    mixp_tensor *y, *factor, *scales;
+    mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
     float        decode;
-    int          high, lent;
+    int          high, lent, down, kept;
 } mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
@@ -186,6 +187,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
     if (role == MIXPI_ROLE_W) k->choice = r->w_4over6;
     if (role == MIXPI_ROLE_X) k->choice = r->x_4over6;
     k->bound_448 = r->bound_448;
+    k->by_lines = role == MIXPI_ROLE_X && r->row_scaled;
 }
 
 static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
@@ -321,6 +323,16 @@ static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixp
     return MIXP_OK;
 }
 
+/* Gives k memory for the factors of lines. */
+static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = mixpi_quantise_lines(k);
+    q->down = k->block_cols == 1;
+    q->lines = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!q->lines) return MIXP_ERR_MEMORY;
+    k->lines = (float *)q->lines->data;
+    return MIXP_OK;
+}
+
 /* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
  * first, into *transformed, which the caller gives back; NULL: no transform. */
 static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k,
@@ -330,6 +342,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
     r = mixpi_recipe_scales(c, k, q);
+    if (k->by_lines && r == MIXP_OK) r = mixpi_recipe_lines(c, k, q);
     if (transformed && r == MIXP_OK) r = mixpi_recipe_transform(c, k, transformed);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
@@ -367,7 +380,6 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
     if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
-    else if (k->choice && !c->ctx->device->download) k->amax = &amax; /* a guard looks at blocks */
 
     /* A weight is quantised once for each version, other operands in each step. */
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
@@ -377,9 +389,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
         r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_free(c->ctx, transformed);
-    if (rc->scaled && k->amax == &amax && rc->enters && r == MIXP_OK)
-        mixpi_scaled_enter(rc->scaled, role, amax);
-    k->amax = NULL;
+    if (k->amax == &amax && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -399,6 +409,7 @@ static void mixpi_quantised_free(mixp_context *ctx, const mixpi_quantised *q) {
     mixpi_recipe_free(ctx, q->y);
     mixpi_recipe_free(ctx, q->factor);
     mixpi_recipe_free(ctx, q->scales);
+    if (!q->kept) mixpi_recipe_free(ctx, q->lines);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
@@ -437,6 +448,54 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
     return r;
 }
 
+/* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
+static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
+                                      mixp_in t, mixp_in b, int down, mixp_out y) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.rank = 2;
+    k.shape[0] = g->m;
+    k.shape[1] = g->n;
+    k.a = t;
+    k.b = b;
+    k.a_strides[0] = g->n;
+    k.a_strides[1] = 1;
+    k.b_strides[0] = !down;
+    k.b_strides[1] = down;
+    k.y = y;
+    return MIXPI_RUN(c, binary, &k);
+}
+
+/* Runs g into f32; then come the factors of the lines of x, an operand, and the bias. */
+static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
+                                         const mixpi_quantised *a, const mixpi_quantised *b,
+                                         const mixpi_quantised *x) {
+    const int64_t count = g->m * g->n;
+    const mixp_in lines = mixpi_tensor_in(x->lines);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_gemm_args plain = *g;
+    mixp_in from;
+    mixp_out to;
+    if (!sums) return MIXP_ERR_MEMORY;
+
+    /* The product, without the bias. */
+    from = mixpi_tensor_in(sums);
+    to = mixpi_out_to(sums->data, MIXP_F32, 0);
+    plain.c = to;
+    plain.ldc = g->n;
+    memset(&plain.bias, 0, sizeof plain.bias);
+    mixp_result r = mixpi_recipe_product(c, &plain, a, b);
+
+    if (r == MIXP_OK)
+        r = mixpi_recipe_outer(c, g, MIXP_BINARY_MUL, from, lines, x->down,
+                               g->bias.data ? to : g->c);
+    if (r == MIXP_OK && g->bias.data)
+        r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
+    mixpi_recipe_free(c->ctx, sums);
+    return r;
+}
+
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
  * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
@@ -445,7 +504,9 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
-        r = mixpi_recipe_product(c, g, a, b);
+        const mixpi_quantised *x = a->lines ? a : b;
+        r = x->lines && !a->high ? mixpi_recipe_by_lines(c, g, a, b, x)
+                                 : mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_quantised_free(c->ctx, a);

@@ -24,7 +24,7 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 torch.set_num_threads(1)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ROWS, COLS = 1024, 1024
-TURNED, MX_E5M2 = 10, 14
+TURNED, MX_E5M2, LINES = 10, 14, (19, 20, 21)
 MXFP8 = {4: ScaleCalculationMode.RCEIL, 7: ScaleCalculationMode.FLOOR, 8: ScaleCalculationMode.CEIL,
          9: ScaleCalculationMode.EVEN}
 # The largest amax whose e8m0 scale is 2^-127.
@@ -101,6 +101,24 @@ def te_nvfp4(tile, choice=None, bound=448):
     return run
 
 
+def te_nvfp4_lines(down, choice=None):
+    """A scale for each row; down: for each column, in blocks of 16 rows."""
+    from transformer_engine.pytorch.custom_recipes import reference_nvfp4 as nvfp4
+    over6 = dict(nvfp4_use_4over6=True, nvfp4_e4m3_max=256, nvfp4_4over6_err_mode=choice) if choice else {}
+    bound = 1536.0 if choice else 2688.0
+
+    def run(x):
+        y = x.t().contiguous() if down else x
+        amax = y.abs().amax(1).float()
+        q, scale = nvfp4.NVFP4QuantizerRef._quantize_blockwise_reference(
+            y, amax, 16, 1, pow_2_scales=False, row_scaled_nvfp4=True, eps=0.0, **over6)
+        encode = torch.clamp(torch.div(torch.tensor(bound), amax), max=torch.finfo(torch.float32).max)
+        encode[amax == 0] = 1.0         # as in the kernel; the reference divides zeros by 0
+        values = nvfp4.cast_from_fp4x2(q, torch.float32) * scale.float().repeat_interleave(16, 1)
+        return values.t() if down else values, torch.div(1.0, encode)
+    return run
+
+
 def te_turned():
     """x as TransformerEngine's reference quantises it for the gradient of a weight: transformed in bf16 first."""
     from transformer_engine.pytorch.custom_recipes import reference_nvfp4 as nvfp4
@@ -137,7 +155,8 @@ def values(seed, dtype):
 
 
 def ours(library, which, x):
-    y, decode = torch.empty(x.shape, dtype=torch.bfloat16), torch.empty(())
+    y = torch.empty(x.shape, dtype=torch.bfloat16)
+    decode = torch.empty(x.shape[which == 20] if which in LINES else ())
     r = library.quantise(which, int(x.dtype == torch.bfloat16), ctypes.c_void_p(x.data_ptr()),
                          ctypes.c_void_p(y.data_ptr()), ctypes.c_void_p(decode.data_ptr()),
                          ctypes.c_int64(x.shape[0]), ctypes.c_int64(x.shape[1]))
@@ -175,7 +194,10 @@ def main():
                   (15, '4over6, 1 x 16', name + ' MAE', te_nvfp4((1, 16), 'MAE', 256)),
                   (16, '4over6, 16 x 16', name + ' MAE', te_nvfp4((16, 16), 'MAE', 256)),
                   (17, '4over6, 1 x 16', name + ' MSE 448', te_nvfp4((1, 16), 'MSE')),
-                  (18, '4over6, 16 x 16', name + ' MSE 448', te_nvfp4((16, 16), 'MSE'))]
+                  (18, '4over6, 16 x 16', name + ' MSE 448', te_nvfp4((16, 16), 'MSE')),
+                  (19, 'NVFP4, by rows', name, te_nvfp4_lines(False)),
+                  (20, 'NVFP4, by columns', name, te_nvfp4_lines(True)),
+                  (21, '4over6, by rows', name + ' MAE', te_nvfp4_lines(False, 'MAE'))]
     bad = 0
     for which, what, peer, run in peers:
         wrong = factors = small = count = 0
@@ -185,7 +207,7 @@ def main():
             want, factor = run(x)
             out = smallest_scale(which, x)
             wrong += int(((y != want.to(torch.bfloat16)) & ~out).sum())
-            factors += int(decode != factor)
+            factors += int((decode != factor).sum())
             small += int(out.sum())
             count += x.numel()
         bad += wrong + factors

@@ -20,9 +20,9 @@ struct Form {
     int        stochastic;
     mixp_e8m0_rounding e8m0;
     int        power;
-    int        over6;           /* a mixp_4over6, with BOUND_448 or without */
+    int        over6;           /* a mixp_4over6, with BOUND_448 and BY_LINES or without */
 };
-enum { BOUND_448 = 4 };
+enum { BOUND_448 = 4, BY_LINES = 8 };
 /* Each recipe's operands, then blocks that share warps otherwise, and arrays of odd sizes. */
 static const Form forms[] = {
     { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0, 0 },
@@ -56,6 +56,9 @@ static const Form forms[] = {
     { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 32, 300, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE | BOUND_448 },
     { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 176, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
     { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 48, 32, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 272, 0, MIXP_E8M0_RCEIL, 0, BY_LINES },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE | BY_LINES },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 0, MIXP_E8M0_RCEIL, 0, BY_LINES },
 };
 
 enum Edges { plain, spread, zeros, huge, with_nan, with_inf, tiny, edge_kinds };
@@ -92,7 +95,8 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
     k.e8m0 = p.e8m0;
     k.power = p.power;
     k.choice = (mixp_4over6)(p.over6 % BOUND_448);
-    k.bound_448 = p.over6 / BOUND_448;
+    k.bound_448 = (p.over6 & BOUND_448) != 0;
+    k.by_lines = (p.over6 & BY_LINES) != 0;
     k.seed = 3;
     k.step = 4;
     k.tensor = 5;
@@ -102,9 +106,11 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
 static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &decode) {
     const int64_t block = p.block_rows * p.block_cols;
     Pair scales = empty(MIXP_U8, block ? p.rows * p.cols / block : 1, 0);
+    Pair lines = empty(MIXP_F32, p.block_cols == 1 ? p.cols : p.rows, 0);
     on_gpu = 1;
     mixp_quantise_args k = args_of(p, x, y);
     k.decode = AT(float, decode);
+    k.lines = AT(float, lines);
     if (block) k.scales = AT(uint8_t, scales);
     scratch_requests = 0;
     CHECK_INT(gpu_kernels->quantise(&gpu_exec, &k), MIXP_OK);
@@ -112,10 +118,13 @@ static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &dec
     on_gpu = 0;
     k = args_of(p, x, y);
     if (block) k.scales = AT(uint8_t, scales);
+    k.lines = AT(float, lines);
     CHECK_INT(mixp_quantise(&cpu_exec, &k, AT(float, decode)), MIXP_OK);
     WAIT();
     if (block) same_bits(scales);
+    if (k.by_lines) same_bits(lines);
     finish(scales);
+    finish(lines);
 }
 
 static void same_numbers_body(void) {
@@ -367,8 +376,9 @@ static void lost_body(void) {
     for (int64_t n : { 1, 7, 4099, 600001 })
         for (int scaled = 0; scaled < 3; scaled++) {
             Pair x = numbers(scaled ? MIXP_F32 : MIXP_BF16, n, 1.0, scaled % 2);
+            const int64_t cols = scaled ? 5 : 7, rows = n / cols + 1;       /* of lines; none where scaled is 2 */
             Pair y = empty(MIXP_BF16, n, scaled % 2), decode = empty(MIXP_F32, 1, 0),
-                 scale = empty(MIXP_F32, 1, 0);
+                 scale = empty(MIXP_F32, 1, 0), lines = empty(MIXP_F32, scaled ? cols : rows, 0);
             mixp_losses *out = (mixp_losses *)gpu_device->allocate(&gpu_exec, sizeof *out), found;
             const double before = scaled == 0 ? 0.75 : scaled == 2 ? 0.5 : 0.0;
             double error = 0, clipped = 0, seen = 0;
@@ -382,12 +392,14 @@ static void lost_body(void) {
             if (n > 100) set_value(x, 5, NAN);
             if (n > 100) set_value(x, 99, -INFINITY);
             if (n > 100) set_value(x, 50, 0.0);
+            for (int64_t j = 0; j < (scaled ? cols : rows); j++) set_value(lines, j, j % 2 ? 0.25 : 0.5);
+            auto line_of = [&](int64_t i) { return scaled == 2 ? 0 : scaled ? i % cols : i / cols; };
             for (int64_t i = 0; i < n; i++)
-                set_value(y, i, value_at(x.cpu, x.dtype, i) * (i % 3 ? 2.0 : 1.75));
-            set_value(decode, 0, 0.5);
+                set_value(y, i, value_at(x.cpu, x.dtype, i) * (i % 3 ? 2.0 : 1.75) * (line_of(i) % 2 ? 2.0 : 1.0));
+            set_value(decode, 0, scaled == 2 ? 0.5 : 77.0);
             set_value(scale, 0, scaled == 2 ? 1.0 : 300.0);
             for (int64_t i = 0; i < n; i++) {
-                const double v = value_at(x.cpu, x.dtype, i), q = value_at(y.cpu, MIXP_BF16, i) * 0.5;
+                const double v = value_at(x.cpu, x.dtype, i), q = value_at(y.cpu, MIXP_BF16, i) * (line_of(i) % 2 ? 0.25 : 0.5);
                 if (!(fabs(v) > 0)) continue;
                 seen++;
                 error += isinf(v) ? 1.0 : fabs(q - v) / fabs(v);
@@ -398,6 +410,9 @@ static void lost_body(void) {
             k.x = args_in(ON(x));
             k.y = AT(mixp_bf16, y);
             k.decode = AT(float, decode);
+            k.lines = scaled < 2 ? AT(float, lines) : NULL;
+            k.cols = cols;
+            k.of_columns = scaled == 1;
             k.scale = scaled ? AT(float, scale) : NULL;
             k.beyond = 464.0;
             k.operand = 1;
@@ -416,7 +431,7 @@ static void lost_body(void) {
             k.operand = 3;
             CHECK_INT(gpu_kernels->lose(&gpu_exec, &k), MIXP_ERR_ARGUMENT);
             gpu_device->release(&gpu_exec, out);
-            Pair *all[] = { &x, &y, &decode, &scale };
+            Pair *all[] = { &x, &y, &decode, &scale, &lines };
             for (Pair *one : all) finish(*one);
         }
 }
@@ -465,6 +480,7 @@ static void refused_body(void) {
     REFUSES(k.element = MIXP_F8_E4M3; k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(k.choice = MIXP_4OVER6_MAE; k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(k.choice = MIXP_4OVER6_MAE; k.block_cols = 32, MIXP_ERR_SHAPE);
+    REFUSES(k.by_lines = 1, MIXP_ERR_ARGUMENT);
     REFUSES(k.given = -1.0f, MIXP_ERR_ARGUMENT);
     REFUSES(k.given = NAN, MIXP_ERR_ARGUMENT);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
@@ -545,6 +561,10 @@ static std::vector<Mode> modes(void) {
     bare.recipe.wgrad_high = 0;
     bare.recipe.x_4over6 = MIXP_4OVER6_MAE;
     bare.recipe.w_4over6 = MIXP_4OVER6_MSE;
+    all.push_back(bare);
+    bare.name = "nvfp4 with scales of rows";
+    bare.recipe.x_4over6 = MIXP_4OVER6_NONE;
+    bare.recipe.row_scaled = 1;
     all.push_back(bare);
     return all;
 }
@@ -703,7 +723,8 @@ static int steps_of_a_mode(void) { return quick() ? 2 : 4; }
 static std::vector<Mode> trained_modes(void) {
     const std::vector<Mode> all = modes();
     std::vector<Mode> some;
-    for (size_t i = 0; i < all.size(); i += quick() ? 2 : 1) some.push_back(all[i]);
+    for (size_t i = 0; i < all.size(); i += quick() ? 2 : 1)
+        if (!all[i].recipe.x_4over6 && !all[i].recipe.row_scaled) some.push_back(all[i]);     /* sums show these */
     return some;
 }
 
@@ -752,7 +773,9 @@ static void replays(void) {
 
 /* An input kept as codes: the bits of a run without codes, in replays and under a guard, with less memory. */
 static void with_codes(void) {
-    for (Mode m : trained_modes()) {
+    std::vector<Mode> some = trained_modes();
+    some.push_back(modes().back());
+    for (Mode m : some) {
         if (m.recipe.wgrad_high) continue;
         Net plain = net_of(&m.recipe, true);
         m.recipe.codes = 1;

@@ -4,8 +4,7 @@ python3 record_nvfp4.py TRANSFORMER_ENGINE > nvfp4.h
 
 TRANSFORMER_ENGINE is a checkout; its reference needs no compiled part and no GPU. Each array has 16 rows of 32 numbers
 of bf16. A record has a character for each element, its code of e2m1 in hexadecimal digits, and two for each block, the
-code of its scale in e4m3. A row or column that is all zeros is not among the arrays: for it the reference writes the
-same codes as mixprec, but its scale of the row differs.
+code of its scale in e4m3.
 SPDX-License-Identifier: MIT OR Unlicense"""
 import sys
 import types

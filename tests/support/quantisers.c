@@ -10,7 +10,7 @@ typedef struct operand {
     mixp_block_scale   scale;
     int64_t            block_rows, block_cols;
     mixp_e8m0_rounding e8m0;
-    int                power, over6;    /* over6: a mixp_4over6, and 4 for bound_448 */
+    int                power, over6;    /* over6: a mixp_4over6, 4 for bound_448, and 8 for by_lines */
 } operand;
 
 enum { TURNED = 10 };       /* the row whose x is transformed first, 16 rows at a time */
@@ -36,9 +36,13 @@ static const operand operands[] = {
     { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
     { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | 4 },
     { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | 4 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, 8 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL, 0, 8 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE | 8 },
 };
 
-/* Quantises x[rows, cols], bf16 or f32, as row `which` of the table says. Returns a mixp_result. */
+/* Quantises x[rows, cols], bf16 or f32, as row `which` of the table says. decode: room for rows or cols numbers: by_lines
+ * it becomes the factors of the rows, or columns. Returns a mixp_result. */
 int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode, int64_t rows, int64_t cols);
 
 int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode, int64_t rows, int64_t cols) {
@@ -46,6 +50,7 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     mixp_context       *ctx = mixp_context_new(NULL);
     mixp_bf16          *turned = (mixp_bf16 *)malloc((size_t)(rows * cols) * sizeof *turned);
     mixp_quantise_args  k;
+    float               one;
     mixp_result         r = ctx && turned ? MIXP_OK : MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.rows = rows;
@@ -60,13 +65,15 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     k.e8m0 = o->e8m0;
     k.power = o->power;
     k.choice = (mixp_4over6)(o->over6 & 3);
-    k.bound_448 = o->over6 >> 2;
+    k.bound_448 = (o->over6 & 4) != 0;
+    k.by_lines = (o->over6 & 8) != 0;
+    k.lines = decode;
     if (r == MIXP_OK && which == TURNED) {
         r = mixp_hadamard(mixp_context_exec(ctx), rows, cols, k.x, turned);
         k.x.data = turned;
         k.x.dtype = MIXP_BF16;
     }
-    if (r == MIXP_OK) r = mixp_quantise(mixp_context_exec(ctx), &k, decode);
+    if (r == MIXP_OK) r = mixp_quantise(mixp_context_exec(ctx), &k, k.by_lines ? &one : decode);
     free(turned);
     mixp_context_free(ctx);
     return (int)r;

@@ -285,6 +285,10 @@ plant recode_divides       'recode: values are multiplied by their scale' \
     cuda_recipes recoded 's,/ s.j.,* s[j],'
 plant recode_wide          'recode: 8 codes at an address of 1 byte' \
     cuda_recipes recoded 's/ && is_wide(k->codes)//' sanitized
+plant lines_row            'quantise: the scale of each row is that of the first' \
+    cuda_recipes same_numbers 's/(b + own) \* q.k.block_cols/0 * q.k.block_cols/'
+plant lines_columns        'quantise: only a warp looks at columns' \
+    cuda_recipes same_numbers 's/w < warps/w < 1/'
 plant over6_rows           '4over6: the errors of the rows for 6 are not added' \
     cuda_recipes same_numbers 's/__fadd_rn(e.six, \(.*\));/(\1);/'
 plant over6_row            '4over6: each row of a square is the first' \

@@ -340,6 +340,9 @@ plant recipe_x_2d        swap    recipes     switches
 plant over6_choice       drop    recipes     against_reference
 plant over6_expand       never   recipes     recorded_nvfp4
 plant over6_guard        never   fallback    blocks_are_told
+plant lines_factor       factor  recipes     against_reference
+plant lines_kept         drop    codes       every_way
+plant lines_lost         swap    fallback    scales_of_rows
 plant over6_hadamard     logic   recipes     refused
 plant recipe_weight_low  zero    recipe_weights two_optimizers
 plant recipe_rounded     zero    recipe_weights random_rounding

@@ -128,6 +128,9 @@ refuses "codes of no recipe"                 2 "--codes keeps the codes of a rec
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
 refuses "4over6 of no nvfp4"                 2 "--over6 is for blocks of nvfp4" $small --dtype bf16 --recipe fp8 --over6 w
 refuses "4over6 of transformed inputs"       2 "add --recipe-without hadamard" $small --dtype bf16 --recipe nvfp4 --over6 both
+refuses "row scales of no nvfp4"             2 "--row-scaled is for inputs in nvfp4" $small --dtype bf16 --recipe fp8 --row-scaled
+refuses "row scales of transformed inputs"   2 "add --recipe-without hadamard" $small --dtype bf16 --recipe nvfp4 --row-scaled
+refuses "row scales with 4over6 of inputs"   2 "use --over6 w" $small --dtype bf16 --recipe nvfp4 --recipe-without all --row-scaled --over6 x
 refuses "an unknown recipe of a name"        2 '"*.w=fp6" is not NAME=RECIPE' $small --dtype bf16 --recipe-of '*.w=fp6'
 refuses "a recipe of no weight"              1 "pattern 'h.9.*': the pattern fits no" $small --dtype bf16 --recipe-of 'h.9.*=fp8'
 refuses "a recipe of a name in fp16"         2 "--recipe needs bf16"         $small --recipe-of '*=fp8'
@@ -693,6 +696,8 @@ for part in stochastic hadamard 2d all; do
     check "nvfp4 without $part trains other weights" sh -c "! cmp -s nvfp4/checkpoint.safetensors nvfp4.$part/checkpoint.safetensors"
 done
 gpt 0 $fit --recipe nvfp4 --recipe-without all --over6 both --steps 8 --decay-steps 8 --out nvfp4.over6
+gpt 0 $fit --recipe nvfp4 --recipe-without all --row-scaled --over6 w --steps 8 --decay-steps 8 --out nvfp4.rows
+check "--row-scaled trains other weights" sh -c "! cmp -s nvfp4.all/checkpoint.safetensors nvfp4.rows/checkpoint.safetensors"
 check "--over6 trains other weights" sh -c "! cmp -s nvfp4.all/checkpoint.safetensors nvfp4.over6/checkpoint.safetensors"
 
 # --- folders and resuming ---

@@ -485,6 +485,9 @@ static void every_way(void) {
         beside(&how, 3 * LAYERS);
         how.recipe.x_4over6 = MIXP_4OVER6_MAE;
         beside(&how, 3 * LAYERS);
+        how.recipe.x_4over6 = MIXP_4OVER6_NONE;
+        how.recipe.row_scaled = 1;
+        beside(&how, 3 * LAYERS);
         how = mode_of(MIXP_RECIPE_MXFP8);
         how.recipe.e8m0 = MIXP_E8M0_FLOOR;
         how.recipe.keep_first = 1;

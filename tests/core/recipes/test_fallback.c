@@ -258,10 +258,9 @@ static void numbers(void) {
 /* --- one linear whose losses are counted ------------------------------------------------------- */
 
 /* A step of sum(linear(x, w) dy) with weights of 1; *e: the event of an operand. 0: there is none. */
-static int loses(mixp_recipe_kind kind, const float *x, const float *dy, const char *operand, mixp_event *e) {
+static int loses_in(const plan *p, const float *x, const float *dy, const char *operand, mixp_event *e) {
     const int64_t shape[2] = { ROWS, WIDTH };
-    plan p = plan_of(kind, 1);
-    net n = net_new(&p, NULL);
+    net n = net_new(p, NULL);
     mixp_tensor *y = NULL;
     int k, found = 0;
     mixp_fill(n.w[0], 1.0);
@@ -277,6 +276,10 @@ static int loses(mixp_recipe_kind kind, const float *x, const float *dy, const c
         found = e->kind == MIXP_EVENT_OPERAND && strcmp(e->operand, operand) == 0;
     mixp_context_free(n.ctx);
     return found;
+}
+static int loses(mixp_recipe_kind kind, const float *x, const float *dy, const char *operand, mixp_event *e) {
+    const plan p = plan_of(kind, 1);
+    return loses_in(&p, x, dy, operand, e);
 }
 
 /* The largest number of the element, which gives a scale of 1, and `lost` numbers that become 0; the others
@@ -313,6 +316,25 @@ static void bounds(void) {
             CHECK_NEAR(e.error, (double)lost / (ROWS * WIDTH), 1e-6);
             CHECK(e.clipped == 0);
         }
+}
+
+/* One row of x is 2^20 times the others: without row_scaled NVFP4 loses the others. With it nothing is lost, but what
+ * is below the steps of its own row. */
+static void scales_of_rows(void) {
+    static float x[ROWS * WIDTH], dy[ROWS * WIDTH];
+    const int lost = (int)(0.65 * ROWS * WIDTH);
+    plan p = plan_of(MIXP_RECIPE_NVFP4, 1);
+    mixp_event e;
+    int i, turn;
+    p.recipe.wgrad_high = 1;                    /* whose quantised x would have columns */
+    fill_exact(dy, 1.0f, 0.0f, 0);
+    for (turn = 0; turn < 3; turn++) {
+        fill_exact(x, 6.0f, 0.1f, turn == 2 ? lost : 0);
+        for (i = 0; i < WIDTH; i++) x[i] *= 1048576.0f;
+        p.recipe.row_scaled = turn > 0;
+        CHECK_INT(loses_in(&p, x, dy, "x", &e), turn != 1);
+        if (turn != 1) CHECK_NEAR(e.error, turn ? (double)lost / (ROWS * WIDTH) : (ROWS - 1.0) / ROWS, 1e-6);
+    }
 }
 
 /* Zeros and NaN do not count; an Inf counts as lost and as clipped. An Inf passes a quantiser and skips the
@@ -647,6 +669,14 @@ static void blocks_are_told(void) {
     CHECK_INT(b[0].least, 57);
     CHECK_INT(b[0].largest, 57);
 
+    /* With scales of rows only the others of the value's own row and column are flushed. */
+    r.row_scaled = 1;
+    blocks_of(r, e, 5, ldexpf(1.0f, 60), b);
+    CHECK_INT(b[0].blocks, 2 * (TILES * TILES - 1) * TILE * TILE / 16);
+    CHECK_INT(b[0].flushed, 2 * (WIDTH / 16 - 1));
+    CHECK_INT(b[0].least, e[0] - (TILES - 1) - 3);
+    CHECK_INT(b[0].largest, 57);
+
     /* 4over6: beside 8 times its value, 1.25 * 2^k becomes 1/2 where the largest value becomes 4. Where that becomes 6,
      * it lies between 1/2 and 1. The scale is amax / 4. dy keeps amax / 6. */
     memset(&r, 0, sizeof r);
@@ -673,6 +703,7 @@ int main(void) {
     RUN(never);
     RUN(numbers);
     RUN(bounds);
+    RUN(scales_of_rows);
     RUN(odd_values);
     RUN(returns);
     RUN(resume);

@@ -105,6 +105,7 @@ static float source[COUNT];
 static mixp_bf16 source_low[COUNT], got[COUNT], again[COUNT];
 static float want[COUNT];
 static int64_t chosen[2];               /* blocks of 4over6 whose largest value became 6, or 4 */
+static float lines_got[COLS], lines_want[COLS];     /* the factors of rows or columns */
 
 static double larger(double a, double b) { return a != a || a > b ? a : b; }
 
@@ -132,6 +133,21 @@ static double block_error(const mixp_quantise_args *k, int64_t i, factors f, dou
     return rows[0];
 }
 
+/* The amax of a row, or of a column where blocks have one column. Columns are looked at once for all rows. */
+static double line_amax(const mixp_quantise_args *k, int64_t line) {
+    static double of[COLS];
+    int64_t i;
+    if (k->block_cols == 1 && line == 0) {
+        memset(of, 0, sizeof of);
+        for (i = 0; i < k->rows * k->cols; i++)
+            of[i % k->cols] = larger(fabs((double)mixp_get(k->x, i)), of[i % k->cols]);
+    }
+    if (k->block_cols == 1) return of[line];
+    of[0] = 0;
+    for (i = line * k->cols; i < (line + 1) * k->cols; i++) of[0] = larger(fabs((double)mixp_get(k->x, i)), of[0]);
+    return of[0];
+}
+
 /* The reference of mixp_quantise into want; returns the factor of the product. */
 static double reference(const mixp_quantise_args *k) {
     const grid *g = &grids[k->element == MIXP_F8_E4M3 ? 0 : k->element == MIXP_F8_E5M2 ? 1 : 2];
@@ -143,16 +159,23 @@ static double reference(const mixp_quantise_args *k) {
     if (k->power) tensor = power_below(tensor);
     const double bound = k->choice && !k->bound_448 ? 1536.0 : 2688.0;
     if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(bound, all);
+    if (k->by_lines) tensor = 1.0;
     for (r = 0; r < k->rows; r += br)
         for (c = 0; c < k->cols; c += bc) {
-            double amax = 0;
+            double amax = 0, of_array = tensor;
+            if (k->by_lines) {              /* a row, or column, is an array of its own */
+                const int64_t line = bc == 1 ? c : r;
+                all = line_amax(k, line);
+                of_array = scale_to(bound, all);
+                lines_want[line] = (float)(1.0 / of_array);
+            }
             factors f;
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++)
                     amax = larger(fabs((double)mixp_get(k->x, i * k->cols + j)), amax);
-            f = factors_of(k, g, amax, tensor, k->choice ? 1.0 : 0.0);
+            f = factors_of(k, g, amax, of_array, k->choice ? 1.0 : 0.0);
             if (k->choice) {
-                const factors four = factors_of(k, g, amax, tensor, 1.5);
+                const factors four = factors_of(k, g, amax, of_array, 1.5);
                 const int64_t at = r * k->cols + c;
                 const int fits_4 = block_error(k, at, four, all, bound) < block_error(k, at, f, all, bound);
                 if (fits_4) f = four;
@@ -222,8 +245,8 @@ static mixp_context *context(int threads) {
     return mixp_context_new(&desc);
 }
 
-/* over6: a mixp_4over6, with BOUND_448 or without. */
-enum { BOUND_448 = 4 };
+/* over6: a mixp_4over6, with BOUND_448 and BY_LINES or without. */
+enum { BOUND_448 = 4, BY_LINES = 8 };
 typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; int power; int over6; } plan;
 static const plan plans[] = {
     { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 0, 0 },
@@ -258,7 +281,11 @@ static const plan plans[] = {
     { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE },
     { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 },
     { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 },
-    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE }
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, BY_LINES },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, BY_LINES },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MAE | BY_LINES },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0, MIXP_4OVER6_MSE | BOUND_448 | BY_LINES }
 };
 enum { PLANS = sizeof plans / sizeof plans[0] };
 
@@ -276,7 +303,9 @@ static mixp_quantise_args args_of(const plan *p, int low) {
     k.e8m0 = p->e8m0;
     k.power = p->power;
     k.choice = (mixp_4over6)(p->over6 % BOUND_448);
-    k.bound_448 = p->over6 / BOUND_448;
+    k.bound_448 = (p->over6 & BOUND_448) != 0;
+    k.by_lines = (p->over6 & BY_LINES) != 0;
+    k.lines = lines_got;
     return k;
 }
 
@@ -290,12 +319,15 @@ static void against_reference(void) {
                 mixp_quantise_args k = args_of(&plans[p], low);
                 float decode = 0;
                 double factor;
+                if (plans[p].over6 && (kind + low) % 2) continue;
                 fill_source(kind & 1, (uint64_t)(kind * 100 + p));
                 if (kind > 1) plant_edges(kind - 2);
                 mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
                 factor = reference(&k);
                 CHECK_INT(mixp_quantise(mixp_context_exec(one), &k, &decode), MIXP_OK);
                 CHECK_INT(mixp_bits_of_f32(decode), mixp_bits_of_f32((float)factor));
+                if (k.by_lines)
+                    CHECK(memcmp(lines_got, lines_want, sizeof(float) * (size_t)(k.block_cols == 1 ? COLS : ROWS)) == 0);
                 if (differ(got)) {
                     printf("  kind %d, plan %d, low %d\n", kind, p, low);
                     bad++;
@@ -370,7 +402,7 @@ static uint8_t byte_of(const char *digits) {
 static void recorded_array(const mixp_exec *x, const nvfp4_record *o) {
     uint8_t scales[NVFP4_ROWS * NVFP4_COLS / 16];
     const plan p = { MIXP_SCALE_E4M3, 2, o->block_rows, o->block_cols, MIXP_E8M0_RCEIL, 0,
-                     o->choice | o->bound_448 * BOUND_448 };
+                     o->choice | o->bound_448 * BOUND_448 | o->lines * BY_LINES };
     mixp_quantise_args k = args_of(&p, 1);
     const int64_t across = NVFP4_COLS / o->block_cols, blocks = NVFP4_ROWS / o->block_rows * across;
     float decode = 0;
@@ -393,8 +425,7 @@ static void recorded_array(const mixp_exec *x, const nvfp4_record *o) {
 static void recorded_nvfp4(void) {
     mixp_context *ctx = context(1);
     int i;
-    for (i = 0; i < NVFP4_RECORDS; i++)
-        if (!nvfp4_records[i].lines) recorded_array(mixp_context_exec(ctx), &nvfp4_records[i]);
+    for (i = 0; i < NVFP4_RECORDS; i++) recorded_array(mixp_context_exec(ctx), &nvfp4_records[i]);
     mixp_context_free(ctx);
 }
 
@@ -609,7 +640,7 @@ static void hadamard(void) {
 /* --- one instruction set beside another ------------------------------------------------------- */
 
 static void *scratch_of(void *user, size_t bytes) {
-    static uint32_t room[ROWS];
+    static uint32_t room[COLS];
     (void)user;
     return bytes <= sizeof room ? room : NULL;
 }
@@ -641,7 +672,9 @@ static int quantise_differs(const mixp_device *a, const mixp_device *b, mixp_qua
     CHECK_INT(a->kernels->quantise(&x, &k), MIXP_OK);
     k.y = again;
     k.decode = &second;
+    k.lines = lines_want;
     CHECK_INT(b->kernels->quantise(&x, &k), MIXP_OK);
+    if (k.by_lines && memcmp(lines_got, lines_want, sizeof(float) * (size_t)mixpi_quantise_lines(&k))) return 1;
     return other_bits(got, again) || mixp_bits_of_f32(first) != mixp_bits_of_f32(second);
 }
 
@@ -729,6 +762,9 @@ static void quantiser_refuses(void) {
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_cols = 32, MIXP_ERR_SHAPE);
     REFUSES(nv(&k); k.choice = MIXP_4OVER6_MSE; k.block_rows = 32; k.block_cols = 1, MIXP_ERR_SHAPE);
+    REFUSES(k.by_lines = 1; k.lines = lines_got, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.by_lines = 1; k.lines = NULL, MIXP_ERR_ARGUMENT);
+    REFUSES(nv(&k); k.by_lines = 1; k.lines = lines_got; k.block_rows = 16, MIXP_ERR_SHAPE);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
     REFUSES(k.block_cols = 31, MIXP_ERR_SHAPE);
     REFUSES(k.block_cols = 0, MIXP_ERR_SHAPE);
@@ -770,7 +806,9 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.e8m0 = p->e8m0;
     k.power = p->power;
     k.choice = (mixp_4over6)(p->over6 % BOUND_448);
-    k.bound_448 = p->over6 / BOUND_448;
+    k.bound_448 = (p->over6 & BOUND_448) != 0;
+    k.by_lines = (p->over6 & BY_LINES) != 0;
+    k.lines = lines_got;
     if (p->scale == MIXP_SCALE_COUNT) {
         for (i = 0; i < rows * cols; i++) y[i] = (double)x[i];
         return;
@@ -780,7 +818,10 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
         k.x = mixpi_in(turned, MIXP_F32);
     }
     factor = reference(&k);
-    for (i = 0; i < rows * cols; i++) y[i] = (double)want[i] * factor;
+    for (i = 0; i < rows * cols; i++) {
+        const double line = k.by_lines ? (double)lines_want[p->cols == 1 ? i % cols : i / cols] : 1.0;
+        y[i] = (double)want[i] * factor * line;
+    }
 }
 
 enum { IN_F32, IN_BF16 };
@@ -914,6 +955,9 @@ static void products(void) {
     const six block = { b1, bb, b1, b2, bb, b2 }, mx = { m1, m1, m1, m2, m2, m2 };
     const six nv = { n1, nn, n1, n2, nn, n2 }, nv1 = { n1, n1, n1, n2, n2, n2 };
     const six x_over6 = { plans[27], n1, n1, plans[28], n2, n2 }, w_over6 = { n1, plans[30], n1, n2, plans[31], n2 };
+    const plan none = { MIXP_SCALE_COUNT, 0, 0, 0, MIXP_E8M0_RCEIL, 0, 0 };
+    const six lines = { plans[33], nn, n1, plans[34], nn, n2 }, lines_forward = { plans[35], nn, n1, none, nn, none };
+    const six lines_over6 = { plans[33], plans[30], n1, plans[34], plans[31], n2 };
     const six w_square = { n1, plans[32], n1, n2, plans[32], n2 };
     mixp_recipe r;
     memset(&r, 0, sizeof r);
@@ -939,8 +983,50 @@ static void products(void) {
     r.bound_448 = 1;
     r.x_4over6 = MIXP_4OVER6_NONE;
     linear_of(&r, &w_over6, 0);
-    r.no_2d = r.no_hadamard = r.bound_448 = 0;
+    r.row_scaled = 1;
+    linear_of(&r, &lines_over6, 0);
+    r.row_scaled = r.no_2d = r.no_hadamard = r.bound_448 = 0;
     linear_of(&r, &w_square, 1);
+    r.row_scaled = r.no_hadamard = 1;
+    r.w_4over6 = MIXP_4OVER6_NONE;
+    linear_of(&r, &lines, 0);
+    r.wgrad_high = 1;
+    r.x_4over6 = MIXP_4OVER6_MAE;
+    linear_of(&r, &lines_forward, 0);
+}
+
+/* The first 16 rows of y = x w' + b, of `rows` rows, without a gradient; an outlier stands in the last row. */
+static void first_rows(int row_scaled, int64_t rows, float *y) {
+    mixp_context *ctx = context(2);
+    const int64_t ws_shape[2] = { N, K }, xs_shape[2] = { rows, K }, bs_shape = N;
+    mixp_recipe r = recipe_of(MIXP_RECIPE_NVFP4);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, ws_shape), *b = mixp_param(ctx, "b", MIXP_F32, 1, &bs_shape), *t;
+    static float all[M * N];
+    fill_low(xs, M * K, 1, 1.0);
+    xs[(M - 1) * K + 5] = 3e4f;
+    fill_low(ws, N * K, 3, 0.02);
+    mixp_write(w, ws, MIXP_F32, N * K);
+    mixp_fill(b, 0.25);
+    r.no_hadamard = 1;
+    r.row_scaled = row_scaled;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    mixp_step_begin(ctx);
+    t = mixp_input(ctx, MIXP_F32, 2, xs_shape, xs);
+    MIXP_NO_GRAD(ctx) MIXP_AUTOCAST(ctx, MIXP_BF16) t = mixp_linear(ctx, t, w, b);
+    CHECK_INT(mixp_read(t, all, MIXP_F32, rows * N), MIXP_OK);
+    memcpy(y, all, 16 * N * sizeof *y);
+    mixp_context_free(ctx);
+}
+
+/* With scales of rows no row depends on another. */
+static void rows_alone(void) {
+    static float few[16 * N], many[16 * N];
+    int row_scaled;
+    for (row_scaled = 0; row_scaled < 2; row_scaled++) {
+        first_rows(row_scaled, 16, few);
+        first_rows(row_scaled, M, many);
+        CHECK_INT(memcmp(few, many, sizeof few) == 0, row_scaled);
+    }
 }
 
 /* The gradients of x and w, for a dy whose blocks of 16 rows, and of 16 columns, each have the largest magnitude 1. */
@@ -1195,7 +1281,8 @@ static mixp_result no_download(const mixp_exec *x, void *to, const void *from, s
 static void refused_flags(mixp_context *ctx) {
     mixp_recipe r;
     int *const flags[] = { &r.dy_e4m3, &r.dy_e5m2, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.w_2d,
-                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes, &r.bound_448 };
+                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes, &r.bound_448,
+                           &r.row_scaled };
     size_t i;
     for (i = 0; i < sizeof flags / sizeof flags[0]; i++) {
         r = recipe_of(MIXP_RECIPE_MXFP8);
@@ -1220,7 +1307,12 @@ static void refused_over6(mixp_context *ctx) {
     r.wgrad_high = 0;
     r.no_hadamard = 1;
     CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    r.row_scaled = 1;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "go together only in forward: set wgrad_high");
+    r.x_4over6 = MIXP_4OVER6_NONE;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
     r.no_hadamard = 0;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "row_scaled do not go with the Hadamard");
     r.kind = MIXP_RECIPE_MXFP8;                 /* which ignores it */
     CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
     CHECK_INT(mixp_autocast_set_recipe(ctx, NULL), MIXP_OK);
@@ -1559,6 +1651,7 @@ int main(void) {
     RUN(quantiser_refuses);
     RUN(products);
     RUN(switches);
+    RUN(rows_alone);
     RUN(unbiased);
     RUN(counts);
     RUN(which_are_kept);
