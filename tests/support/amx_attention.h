@@ -115,10 +115,13 @@ static void tiled_parts(mixp_isa isa, mixp_dtype low, int spoilt) {
                  lse[PART_HEADS * PART_TIME];
     const mixp_device *d = device_of(isa);
     attention_problem s;
+    int64_t leaked = 0;
     if (!d) SKIP("no AVX-512");
     s = tiled_problem(sizes, CAUSAL, low, MIXP_F32);
     if (spoilt) tiled_spoil(&s, 40, INFINITY);
     tiled_part(d, &s, 0, PART_TIME, 3, all, all_lse);
+    for (int64_t e = 0; e < 40 * PART_ROW; e++) leaked += !(fabsf(all[e]) < 1e30f);
+    CHECK_INT(leaked, 0);
     for (int i = 6; i >= 0; i--) {
         const int64_t first = parts[i][0], n = parts[i][1];
         int64_t bad = 0, odd = 0;
