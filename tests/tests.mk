@@ -59,7 +59,9 @@ include tests/cuda/cuda.mk tests/bench/bench.mk tests/fuzz/fuzz.mk
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 
 # The longest tests come first, so that parallel tests end at about the same time.
-LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
+LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/programs/test_docs.sh tests/tools/test_packages.sh tests/programs/test_tiny_gpt.sh tests/tools/rooms.sh \
+               tests/tools/symbols.sh tests/tools/test_left_out.sh tests/cuda/test_gpu.sh tests/tools/test_slow_build.sh tests/tools/test_cmake.sh \
+               tests/programs/test_overflow.sh
 
 # A test that mostly waits for dead ranks: it starts first, so that other tests compute meanwhile.
 SLEEPER = $(BUILD)/test_ranks_apart
