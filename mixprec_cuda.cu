@@ -8121,7 +8121,6 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
     return r;
 }
-
 /* --- epilogues ------------------------------------------------------------------------- */
 
 namespace {
@@ -8292,7 +8291,6 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     on.state->products.apart++;
     return epilogue_apart(x, *k);
 }
-
 /* --- choices, as text ------------------------------------------------------------------- *
  *
  * A first line names the GPU and library, then follow one line per plan and their number, which

@@ -868,4 +868,3 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
     return r;
 }
-

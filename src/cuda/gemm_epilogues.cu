@@ -170,4 +170,3 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x, const mixp_gemm_
     on.state->products.apart++;
     return epilogue_apart(x, *k);
 }
-
