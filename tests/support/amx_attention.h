@@ -54,7 +54,7 @@ static void attention_around_edges(void) {
     for (int i = 0; i < 6; i++)
         for (int j = 0; j < 3; j++) {
             const int64_t sizes[6] = { 1, t[i], keys[i], 2, 1, d[(i + j) % 6] };
-            tiled_try(MIXP_ISA_AMX + j / 2, j ? MIXP_F16 : MIXP_BF16, sizes, i % 2 ? CAUSAL : CAUSAL | MASK);
+            tiled_try((mixp_isa)(MIXP_ISA_AMX + j / 2), j ? MIXP_F16 : MIXP_BF16, sizes, i % 2 ? CAUSAL : CAUSAL | MASK);
         }
 }
 
