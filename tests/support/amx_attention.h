@@ -140,6 +140,7 @@ static void tiled_parts(mixp_isa isa, mixp_dtype low, int spoilt) {
         if (!spoilt) CHECK(memcmp(some, all, (size_t)((first + n) * PART_ROW) * sizeof *some) == 0);
     }
     CHECK_INT(amxsim_faults, 0);
+    CHECK(!amxsim_cpu.configured);
     attention_problem_free(&s);
 }
 static void attention_of_parts(void) {
