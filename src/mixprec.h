@@ -12,6 +12,8 @@ extern "C" {
 #include "arithmetic.h"
 #include "small.h"
 #include "kernels.h"
+#include "quantise.h"
+#include "device.h"
 #ifndef MIXPREC_ONLY_FORMATS
 #include "tensors.h"
 #include "recipe.h"

@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels.h"
+#include "device.h"
 /* --- recipes: products below 16 bits -------------------------------------------------------- *
  *
  * A recipe quantises the operands of mixp_linear's three products: x, the input; w, the weight; and

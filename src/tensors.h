@@ -1,5 +1,5 @@
 #pragma once
-#include "kernels.h"
+#include "device.h"
 /* ==== 5. TENSORS ======================================================= >>tensors ====
  *
  * Everything made from a context lives until the context is freed. Graphs, scalers and optimizers

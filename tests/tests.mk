@@ -111,7 +111,7 @@ LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE
 
 # Cases that the quick tests cut short.
 WHOLE = $(BUILD)/test_codes $(BUILD)/test_gemm $(BUILD)/test_recipes
-WHOLE_CASES = 'MIXPREC_TEST_ONLY=every_way $(BUILD)/test_codes' 'MIXPREC_TEST_ONLY=larger $(BUILD)/test_gemm' \
+WHOLE_CASES = 'MIXPREC_TEST_ONLY=every_way $(BUILD)/test_codes' $(BUILD)/test_gemm \
               'MIXPREC_TEST_ONLY=instruction_sets $(BUILD)/test_recipes'
 
 test-long: $(WHOLE) $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA

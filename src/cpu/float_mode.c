@@ -1,5 +1,5 @@
 #pragma once
-#include "../kernels.h"
+#include "../device.h"
 /* --- the floating-point mode of a thread ------------------------------------------------- *
  *
  * One register says how a thread rounds, whether it flushes subnormals, and which exceptions trap.

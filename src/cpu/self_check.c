@@ -1,5 +1,5 @@
 #pragma once
-#include "../kernels.h"
+#include "../device.h"
 #include "../formats.c"
 #include "device.c"
 /* --- the environment -------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 #pragma once
-#include "../kernels.h"
+#include "../device.h"
 #include "../formats.c"
 #include "float_mode.c"
 /* ==== 4. KERNELS (implementation) =====================================================
