@@ -9770,7 +9770,6 @@ typedef struct mixpi_tiled_room {
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
 } mixpi_tiled_room;
 
-MIXPI_SELDOM
 static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, float *from) {
     const int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     const int64_t panel = mixpi_panel_codes(h, h->parts);
@@ -9807,7 +9806,6 @@ typedef struct mixpi_tiled_grad_room {
                                            values that are not finite                      */
 } mixpi_tiled_grad_room;
 
-MIXPI_SELDOM
 static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
                                       float *from) {
     const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
