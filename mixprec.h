@@ -15420,7 +15420,7 @@ MIXPI_K void MIXPI_P(tiled_scores_of)(const mixpi_heads *h, int64_t queries, int
     }
 }
 
-/* e^x in the lanes of `there`, for x below 89; 0 in the others. NaN stays NaN. The polynomial of
+/* e^x in the lanes of `there`, for x of at most 0; 0 in the others. NaN stays NaN. The polynomial of
  * 2^r for |r| <= 1/2 has the smallest largest relative error, 2^-28.9. */
 MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
     mixpi_v y = mixpi_vmul(mixpi_vmax(mixpi_vset(-104.0f), x), mixpi_vset(1.44269504f));
@@ -15457,7 +15457,7 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
     const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
     const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
     float  *scores = s->scores + first;
-    mixpi_v top = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), sum = mixpi_vzero(), shrink, less;
+    mixpi_v top = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), sum = mixpi_vzero(), shrink;
     int64_t j;
 
     /* The largest score. A NaN does not count. */
@@ -15467,9 +15467,9 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
     }
     top = mixpi_vmax(mixpi_vmul(top, scale), old);
     shrink = MIXPI_P(tiled_exp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
-    less = mixpi_vneg(top);
 
-    /* Two keys at a time; rows up to a whole step are 0. */
+    /* Two keys at a time; rows up to a whole step are 0. The scale's product is rounded, as the
+     * largest score's was: their difference is never above 0. */
     for (j = 0; j < end; j += 2) {
         float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
         __mmask16 there = (__mmask16)0xFFFF, too = there;
@@ -15478,8 +15478,8 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
             there = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
             too = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
         }
-        x = MIXPI_P(tiled_exp)(there, mixpi_vfma(mixpi_vload(at_j), scale, less));
-        y = MIXPI_P(tiled_exp)(too, mixpi_vfma(mixpi_vload(next), scale, less));
+        x = MIXPI_P(tiled_exp)(there, mixpi_vsub(mixpi_vmul(mixpi_vload(at_j), scale), top));
+        y = MIXPI_P(tiled_exp)(too, mixpi_vsub(mixpi_vmul(mixpi_vload(next), scale), top));
         sum = mixpi_vadd(mixpi_vadd(sum, x), y);
         mixpi_vstore(at_j, x);
         mixpi_vstore(next, y);

@@ -814,6 +814,7 @@ int main(void) {
     RUN(other_attention_is_avx512s);
     RUN(attention_of_parts);
     RUN(attention_of_inf_and_nan);
+    RUN(attention_of_large_scores);
     RUN(attention_drops_as_avx512);
     RUN(repeated_maxima_have_no_bias);
     RUN(attention_scratch_is_linear);

@@ -249,6 +249,39 @@ static void repeated_maxima_have_no_bias(void) {
     attention_problem_free(&s);
 }
 
+/* Scores of about 1e11, whose rounding errors are above 88, the logarithm of the largest number: the key with the largest
+ * score has the weight 1. All elements of a query or key are equal, so that sums are exact. */
+static void large_scores_have_finite_weights(mixp_isa isa, mixp_dtype low) {
+    static const int64_t sizes[6] = { 1, 33, 70, 1, 1, 32 };
+    const mixp_device *d = device_of(isa);
+    attention_problem s;
+    int64_t largest, i, bad = 0;
+    if (!d) SKIP("no AVX-512");
+    s = tiled_problem(sizes, 0, low, MIXP_F32);
+    for (int try_number = 0; try_number < 12; try_number++) {
+        largest = random_to(70);
+        s.m.scale = 1 + random_to(1000) / 1000.0;
+        for (i = 0; i < s.n[Q]; i++) array_set(s.a[Q], i, 65280 - 256 * (i / 32 % 40));
+        for (i = 0; i < s.n[K]; i++) array_set(s.a[K], i, i / 32 == largest ? 65280 : 32640 - 128 * (i / 32 % 9));
+        attention_forward(d, &s, 0);
+        for (i = 0; i < s.n[Y]; i++) {
+            double want = array_get(s.a[V], 32 * largest + i % 32);
+            bad += !(fabs(array_get(s.a[Y], i) - want) <= ldexp(1, -16) * fabs(want));
+        }
+        for (i = 0; i < 33; i++) {
+            double want = 32 * 65280.0 * array_get(s.a[Q], 32 * i) * (double)(float)s.m.scale;
+            bad += !(fabs((double)s.lse[i] - want) <= ldexp(1, -20) * want);
+        }
+    }
+    CHECK_INT(bad, 0);
+    attention_problem_free(&s);
+}
+static void attention_of_large_scores(void) {
+    large_scores_have_finite_weights(MIXP_ISA_AMX, MIXP_BF16);
+    large_scores_have_finite_weights(MIXP_ISA_AMX, MIXP_F16);
+    large_scores_have_finite_weights(MIXP_ISA_AMX_F16, MIXP_F16);
+}
+
 /* Scratch memory grows with the length, not with its square. */
 static size_t tiled_scratch(const mixp_device *dev, int64_t t, int backward) {
     const int64_t sizes[6] = { 1, t, t, 1, 1, 8 };
