@@ -17664,6 +17664,7 @@ static const mixp_device *mixpi_cpu_portable(void) {
 
 /* --- which devices have the same bits -------------------------------------------------------- */
 
+#  if !defined(MIXPREC_NO_RANKS) || !defined(MIXPREC_NO_CHECKPOINT)
 /* The bits of products of f16 and bf16. */
 typedef enum mixpi_bits {
     MIXPI_BITS_OTHER,           /* not a CPU of this file: never compared                  */
@@ -17682,6 +17683,7 @@ static mixpi_bits mixpi_bits_of(const mixp_device *d) {
     if (!strstr(d->name, " amx")) return MIXPI_BITS_SHARED;
     return strstr(d->name, " amx f16") ? MIXPI_BITS_AMX_F16 : MIXPI_BITS_AMX;
 }
+#  endif
 #endif  /* MIXPREC_ONLY_FORMATS */
 
 /* --- arrays ---------------------------------------------------------------------------- */
