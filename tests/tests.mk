@@ -110,9 +110,11 @@ SANE_RECIPES  = $(filter %_recipes,$(CUDA_SANE))
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE_RECIPES),$(CUDA_SANE))
 
 # Cases that the quick tests cut short.
-WHOLE = $(BUILD)/test_codes $(BUILD)/test_gemm $(BUILD)/test_recipes
+WHOLE = $(BUILD)/test_codes $(BUILD)/test_gemm $(BUILD)/test_recipes $(filter %/test_cuda_recipes,$(CUDA_TESTS))
 WHOLE_CASES = 'MIXPREC_TEST_ONLY=every_way $(BUILD)/test_codes' $(BUILD)/test_gemm \
-              'MIXPREC_TEST_ONLY=instruction_sets $(BUILD)/test_recipes'
+              'MIXPREC_TEST_ONLY=instruction_sets $(BUILD)/test_recipes' \
+              $(patsubst %,'MIXPREC_TEST_ONLY=narrow_products %',$(filter %/test_cuda_recipes,$(CUDA_TESTS))) \
+              $(patsubst %,'MIXPREC_TEST_ONLY=with_codes %',$(filter %/test_cuda_recipes,$(CUDA_TESTS)))
 
 test-long: $(WHOLE) $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
