@@ -261,8 +261,8 @@ static void large_scores_have_finite_weights(mixp_isa isa, mixp_dtype low) {
     for (int try_number = 0; try_number < 12; try_number++) {
         largest = random_to(70);
         s.m.scale = 1 + random_to(1000) / 1000.0;
-        for (i = 0; i < s.n[Q]; i++) array_set(s.a[Q], i, 65280 - 256 * (i / 32 % 40));
-        for (i = 0; i < s.n[K]; i++) array_set(s.a[K], i, i / 32 == largest ? 65280 : 32640 - 128 * (i / 32 % 9));
+        for (i = 0; i < s.n[Q]; i++) array_set(s.a[Q], i, (double)(65280 - 256 * (i / 32 % 40)));
+        for (i = 0; i < s.n[K]; i++) array_set(s.a[K], i, i / 32 == largest ? 65280.0 : (double)(32640 - 128 * (i / 32 % 9)));
         attention_forward(d, &s, 0);
         for (i = 0; i < s.n[Y]; i++) {
             double want = array_get(s.a[V], 32 * largest + i % 32);
