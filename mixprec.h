@@ -137,15 +137,17 @@
  *     others     plain C
  *
  * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
- * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine set
+ * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine with SIMD set
  * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
- * whose bits agree. mixp_cpu_with takes a set by name. Ranks on CPUs whose sets differ in bits get
- * MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads on every machine.
- * If the context's products have other bits than the file's, the load gives a warning.
+ * whose bits agree. mixp_cpu_with takes a set by name. If ranks on CPUs differ in AMX (none, AMX,
+ * AMX_F16), they get MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads
+ * on every machine. If the context's products have other bits than the file's, the load gives a
+ * warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
- * 582). AMX's code is newer than that measurement: it has been tested in emulation only.
+ * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 ms with AMX (PyTorch 2.15: 821 ms,
+ * compiled 582 ms). The code for AMX is newer than that measurement. The new code has been tested
+ * in emulation only.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
  * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
@@ -154,7 +156,7 @@
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
  * for an operator and releases them after it: tiles of your own, configured before a call of
  * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
- * and f32 whatever MXCSR says; all else follows MXCSR.
+ * and f32 whatever MXCSR says; all other instructions follow MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -183,8 +185,8 @@
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on
- * each instruction set and AMX, at each level, at any number of threads. Exceptions: results that
- * are made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
+ * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
+ * made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
  * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
  * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
  * while no site has fallen back, because attention with a cache, and the operators after it, are
@@ -227,16 +229,17 @@
  * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
  * are computed in f32, with the random numbers of all sets. A score is one pass over d, as above. A
  * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
- * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits, and repeated largest scores
- * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block. Its product
- * with v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is split as above,
- * four products. One FMA in f32 rescales y to a new largest score and adds the block.
+ * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would bias
+ * y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block. The
+ * product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is
+ * split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
+ * block's product.
  * MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over blocks of 32
  * queries by 64 keys, rounded once. The forward pass computes a score of a q or k that holds an Inf
  * or NaN, and a product with an Inf or NaN of v, in f32, only for those queries that see the key.
  * In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
- * With portable_bits all SIMD machines have the same bits in the rows of the second column.
+ * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
@@ -2527,18 +2530,18 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
                                    by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has tiles. Its own bits: see INSTRUCTION
-                                   SETS                                                        */
+                                   where the processor has AMX without AMX-FP16. Its own bits:
+                                   see SAME BITS                                               */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has them. Its own bits                        */
+                                   the processor has AMX-FP16. Its own bits: see SAME BITS     */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
  * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
- * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
- * mixp_context_desc. */
+ * microseconds on a virtual machine. For bits that all machines with SIMD share, set portable_bits
+ * of mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
@@ -3060,8 +3063,8 @@ typedef struct mixp_quantise_args {
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
                                    as an array of its own, with an amax and an s           */
-    float           *lines;     /* by_lines: [rows] or [cols], in device memory: becomes 1 / s of
-                                   each, by which its part of a product must be multiplied */
+    float           *lines;     /* by_lines: [rows] or [cols], in device memory. Receives 1 / s of
+                                   each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -4134,10 +4137,11 @@ typedef struct mixp_context_desc {
                                                        are f32, so that sums of many micro-batches
                                                        lose nothing; 4 bytes an element. Same on all
                                                        ranks. 0: they have the parameter's dtype */
-    int       portable_bits;                        /* CPU: 1: the fastest instruction set whose
-                                                       bits all machines with SIMD share: neither
-                                                       AMX nor AVX512_BF16. Not with `device`.
-                                                       0: mixp_cpu()                       */
+    int       portable_bits;                        /* 1: the context's device is the CPU with the
+                                                       fastest instruction set whose bits all
+                                                       machines with SIMD share: neither AMX nor
+                                                       AVX512_BF16; `device` must be NULL.
+                                                       0: `device`, or mixp_cpu()          */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
@@ -4154,9 +4158,9 @@ typedef struct mixp_context_desc {
  * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
  * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
  * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
- * measurement the codes are made by the processor's own conversion, with a sixth of the
- * instructions; that has not been measured. Keep narrow_products off until you have measured it on
- * your GPU. The CPU ignores it. */
+ * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
+ * code has not been measured. Keep narrow_products off until you have measured narrow_products on
+ * your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %
@@ -4675,7 +4679,7 @@ typedef struct mixp_recipe {
  * then depends on no other row: an outlier in one token costs the others nothing, and a batch gives
  * the bits of its rows one by one. The product of x and w, and of dy and x, is made in f32, without
  * the factors of the rows or columns of x; the factors and the bias follow, and the result is
- * rounded once. That takes 4 bytes for each element of the result while the product runs. Source:
+ * rounded once. The f32 product takes 4 bytes an element of the result while it runs. Source:
  * TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
@@ -6483,13 +6487,13 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
  * current ones: change them after loading. A group is known by its parameters, in whatever order
  * the program makes its groups; files of versions that did not record them are matched by number.
- * All other fields of a mixp_optimizer_desc (max_norm,
- * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
- * names the kinds of its optimizers; files of versions that did not name them load into any kind
- * with the same states. A file of a CPU also says whether its products of f16 and bf16 had the bits
- * of AMX. If this context's have others, one mixp_context_warning says that training goes on with
- * another rounding. If the file lacks the state of the spike check, of a predictive rule
- * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
+ * All other fields of a mixp_optimizer_desc (max_norm, schedule, spike, ...), the scaler's rule and
+ * the guard's settings are the program's. The file names the kinds of its optimizers; files of
+ * versions that did not name them load into any kind with the same states. A file saved on a CPU
+ * after a region of f16 or bf16 also names the bits of such products: without AMX, of AMX or of
+ * AMX_F16. If this context's products have other bits, mixp_context_warning says that training goes
+ * on with another rounding. If the file lacks the state of the spike check, of a predictive rule or
+ * of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
@@ -8585,17 +8589,17 @@ static long mixpi_amx_permit(void) {
 
 /* Which tiles this process can use, or why it can use none. */
 typedef enum mixpi_amx_state {
-    MIXPI_AMX_ABSENT,         /* the processor has no AMX-TILE or no AMX-BF16            */
-    MIXPI_AMX_UNSAVED,        /* the system does not save tiles                          */
-    MIXPI_AMX_REFUSED,        /* the system refuses tiles to this process                */
-    MIXPI_AMX_WRONG,          /* a product with a known answer is wrong                  */
-    MIXPI_AMX_ONLY_BF16,           /* tiles multiply bf16                                     */
-    MIXPI_AMX_ALSO_F16             /* tiles multiply bf16 and f16                             */
+    MIXPI_AMX_ABSENT,           /* the processor has no AMX-TILE or no AMX-BF16            */
+    MIXPI_AMX_UNSAVED,          /* the system does not save tiles                          */
+    MIXPI_AMX_REFUSED,          /* the system refuses tiles to this process                */
+    MIXPI_AMX_WRONG,            /* a product with a known answer is wrong                  */
+    MIXPI_AMX_ONLY_BF16,        /* tiles multiply bf16                                     */
+    MIXPI_AMX_ALSO_F16          /* tiles multiply bf16 and f16                             */
 } mixpi_amx_state;
 
 #if MIXPI_AMX
-/* What the processor and the system say. The machine must have AVX-512, which implies CPUID leaf 7
- * and XGETBV. */
+/* Asks the processor and the system which tiles this process can use. The machine must have
+ * AVX-512, which implies CPUID leaf 7 and XGETBV. */
 static mixpi_amx_state mixpi_amx_there(void) {
     uint32_t id[4], more[4] = { 0, 0, 0, 0 };
     MIXPI_AMX_CPUID(0, id);
@@ -9626,11 +9630,11 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
 
-/* A block of queries on its way through the keys. */
+/* A block of queries, to which blocks of keys are added one after another. */
 typedef struct mixpi_met_queries {
     int64_t head, q0, rows;
-    float  *o;                  /* their results so far                                    */
-    float  *scores;             /* those of the current block of keys, then its weights    */
+    float  *o;                  /* results of the keys added so far                        */
+    float  *scores;             /* scores of the current block of keys, then its weights   */
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
 } mixpi_met_queries;
 
@@ -9639,7 +9643,7 @@ static int mixpi_attention_bends(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
-/* Does storing y of a row with this sum of weights toss a coin for each element? */
+/* Is y of a row with this sum of weights rounded stochastically? */
 static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
 }
@@ -9709,7 +9713,7 @@ typedef struct mixpi_attention_grad_job {
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
-/* A block of queries that meets a block of keys. first: the keys that row 0 may see. */
+/* A block of queries and a block of keys. first: how many of the keys row 0 may see. */
 typedef struct mixpi_met_block {
     mixpi_some_scores at;
     int64_t rows, first;
@@ -9757,14 +9761,14 @@ static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
 
 /* The scratch memory of a forward task. */
 typedef struct mixpi_tiled_room {
-    uint16_t *keys, *values;    /* two panels a block of keys; values are turned           */
+    uint16_t *keys, *values;    /* two panels a block of keys; values are transposed       */
     unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
-    uint16_t *rows;             /* a panel, before it is turned                            */
-    uint16_t *q, *p;            /* a block of queries; their weights, in two parts: turned */
-    uint16_t *weights;          /* weights, before they are turned                         */
+    uint16_t *rows;             /* a panel, before it is transposed                        */
+    uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
+    uint16_t *weights;          /* weights, before they are transposed                     */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, where a mask bends scores   */
-    float *factors;             /* a vector for each query: what its old sums shrink by    */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap, mask or dropout  */
+    float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
     float *o;                   /* the same, by rows                                       */
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
@@ -9793,10 +9797,10 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
 /* The scratch memory of a backward task. A head's queries are counted in blocks. */
 typedef struct mixpi_tiled_grad_room {
     uint16_t *q, *dy;           /* each block of queries, for scores                       */
-    uint16_t *q_turned, *dy_turned;     /* the same, for dk and dv                         */
+    uint16_t *q_turned, *dy_turned;     /* the same, transposed, for dk and dv             */
     unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
     float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
-    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *keys, *values;    /* a block of keys, for scores                             */
     uint16_t *keys_across;      /* the same, for dq                                        */
     float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */
@@ -13811,7 +13815,7 @@ MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld
     }
 }
 
-/* Weaves two rows of 32 elements: pairs of columns 0..15 go to left, of 16..31 to right. */
+/* Interleaves two rows of 32 elements: pairs of columns 0..15 go to left, of 16..31 to right. */
 MIXPI_V void MIXPI_P(tiles_weave)(uint16_t *left, uint16_t *right, __m512i even, __m512i odd) {
     const mixpi_vbits low = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
                               0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
@@ -13839,7 +13843,8 @@ MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t l
     }
 }
 
-/* Turns a tile: pair p of row i becomes pair i of row p. ld: elements between rows of `from`. */
+/* Transposes a tile: pair p of row i becomes pair i of row p. ld: elements between rows of
+ * `from`. */
 MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
     MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
 }
@@ -14219,9 +14224,9 @@ typedef struct mixpi_tiles_block {
     uint16_t *a_pack;           /* a panel of op(a)                                        */
     uint16_t *a_tail;           /* the last step of a panel that is read in place          */
     uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
-    float    *sums;             /* of one tile and one pass                                */
-    float    *turned;           /* exchanged: the sums of one tile, turned                 */
-    float    *part;             /* of all tiles and passes, if there are several passes    */
+    float    *sums;             /* sums of one tile and one pass                           */
+    float    *turned;           /* exchanged: the sums of one tile, transposed             */
+    float    *part;             /* sums of all tiles over the passes so far, if several    */
     float    *again;            /* split: memory for AVX-512's product of a tile           */
     float    *exact;            /* split: that product, in c's dtype                       */
     uint8_t  *bad_columns;      /* split: 1 = op(b)'s column holds Inf or NaN              */
@@ -14280,7 +14285,7 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
         }
 }
 
-/* Tells t where the panel of op(a) from row i on is: packed, or in place. */
+/* Points t to the panel of op(a) from row i on: packed, or in place. */
 MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t i) {
     const mixp_gemm_args *g = s->job->cut.g;
     const int64_t depth = s->at.depth, rows = mixpi_min(32, s->at.m1 - i);
@@ -15227,11 +15232,11 @@ MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16)
 
 /* --- attention by Intel's tiles (AMX) ------------------------------------------------------- *
  *
- * The blocks, masks and random numbers are attention.c's; tiles compute the products of a block of
- * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
- * split into two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8
- * bits and a rounded rest of 8 bits: it keeps 16 bits. Products of two parts begin with the smaller
- * parts.
+ * The blocks, masks and random numbers are attention.c's. Tiles compute the products of a block of
+ * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are split into
+ * two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8 bits and a
+ * rounded rest of 8 bits, so that 16 bits are kept. Products of two parts begin with the smaller
+ * parts. "Turned" in a name means transposed.
  *
  * A product by tiles would turn the Inf of v into NaN where a part of its weight is 0. So tiles
  * read 0 for a number that is not finite. In the forward pass such a number's scores, or its
@@ -15272,7 +15277,7 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
     return bad;
 }
 
-/* Turns each tile of a panel: rows that are summed along d become columns. */
+/* Transposes each tile of a panel: rows that are summed along d become columns. */
 MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
                                     uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, parts);
@@ -15370,8 +15375,8 @@ MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, i
 /* --- forward --- *
  *
  * Scores have a row for each key and a lane for each query, so that largest scores and sums need no
- * steps across lanes. Their weights become an operand on the right without a turn, and results have
- * a lane for each query until all keys are added.
+ * reduction across lanes. Their weights become an operand on the right without a transpose, and
+ * results have a lane for each query until all keys are added.
  */
 
 /* Makes the operands of one block of keys of a head: keys before `last` count. */
@@ -15447,9 +15452,9 @@ MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
 }
 
 /* Turns the scores of 16 queries, from query `first` of the block on, into weights, and updates
- * their largest scores and sums. The weights go to p, and to the place of the scores. factors: what
- * the old results shrink by. whole: there are MIXPI_KEYS keys, and each query sees all. The scale
- * is not negative. */
+ * their largest scores and sums. The weights go to p, and overwrite the scores. factors: receives
+ * what the old results must be multiplied by. whole: there are MIXPI_KEYS keys, and each query sees
+ * all. The scale is not negative. */
 MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met_queries *s,
                                        mixpi_some_scores at, int64_t first, uint16_t *p,
                                        float *factors, const int whole) {
@@ -15499,8 +15504,8 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* Turns scores into weights where a cap, a mask or dropout bends them: by the rows of attention.c.
- * keep: store weights over scores, too. */
+/* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
+ * store weights over scores. */
 MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
                                  mixpi_met_queries *s, mixpi_some_scores at, float *factors,
                                  int keep) {
@@ -15700,7 +15705,7 @@ MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
 
 /* --- backward --- */
 
-/* Turns a panel: rows of d that are summed over queries. */
+/* Transposes a panel: rows of d that are summed over queries. */
 MIXPI_K void MIXPI_P(tiled_turn)(const mixpi_heads *h, const uint16_t *panel, uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, h->parts);
     for (int64_t i = 0; i < codes; i += 1024)
@@ -17088,7 +17093,7 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
  * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
  * the grid would be read again after each. */
 
-/* Writes n elements at random, or any others. */
+/* Writes n elements, rounded to nearest or stochastically. */
 MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int64_t n,
                                      MIXPI_P(q_pair) s) {
     for (; n > 0; n -= 16, at += 16) {
@@ -23452,7 +23457,7 @@ typedef struct mixpi_blocks_job {
     mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
 
-/* 1 / decode; of the largest f32, decode has too few digits. */
+/* Returns 1 / decode, or the largest f32 where 1 / decode overflows because decode is subnormal. */
 static float mixpi_inverse_scale(float decode) {
     const float s = 1.0f / decode;
     return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
@@ -23468,7 +23473,7 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
-/* 4over6: the scales that the block has kept: those that give more of its values. */
+/* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
 static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
                                        mixpi_scales six) {
     const mixp_quantise_args *k = j->k;
@@ -23628,7 +23633,8 @@ typedef struct mixpi_recipe_call {
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
  * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
- * each row of the product's result, or NULL; down: for each column; kept: saved for backward. */
+ * each row of the product's result, or NULL. down: lines has a factor for each column instead.
+ * kept: lines is saved for backward. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
@@ -23802,7 +23808,7 @@ static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
     if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
-/* The Hadamard transform of k->x, into an array of the arena that k->x then is. */
+/* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
 static mixp_result mixpi_recipe_transform(mixp_call *c, mixp_quantise_args *k,
                                           mixp_tensor **transformed) {
     const int64_t count = k->rows * k->cols;
@@ -24075,7 +24081,7 @@ static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mix
     return MIXPI_RUN(c, binary, &k);
 }
 
-/* Runs g into f32; then come the factors of the lines of x, an operand, and the bias. */
+/* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
 static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
                                          const mixpi_quantised *a, const mixpi_quantised *b,
                                          const mixpi_quantised *x) {

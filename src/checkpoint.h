@@ -67,13 +67,13 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
  * current ones: change them after loading. A group is known by its parameters, in whatever order
  * the program makes its groups; files of versions that did not record them are matched by number.
- * All other fields of a mixp_optimizer_desc (max_norm,
- * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
- * names the kinds of its optimizers; files of versions that did not name them load into any kind
- * with the same states. A file of a CPU also says whether its products of f16 and bf16 had the bits
- * of AMX. If this context's have others, one mixp_context_warning says that training goes on with
- * another rounding. If the file lacks the state of the spike check, of a predictive rule
- * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
+ * All other fields of a mixp_optimizer_desc (max_norm, schedule, spike, ...), the scaler's rule and
+ * the guard's settings are the program's. The file names the kinds of its optimizers; files of
+ * versions that did not name them load into any kind with the same states. A file saved on a CPU
+ * after a region of f16 or bf16 also names the bits of such products: without AMX, of AMX or of
+ * AMX_F16. If this context's products have other bits, mixp_context_warning says that training goes
+ * on with another rounding. If the file lacks the state of the spike check, of a predictive rule or
+ * of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
  * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.

@@ -28,18 +28,18 @@ typedef enum mixp_isa {
     MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
     MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for products and attention of bf16
                                    by bf16 and of f16 by f16 (each f16 as two bf16). The default
-                                   where the processor has tiles. Its own bits: see INSTRUCTION
-                                   SETS                                                        */
+                                   where the processor has AMX without AMX-FP16. Its own bits:
+                                   see SAME BITS                                               */
     MIXP_ISA_AMX_F16,           /* AMX, with tiles of AMX_FP16 for f16 by f16. The default where
-                                   the processor has them. Its own bits                        */
+                                   the processor has AMX-FP16. Its own bits: see SAME BITS     */
     MIXP_ISA_COUNT
 } mixp_isa;
 
 #ifndef MIXPREC_ONLY_FORMATS
 /* The CPU with the fastest instruction set that this machine has: see INSTRUCTION SETS above. A
  * constant; never NULL. Call it once, not in each step: it asks CPUID, which takes up to 25
- * microseconds on a virtual machine. For bits that all machines share, set portable_bits of
- * mixp_context_desc. */
+ * microseconds on a virtual machine. For bits that all machines with SIMD share, set portable_bits
+ * of mixp_context_desc. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
 /* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags

@@ -137,15 +137,17 @@
  *     others     plain C
  *
  * You need no -march. Products and attention of f16 and bf16 by AMX have bits of their own, and
- * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine set
+ * AVX512_BF16 flushes subnormals: see SAME BITS. For the same bits on every machine with SIMD set
  * portable_bits of mixp_context_desc. The context then takes the fastest of AVX-512, AVX2 and NEON,
- * whose bits agree. mixp_cpu_with takes a set by name. Ranks on CPUs whose sets differ in bits get
- * MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads on every machine.
- * If the context's products have other bits than the file's, the load gives a warning.
+ * whose bits agree. mixp_cpu_with takes a set by name. If ranks on CPUs differ in AMX (none, AMX,
+ * AMX_F16), they get MIXP_ERR_RANKS in their first step. A checkpoint that was saved with AMX loads
+ * on every machine. If the context's products have other bits than the file's, the load gives a
+ * warning.
  *
  * Why AMX is the default: on an Emerald Rapids with 2 cores a step of GPT-2 124M with 4 x 64 tokens
- * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 with it (PyTorch 2.15: 821, compiled
- * 582). AMX's code is newer than that measurement: it has been tested in emulation only.
+ * in bf16 took 1,129 to 1,269 ms without AMX and 428 to 534 ms with AMX (PyTorch 2.15: 821 ms,
+ * compiled 582 ms). The code for AMX is newer than that measurement. The new code has been tested
+ * in emulation only.
  *
  * AMX is used on Linux, if the system saves tiles and grants them to the process, and if known
  * products are right. Otherwise the context takes AVX-512, without an error; mixp_self_check says
@@ -154,7 +156,7 @@
  * may arrive in any product, and a child of fork may use tiles. Each thread configures its tiles
  * for an operator and releases them after it: tiles of your own, configured before a call of
  * mixprec in the same thread, are lost. Tiles round to nearest even and flush subnormals of bf16
- * and f32 whatever MXCSR says; all else follows MXCSR.
+ * and f32 whatever MXCSR says; all other instructions follow MXCSR.
  *
  * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
  * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
@@ -183,8 +185,8 @@
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on
- * each instruction set and AMX, at each level, at any number of threads. Exceptions: results that
- * are made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
+ * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
+ * made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
  * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
  * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
  * while no site has fallen back, because attention with a cache, and the operators after it, are
@@ -227,16 +229,17 @@
  * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout
  * are computed in f32, with the random numbers of all sets. A score is one pass over d, as above. A
  * probability p, in the backward pass also the gradient of a score, is split: hi is p cut to 8
- * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits, and repeated largest scores
- * cause no bias, as p rounded to bf16 would (arXiv 2510.04212). 64 keys make a block. Its product
- * with v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is split as above,
- * four products. One FMA in f32 rescales y to a new largest score and adds the block.
+ * significant bits, and lo is p - hi rounded to 8. So p keeps 16 bits. p rounded to bf16 would bias
+ * y where the largest score repeats (arXiv 2510.04212); 16 bits do not. 64 keys make a block. The
+ * product of a block and v begins at 0 and adds 32 keys at a time: lo, then hi; with f16, which is
+ * split as above, four products. One FMA in f32 rescales y to a new largest score and adds the
+ * block's product.
  * MIXP_ISA_AMX_F16 multiplies q by k and dy by v in f16. Gradients are f32 sums over blocks of 32
  * queries by 64 keys, rounded once. The forward pass computes a score of a q or k that holds an Inf
  * or NaN, and a product with an Inf or NaN of v, in f32, only for those queries that see the key.
  * In the backward pass a block that holds an Inf or NaN is computed by AVX-512.
  *
- * With portable_bits all SIMD machines have the same bits in the rows of the second column.
+ * With portable_bits all machines with SIMD have the same bits in every row of the second column.
  *
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.

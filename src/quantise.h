@@ -69,8 +69,8 @@ typedef struct mixp_quantise_args {
     int              bound_448; /* 1: b is 448 instead of 256; ignored without choice      */
     int              by_lines;  /* E4M3: 1: each row (blocks of 1 x n), or column (n x 1), counts
                                    as an array of its own, with an amax and an s           */
-    float           *lines;     /* by_lines: [rows] or [cols], in device memory: becomes 1 / s of
-                                   each, by which its part of a product must be multiplied */
+    float           *lines;     /* by_lines: [rows] or [cols], in device memory. Receives 1 / s of
+                                   each row or column: the factor for its part of a product */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part

@@ -133,10 +133,11 @@ typedef struct mixp_context_desc {
                                                        are f32, so that sums of many micro-batches
                                                        lose nothing; 4 bytes an element. Same on all
                                                        ranks. 0: they have the parameter's dtype */
-    int       portable_bits;                        /* CPU: 1: the fastest instruction set whose
-                                                       bits all machines with SIMD share: neither
-                                                       AMX nor AVX512_BF16. Not with `device`.
-                                                       0: mixp_cpu()                       */
+    int       portable_bits;                        /* 1: the context's device is the CPU with the
+                                                       fastest instruction set whose bits all
+                                                       machines with SIMD share: neither AMX nor
+                                                       AVX512_BF16; `device` must be NULL.
+                                                       0: `device`, or mixp_cpu()          */
 } mixp_context_desc;
 
 /* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
@@ -153,9 +154,9 @@ typedef struct mixp_context_desc {
  * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
  * both operands. An H100 multiplied fp8 codes 1.6 times as fast as bf16, but making the codes took
  * longer than that saved: a product of GPT-2 took 1.3 to 2.6 times as long as in bf16. Since that
- * measurement the codes are made by the processor's own conversion, with a sixth of the
- * instructions; that has not been measured. Keep narrow_products off until you have measured it on
- * your GPU. The CPU ignores it. */
+ * measurement the GPU's own conversion makes the codes, with a sixth of the instructions; the new
+ * code has not been measured. Keep narrow_products off until you have measured narrow_products on
+ * your GPU. The CPU ignores narrow_products. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. If a description has epilogues
  * 0, the device chooses the flags: GELU_BF16 on capability 9.0, where an H100's step was 2.8 %

@@ -112,11 +112,11 @@ static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
 /* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
 typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
 
-/* A block of queries on its way through the keys. */
+/* A block of queries, to which blocks of keys are added one after another. */
 typedef struct mixpi_met_queries {
     int64_t head, q0, rows;
-    float  *o;                  /* their results so far                                    */
-    float  *scores;             /* those of the current block of keys, then its weights    */
+    float  *o;                  /* results of the keys added so far                        */
+    float  *scores;             /* scores of the current block of keys, then its weights   */
     float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
 } mixpi_met_queries;
 
@@ -125,7 +125,7 @@ static int mixpi_attention_bends(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
-/* Does storing y of a row with this sum of weights toss a coin for each element? */
+/* Is y of a row with this sum of weights rounded stochastically? */
 static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
 }
@@ -195,7 +195,7 @@ typedef struct mixpi_attention_grad_job {
     mixpi_slices slices;
 } mixpi_attention_grad_job;
 
-/* A block of queries that meets a block of keys. first: the keys that row 0 may see. */
+/* A block of queries and a block of keys. first: how many of the keys row 0 may see. */
 typedef struct mixpi_met_block {
     mixpi_some_scores at;
     int64_t rows, first;
@@ -243,14 +243,14 @@ static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
 
 /* The scratch memory of a forward task. */
 typedef struct mixpi_tiled_room {
-    uint16_t *keys, *values;    /* two panels a block of keys; values are turned           */
+    uint16_t *keys, *values;    /* two panels a block of keys; values are transposed       */
     unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
-    uint16_t *rows;             /* a panel, before it is turned                            */
-    uint16_t *q, *p;            /* a block of queries; their weights, in two parts: turned */
-    uint16_t *weights;          /* weights, before they are turned                         */
+    uint16_t *rows;             /* a panel, before it is transposed                        */
+    uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
+    uint16_t *weights;          /* weights, before they are transposed                     */
     float *scores;              /* MIXPI_KEYS x MIXPI_QUERIES                              */
-    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, where a mask bends scores   */
-    float *factors;             /* a vector for each query: what its old sums shrink by    */
+    float *rows_of_scores;      /* MIXPI_QUERIES x MIXPI_KEYS, for a cap, mask or dropout  */
+    float *factors;             /* a vector for each query: the factor of its old sums     */
     float *sums;                /* d rounded up to 32 by MIXPI_QUERIES: results            */
     float *o;                   /* the same, by rows                                       */
     float *plain;               /* MIXPI_QUERIES rows of f32 and one more                  */
@@ -279,10 +279,10 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
 /* The scratch memory of a backward task. A head's queries are counted in blocks. */
 typedef struct mixpi_tiled_grad_room {
     uint16_t *q, *dy;           /* each block of queries, for scores                       */
-    uint16_t *q_turned, *dy_turned;     /* the same, for dk and dv                         */
+    uint16_t *q_turned, *dy_turned;     /* the same, transposed, for dk and dv             */
     unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
     float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
-    uint16_t *rows;             /* a panel, before it is turned                            */
+    uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *keys, *values;    /* a block of keys, for scores                             */
     uint16_t *keys_across;      /* the same, for dq                                        */
     float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */

@@ -3,11 +3,11 @@
 #include "tiles.c"
 /* --- attention by Intel's tiles (AMX) ------------------------------------------------------- *
  *
- * The blocks, masks and random numbers are attention.c's; tiles compute the products of a block of
- * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are
- * split into two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8
- * bits and a rounded rest of 8 bits: it keeps 16 bits. Products of two parts begin with the smaller
- * parts.
+ * The blocks, masks and random numbers are attention.c's. Tiles compute the products of a block of
+ * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are split into
+ * two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8 bits and a
+ * rounded rest of 8 bits, so that 16 bits are kept. Products of two parts begin with the smaller
+ * parts. "Turned" in a name means transposed.
  *
  * A product by tiles would turn the Inf of v into NaN where a part of its weight is 0. So tiles
  * read 0 for a number that is not finite. In the forward pass such a number's scores, or its
@@ -48,7 +48,7 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
     return bad;
 }
 
-/* Turns each tile of a panel: rows that are summed along d become columns. */
+/* Transposes each tile of a panel: rows that are summed along d become columns. */
 MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
                                     uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, parts);
@@ -146,8 +146,8 @@ MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, i
 /* --- forward --- *
  *
  * Scores have a row for each key and a lane for each query, so that largest scores and sums need no
- * steps across lanes. Their weights become an operand on the right without a turn, and results have
- * a lane for each query until all keys are added.
+ * reduction across lanes. Their weights become an operand on the right without a transpose, and
+ * results have a lane for each query until all keys are added.
  */
 
 /* Makes the operands of one block of keys of a head: keys before `last` count. */
@@ -223,9 +223,9 @@ MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
 }
 
 /* Turns the scores of 16 queries, from query `first` of the block on, into weights, and updates
- * their largest scores and sums. The weights go to p, and to the place of the scores. factors: what
- * the old results shrink by. whole: there are MIXPI_KEYS keys, and each query sees all. The scale
- * is not negative. */
+ * their largest scores and sums. The weights go to p, and overwrite the scores. factors: receives
+ * what the old results must be multiplied by. whole: there are MIXPI_KEYS keys, and each query sees
+ * all. The scale is not negative. */
 MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met_queries *s,
                                        mixpi_some_scores at, int64_t first, uint16_t *p,
                                        float *factors, const int whole) {
@@ -275,8 +275,8 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
     }
 }
 
-/* Turns scores into weights where a cap, a mask or dropout bends them: by the rows of attention.c.
- * keep: store weights over scores, too. */
+/* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
+ * store weights over scores. */
 MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
                                  mixpi_met_queries *s, mixpi_some_scores at, float *factors,
                                  int keep) {
@@ -476,7 +476,7 @@ MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
 
 /* --- backward --- */
 
-/* Turns a panel: rows of d that are summed over queries. */
+/* Transposes a panel: rows of d that are summed over queries. */
 MIXPI_K void MIXPI_P(tiled_turn)(const mixpi_heads *h, const uint16_t *panel, uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, h->parts);
     for (int64_t i = 0; i < codes; i += 1024)

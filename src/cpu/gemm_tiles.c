@@ -44,9 +44,9 @@ typedef struct mixpi_tiles_block {
     uint16_t *a_pack;           /* a panel of op(a)                                        */
     uint16_t *a_tail;           /* the last step of a panel that is read in place          */
     uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
-    float    *sums;             /* of one tile and one pass                                */
-    float    *turned;           /* exchanged: the sums of one tile, turned                 */
-    float    *part;             /* of all tiles and passes, if there are several passes    */
+    float    *sums;             /* sums of one tile and one pass                           */
+    float    *turned;           /* exchanged: the sums of one tile, transposed             */
+    float    *part;             /* sums of all tiles over the passes so far, if several    */
     float    *again;            /* split: memory for AVX-512's product of a tile           */
     float    *exact;            /* split: that product, in c's dtype                       */
     uint8_t  *bad_columns;      /* split: 1 = op(b)'s column holds Inf or NaN              */
@@ -105,7 +105,7 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
         }
 }
 
-/* Tells t where the panel of op(a) from row i on is: packed, or in place. */
+/* Points t to the panel of op(a) from row i on: packed, or in place. */
 MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t i) {
     const mixp_gemm_args *g = s->job->cut.g;
     const int64_t depth = s->at.depth, rows = mixpi_min(32, s->at.m1 - i);

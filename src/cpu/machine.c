@@ -206,17 +206,17 @@ static long mixpi_amx_permit(void) {
 
 /* Which tiles this process can use, or why it can use none. */
 typedef enum mixpi_amx_state {
-    MIXPI_AMX_ABSENT,         /* the processor has no AMX-TILE or no AMX-BF16            */
-    MIXPI_AMX_UNSAVED,        /* the system does not save tiles                          */
-    MIXPI_AMX_REFUSED,        /* the system refuses tiles to this process                */
-    MIXPI_AMX_WRONG,          /* a product with a known answer is wrong                  */
-    MIXPI_AMX_ONLY_BF16,           /* tiles multiply bf16                                     */
-    MIXPI_AMX_ALSO_F16             /* tiles multiply bf16 and f16                             */
+    MIXPI_AMX_ABSENT,           /* the processor has no AMX-TILE or no AMX-BF16            */
+    MIXPI_AMX_UNSAVED,          /* the system does not save tiles                          */
+    MIXPI_AMX_REFUSED,          /* the system refuses tiles to this process                */
+    MIXPI_AMX_WRONG,            /* a product with a known answer is wrong                  */
+    MIXPI_AMX_ONLY_BF16,        /* tiles multiply bf16                                     */
+    MIXPI_AMX_ALSO_F16          /* tiles multiply bf16 and f16                             */
 } mixpi_amx_state;
 
 #if MIXPI_AMX
-/* What the processor and the system say. The machine must have AVX-512, which implies CPUID leaf 7
- * and XGETBV. */
+/* Asks the processor and the system which tiles this process can use. The machine must have
+ * AVX-512, which implies CPUID leaf 7 and XGETBV. */
 static mixpi_amx_state mixpi_amx_there(void) {
     uint32_t id[4], more[4] = { 0, 0, 0, 0 };
     MIXPI_AMX_CPUID(0, id);

@@ -229,7 +229,7 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
  * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
  * the grid would be read again after each. */
 
-/* Writes n elements at random, or any others. */
+/* Writes n elements, rounded to nearest or stochastically. */
 MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int64_t n,
                                      MIXPI_P(q_pair) s) {
     for (; n > 0; n -= 16, at += 16) {

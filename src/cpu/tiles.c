@@ -63,7 +63,7 @@ MIXPI_V void MIXPI_P(tiles_along)(uint16_t *to, const uint16_t *from, int64_t ld
     }
 }
 
-/* Weaves two rows of 32 elements: pairs of columns 0..15 go to left, of 16..31 to right. */
+/* Interleaves two rows of 32 elements: pairs of columns 0..15 go to left, of 16..31 to right. */
 MIXPI_V void MIXPI_P(tiles_weave)(uint16_t *left, uint16_t *right, __m512i even, __m512i odd) {
     const mixpi_vbits low = { 0x200000, 0x210001, 0x220002, 0x230003, 0x240004, 0x250005,
                               0x260006, 0x270007, 0x280008, 0x290009, 0x2A000A, 0x2B000B,
@@ -91,7 +91,8 @@ MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t l
     }
 }
 
-/* Turns a tile: pair p of row i becomes pair i of row p. ld: elements between rows of `from`. */
+/* Transposes a tile: pair p of row i becomes pair i of row p. ld: elements between rows of
+ * `from`. */
 MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
     MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
 }

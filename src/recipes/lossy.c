@@ -64,7 +64,7 @@ typedef struct mixpi_blocks_job {
     mixp_block_look *strips;    /* counts of each strip of blocks                          */
 } mixpi_blocks_job;
 
-/* 1 / decode; of the largest f32, decode has too few digits. */
+/* Returns 1 / decode, or the largest f32 where 1 / decode overflows because decode is subnormal. */
 static float mixpi_inverse_scale(float decode) {
     const float s = 1.0f / decode;
     return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
@@ -80,7 +80,7 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
     sum->flushed += part->flushed;
 }
 
-/* 4over6: the scales that the block has kept: those that give more of its values. */
+/* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
 static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
                                        mixpi_scales six) {
     const mixp_quantise_args *k = j->k;

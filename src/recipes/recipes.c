@@ -20,7 +20,8 @@ typedef struct mixpi_recipe_call {
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
  * too, and the caller gives it back. how, scales: set if narrow products run. lines: a factor for
- * each row of the product's result, or NULL; down: for each column; kept: saved for backward. */
+ * each row of the product's result, or NULL. down: lines has a factor for each column instead.
+ * kept: lines is saved for backward. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales, *lines;
     mixp_narrow  how;
@@ -194,7 +195,7 @@ static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
     if (t && t->own.generation) mixpi_arena_free(ctx, &ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
-/* The Hadamard transform of k->x, into an array of the arena that k->x then is. */
+/* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
 static mixp_result mixpi_recipe_transform(mixp_call *c, mixp_quantise_args *k,
                                           mixp_tensor **transformed) {
     const int64_t count = k->rows * k->cols;
@@ -467,7 +468,7 @@ static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mix
     return MIXPI_RUN(c, binary, &k);
 }
 
-/* Runs g into f32; then come the factors of the lines of x, an operand, and the bias. */
+/* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
 static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
                                          const mixpi_quantised *a, const mixpi_quantised *b,
                                          const mixpi_quantised *x) {
