@@ -210,7 +210,8 @@ MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
 MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
     const int64_t first = j - reach + 1;
     if (first <= 0) return (__mmask16)0xFFFF;
-    return first < 16 ? (__mmask16)(0xFFFFu << first) : 0;
+    if (first >= 16) return 0;
+    return (__mmask16)(0xFFFFu << first);
 }
 
 /* Stores the weights of two keys as a row of an operand on the right, in two parts. */
