@@ -218,12 +218,12 @@
  * Subnormals of bf16 and f32 are zeros there (Intel's manual). The passes are added in order;
  * alpha, bias and an old c follow as on other sets.
  *
- * MIXP_ISA_AMX_F16 multiplies f16 by f16 in this way, too; subnormals of f16 are kept. MIXP_ISA_AMX
- * splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant bits, and
- * lo = x - hi. Both are exact. There a pass has at most 512 elements, so there are ceil(k / 512)
- * passes, and a block adds four sums to the pass, in this order: lo lo, hi lo (hi of a, lo of b),
- * hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an Inf or NaN has the
- * bits of AVX-512 instead.
+ * MIXP_ISA_AMX_F16 adds the products of f16 by f16 in the same order, and it keeps subnormals of
+ * f16. MIXP_ISA_AMX splits each f16 number x into two bf16 numbers: hi is x cut to 8 significant
+ * bits, and lo = x - hi. Both are exact. With split numbers a pass has at most 512 elements, so k
+ * is cut into ceil(k / 512) passes. A block adds four sums to the pass, in this order: lo lo, hi lo
+ * (hi of a, lo of b), hi hi, lo hi. An element of c whose row of op(a) or column of op(b) holds an
+ * Inf or NaN has the bits of AVX-512 instead.
  *
  * Attention by AMX: if q, k and v, in the backward pass also dy, are all bf16 or all f16, tiles
  * compute its products, at every size. Other dtypes have AVX-512's bits. Masks, softmax and dropout

@@ -128,11 +128,11 @@ typedef struct mixp_recipe {
                                    source; see ROWS                                        */
 } mixp_recipe;
 
-/* ROWS. With row_scaled the scale of each row of x comes from that row alone. A row of the result
- * then depends on no other row: an outlier in one token costs the others nothing, and a batch gives
- * the bits of its rows one by one. The product of x and w, and of dy and x, is made in f32, without
- * the factors of the rows or columns of x; the factors and the bias follow, and the result is
- * rounded once. The f32 product takes 4 bytes an element of the result while it runs. Source:
+/* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
+ * no other row: an outlier in one token does not change the rows of other tokens, and a row has the
+ * same bits in every batch. The product of x and w, and of dy and x, is made in f32, without the
+ * factors of the rows or columns of x; the factors and the bias follow, and the result is rounded
+ * once. The f32 product takes 4 bytes an element of the result while it runs. Source:
  * TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then

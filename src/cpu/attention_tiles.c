@@ -249,14 +249,15 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
      * largest score's was: their difference is never above 0. */
     for (j = 0; j < end; j += 2) {
         float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
-        __mmask16 there = (__mmask16)0xFFFF, too = there;
+        __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
         mixpi_v   x, y;
         if (!whole) {
-            there = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
-            too = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+            sees = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
+            sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
         }
-        x = MIXPI_P(tiled_exp)(there, mixpi_vsub(mixpi_vmul(mixpi_vload(at_j), scale), top));
-        y = MIXPI_P(tiled_exp)(too, mixpi_vsub(mixpi_vmul(mixpi_vload(next), scale), top));
+        x = MIXPI_P(tiled_exp)(sees, mixpi_vsub(mixpi_vmul(mixpi_vload(at_j), scale), top));
+        y = MIXPI_P(tiled_exp)
+        (sees_next, mixpi_vsub(mixpi_vmul(mixpi_vload(next), scale), top));
         sum = mixpi_vadd(mixpi_vadd(sum, x), y);
         mixpi_vstore(at_j, x);
         mixpi_vstore(next, y);
@@ -489,6 +490,21 @@ MIXPI_V int64_t MIXPI_P(tiled_block)(const mixpi_heads *h, int64_t head, int64_t
     return head % h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES) + q0 / MIXPI_QUERIES;
 }
 
+/* Makes two operands from a block of rows of q or dy: a panel, and its transpose. Returns nonzero
+ * if a number is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_pair)(const mixpi_heads *h, const mixpi_tiled_grad_room *room,
+                                     mixp_in a, mixpi_head at, int64_t q0, uint16_t *panel,
+                                     uint16_t *transposed) {
+    const int64_t  rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    const unsigned odd = MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->score_parts, panel);
+    if (h->parts != h->score_parts) {
+        (void)MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->parts, room->rows);
+        panel = room->rows;
+    }
+    MIXPI_P(tiled_turn)(h, panel, transposed);
+    return odd;
+}
+
 /* Makes the operands of a block of queries, clears its dq and computes its delta. */
 MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
                                  const mixpi_tiled_grad_room *room, int64_t head, int64_t q0) {
@@ -501,13 +517,9 @@ MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
     float *delta = room->plain.delta + head % h->group * h->t + q0;
     unsigned odd;
 
-    odd = MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->score_parts, room->q + at);
-    odd |= MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->score_parts, room->dy + at);
+    odd = MIXPI_P(tiled_pair)(h, room, k->q, at_q, q0, room->q + at, room->q_turned + at);
+    odd |= MIXPI_P(tiled_pair)(h, room, dy, at_dy, q0, room->dy + at, room->dy_turned + at);
     room->odd[block] = odd != 0;
-    (void)MIXPI_P(tiled_rows)(h, k->q, at_q, q0, rows, h->parts, room->rows);
-    MIXPI_P(tiled_turn)(h, room->rows, room->q_turned + at);
-    (void)MIXPI_P(tiled_rows)(h, dy, at_dy, q0, rows, h->parts, room->rows);
-    MIXPI_P(tiled_turn)(h, room->rows, room->dy_turned + at);
 
     memset(room->dq + block * MIXPI_QUERIES * h->wide, 0,
            (size_t)(MIXPI_QUERIES * h->wide) * sizeof(float));
@@ -636,7 +648,8 @@ MIXPI_K unsigned MIXPI_P(tiled_grad_keys)(const mixpi_attention_grad_job *job,
         MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->values + half * panel);
         odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows);
         MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->keys + half * panel);
-        (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, room->rows);
+        if (h->parts != h->score_parts)
+            (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, room->rows);
         MIXPI_P(tiled_across)(h, room->rows, half, room->keys_across);
     }
     return odd;

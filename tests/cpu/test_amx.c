@@ -293,7 +293,7 @@ static errors errors_of(int m, int n, int k, const uint16_t *a, const uint16_t *
 }
 
 /* Row i of a has numbers of one exponent: subnormals of the last 1 to 10 bits, then each normal exponent, and last
- * 65,504 alone. Elements of either sign, and of one. A block of tiles makes at most 16 + 1 + 4 roundings of a sum. */
+ * 65,504 in each place. Signs are mixed, then all the same. A block of tiles makes at most 16 + 1 + 4 roundings of a sum. */
 static void errors_at_every_exponent(void) {
     enum { M = 41, N = 33, K = 600, BLOCKS = (K + 31) / 32 };
     static uint16_t a[M * K], b[K * N];

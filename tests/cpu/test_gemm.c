@@ -243,7 +243,7 @@ static void pairs_give_the_bits_of_widening(void) {
     }
 }
 
-/* By name where the machine has it; by itself on AMD alone, without tiles. */
+/* AVX512_BF16 can be named on each machine that has it. mixp_cpu selects it only on AMD, without tiles. */
 static void chosen_by_maker(void) {
     const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
     char  line[4096];

@@ -314,8 +314,8 @@ static void settings(void) {
     check_told(LATER, 0, 3, "ranks differ: eps is 1e-08 on rank 0 and 1e-06 on rank 1");
 }
 
-/* CPUs whose products of f16 and bf16 have other bits are told before the first update; sets that
- * share bits, and a GPU beside a CPU, go on. */
+/* Ranks on CPUs whose products of f16 and bf16 differ in bits get an error before the first update. Ranks on sets that
+ * share bits, and a rank on a GPU beside one on a CPU, train. */
 static void instruction_sets(void) {
     static const struct { const char *name[2], *text; } cases[] = {
         {{"cpu avx512", "cpu avx512 amx"}, "the instruction set of rank 0 is 'cpu', that of rank 1 'cpu amx'"},
