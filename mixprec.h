@@ -311,6 +311,22 @@
 #define MIXPREC_VERSION_PATCH 0
 #define MIXPREC_VERSION "0.1.0"
 
+/* The name of this file, which includes itself to compile the kernels once per instruction set. */
+#ifndef MIXPREC_SELF
+#  define MIXPREC_SELF "mixprec.h"
+#endif
+
+/* -Wmisleading-indentation, which -Wall contains, reads the lines of an `if` again. Before version
+ * 15, gcc remembers where lines stand only up to the last line that it knows when it first reads
+ * one, and searches from there: in C 2.5 seconds. So the first `if` that gcc reads is this file's
+ * last one, in mixpi_last_lines. */
+#if defined(MIXPREC_IMPLEMENTATION) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__cplusplus) && __GNUC__ < 15
+#  define MIXPI_LAST_LINES
+#  include MIXPREC_SELF
+#  undef MIXPI_LAST_LINES
+#endif
+
 /* MIXPI_GNU: gcc and clang, and clang-cl, which does not define __GNUC__. */
 #if defined(__GNUC__) || defined(__clang__)
 #  define MIXPI_GNU 1
@@ -7112,7 +7128,8 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 /* ==================================================================================== *
  *  Stop here if you only need the API: what follows is the implementation.             *
  * ==================================================================================== */
-#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
+#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && \
+    !defined(MIXPREC_IMPLEMENTATION_DONE) && !defined(MIXPI_LAST_LINES)
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
 
@@ -7154,11 +7171,6 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #  include <unistd.h>
 #else
 #  define MIXPI_POSIX 0
-#endif
-
-/* The name of this file, which includes itself to compile the kernels once per instruction set. */
-#ifndef MIXPREC_SELF
-#  define MIXPREC_SELF "mixprec.h"
 #endif
 
 #ifdef __cplusplus
@@ -42331,3 +42343,12 @@ MIXPI_SMALL_END
 #undef MIXPREC_IMPLEMENTATION
 #undef MIXPI_IMPLEMENT
 #endif  /* implementation */
+
+#ifdef MIXPI_LAST_LINES
+static __inline__ __attribute__((__unused__)) int mixpi_last_lines(int line)
+{
+    if (line < 0)
+        return 0;
+    return line;
+}
+#endif

@@ -8,6 +8,22 @@
 #define MIXPREC_VERSION_PATCH 0
 #define MIXPREC_VERSION "0.1.0"
 
+/* The name of this file, which includes itself to compile the kernels once per instruction set. */
+#ifndef MIXPREC_SELF
+#  define MIXPREC_SELF "mixprec.h"
+#endif
+
+/* -Wmisleading-indentation, which -Wall contains, reads the lines of an `if` again. Before version
+ * 15, gcc remembers where lines stand only up to the last line that it knows when it first reads
+ * one, and searches from there: in C 2.5 seconds. So the first `if` that gcc reads is this file's
+ * last one, in mixpi_last_lines. */
+#if defined(MIXPREC_IMPLEMENTATION) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__cplusplus) && __GNUC__ < 15
+#  define MIXPI_LAST_LINES
+#  include MIXPREC_SELF
+#  undef MIXPI_LAST_LINES
+#endif
+
 /* MIXPI_GNU: gcc and clang, and clang-cl, which does not define __GNUC__. */
 #if defined(__GNUC__) || defined(__clang__)
 #  define MIXPI_GNU 1

@@ -39,7 +39,8 @@ extern "C" {
 /* ==================================================================================== *
  *  Stop here if you only need the API: what follows is the implementation.             *
  * ==================================================================================== */
-#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
+#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && \
+    !defined(MIXPREC_IMPLEMENTATION_DONE) && !defined(MIXPI_LAST_LINES)
 #define MIXPREC_IMPLEMENTATION_DONE
 #define MIXPI_IMPLEMENT 1
 
@@ -250,3 +251,12 @@ MIXPI_SMALL_END
 #undef MIXPREC_IMPLEMENTATION
 #undef MIXPI_IMPLEMENT
 #endif  /* implementation */
+
+#ifdef MIXPI_LAST_LINES
+static __inline__ __attribute__((__unused__)) int mixpi_last_lines(int line)
+{
+    if (line < 0)
+        return 0;
+    return line;
+}
+#endif

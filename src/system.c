@@ -40,8 +40,3 @@
 #  define MIXPI_POSIX 0
 #endif
 
-/* The name of this file, which includes itself to compile the kernels once per instruction set. */
-#ifndef MIXPREC_SELF
-#  define MIXPREC_SELF "mixprec.h"
-#endif
-

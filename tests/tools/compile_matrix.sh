@@ -115,7 +115,7 @@ mixed() {
 }
 
 # parse STANDARD [FLAG]: the implementation by compiler $cc in language $lang, without code, but for a warning that
-# takes gcc long (tests/tools/symbols.sh).
+# takes gcc long here (tests/tools/symbols.sh).
 parse() {
     if ! has "$cc" || ! takes "-std=$1"; then skip "$cc -std=$1"; return; fi
     check "$cc -std=$1 parses the implementation without a warning" \

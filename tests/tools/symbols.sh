@@ -7,6 +7,9 @@
 
 CC=${CC:-cc}
 compile() { $CC -std=c99 -I. $OPENMP "$@"; }
+# none PATTERN FILE: no line matches; those that do are shown.
+none() { ! grep -E "$1" "$2"; }
+some() { grep -E "$1" "$2"; }
 
 printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >"$tmp/i.c"
 printf '#define MIXPREC_STATIC\n' | cat - "$tmp/i.c" >"$tmp/s.c"
@@ -33,8 +36,8 @@ END
 cat "$tmp/a.c" "$tmp/warns.c" >"$tmp/w.c"
 warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wdouble-promotion'
 warn="$warn -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototypes"
-# Compiling C, gcc looks for misleading indentation in each line of a long file again and again: five times as long as it
-# parses the file. make has that warning when it compiles the rooms, which are short files.
+# A file that includes the header before it defines MIXPREC_IMPLEMENTATION: in C, gcc then searches long for lines, five times
+# as long as it parses the file (src/base.h).
 warn="$warn -Wno-misleading-indentation"
 # compiled SOURCE OBJECT: the names of its warnings are in OBJECT.w. Position-dependent code, so that constant tables of
 # pointers are plain read-only data; a position-independent build has to put them in .data.rel.ro, which is read-only as well.
@@ -49,9 +52,24 @@ same_warnings() {
 # With its other file, the program runs.
 user_runs() { compile $warn -Werror -fno-pie -no-pie -I"$tmp" "$tmp/b.c" "$tmp/i.o" -lm -o "$tmp/user" && "$tmp/user"; }
 
+# In other files gcc finds the lines fast, and still warns of misleading indentation behind the header.
+printf 'int user_f(int i)\n{\n    if (i)\n        i++;\n        i++;\n    return i;\n}\n' | cat "$tmp/i.c" - >"$tmp/indent.c"
+cpu_of() {
+    ( compile -fsyntax-only -Wall "$@" "$tmp/indent.c" 2>"$tmp/indent.log" && times ) |
+        awk 'NR == 2 { split($1, part, "[ms]"); print 60 * part[1] + part[2] }'
+}
+lines_are_found() {
+    without=$(cpu_of -Wno-misleading-indentation) && none Wmisleading-indentation "$tmp/indent.log" || return 1
+    with=$(cpu_of) && some Wmisleading-indentation "$tmp/indent.log" || return 1
+    echo "$with CPU seconds with -Wmisleading-indentation, $without without"
+    awk "BEGIN { exit !($without > 0 && $with < 2 * $without) }"
+}
+
 check 'the implementation compiles'              compiled "$tmp/w.c" "$tmp/i.o"
 check 'warnings are as before after the header'  same_warnings
 check 'a program of two files, C99 at -O0'       user_runs
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'indentation is checked fast: in make test-long'
+else check 'indentation is checked fast' lines_are_found; fi
 
 # --- names and data in the object --------------------------------------------------------
 # A program that only converts: with MIXPREC_STATIC, -O2 drops static functions that it does not call; an external name
@@ -60,9 +78,6 @@ check 'a program of two files, C99 at -O0'       user_runs
   echo 'int main(void) { mixp_f16 h[8]; float f[8] = { 1.0f }; return mixp_convert(h, MIXP_F16, f, MIXP_F32, 8); }'
 } >"$tmp/only.c"
 only() { compile -O2 -fno-pie -c "$tmp/only.c" -o "$tmp/s.o"; }
-# none PATTERN FILE: no line matches; those that do are shown.
-none() { ! grep -E "$1" "$2"; }
-some() { grep -E "$1" "$2"; }
 
 check 'with MIXPREC_STATIC it compiles'          only
 if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ] && [ -f "$tmp/s.o" ]; then

@@ -6,7 +6,6 @@
 CC=${CC:-cc}
 warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wpointer-arith'
 warn="$warn -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototypes -Werror"
-warn="$warn -Wno-misleading-indentation"    # which takes gcc long: tests/tools/symbols.sh
 
 # A weight of 3 times an input of 2: the gradient is 2, and a step of SGD with lr 0.25 leaves 2.5. The step writes 5 into a
 # buffer. A second step, whose input is Inf, is skipped: the 9 that it writes does not stay.
