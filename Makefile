@@ -164,17 +164,17 @@ examples: $(EXAMPLES)    ## build the examples (the default)
 
 pack: mixprec.h mixprec_cuda.cu docs/pytorch.md   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
 
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; BUILD/run/report.html
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; BUILD/run/report.html
 	@mkdir -p $(BUILD)/run
 	$(BUILD)/tiny_gpt fp16 mixprec.h 1500 $(BUILD)/run
 
-report: $(BUILD)/trainer   ## the trainer's run, longer; BUILD/report/report.html draws loss, scale, gradients
+report: $(BUILD)/trainer   ## a longer run, of the trainer; BUILD/report/report.html draws loss, scale, gradients
 	$(BUILD)/trainer --dtype fp16 --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
 
 # SEEDS, BATCH_SEEDS and TEXT: see the script. It compares with PyTorch if PYTHON has PyTorch.
-show: $(BUILD)/proof $(BUILD)/trainer   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
+show: $(BUILD)/proof $(BUILD)/trainer   ## train four models that plain fp16 cannot train, in five ways: BUILD/show/show.html
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
 
 # The link is a command of its own, without -O2: with

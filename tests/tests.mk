@@ -101,7 +101,7 @@ test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) 
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
-coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
+coverage:   ## which lines of mixprec.h the C tests reach (needs gcov; takes minutes)
 	$(Q)$(EXPORT) tests/tools/coverage.sh $(notdir $(TESTS))
 
 # The order lets parallel tests end at about the same time.

@@ -28,16 +28,16 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 
 .PHONY: bench bench-small bench-conv bench-llama bench-kernels bench-cuda ledger
 
-bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
+bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the installed peer libraries (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
-bench-small: $(BUILD)/bench/libsmall.so   ## a small network's step beside PyTorch's, turn by turn
+bench-small: $(BUILD)/bench/libsmall.so   ## a small network's step beside PyTorch's, in turns
 	$(Q)$(PYTHON) tests/bench/small.py $(BUILD)/bench/libsmall.so
 
-bench-conv: $(BUILD)/bench/libconv.so   ## conv2d of examples/conv.h beside PyTorch's, turn by turn
+bench-conv: $(BUILD)/bench/libconv.so   ## conv2d of examples/conv.h beside PyTorch's, in turns
 	$(Q)$(PYTHON) tests/bench/conv.py $(BUILD)/bench/libconv.so
 
-bench-llama: $(BUILD)/llama   ## a step of examples/llama.c beside transformers', turn by turn (needs torch and peft)
+bench-llama: $(BUILD)/llama   ## a step of examples/llama.c beside transformers', in turns (needs torch and peft)
 	$(Q)mkdir -p $(BUILD)/bench && $(PYTHON) tests/support/llama_models.py smollm2 $(BUILD)/bench/smollm2 docs/guide.md
 	$(Q)$(PYTHON) tests/bench/llama.py $(BUILD)/llama $(BUILD)/bench/smollm2 3 1
 
@@ -48,5 +48,5 @@ bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
 
-ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on five GPUs (a model)
+ledger: $(BUILD)/bench/ledger   ## a model of what GPTs' steps move, compute and keep on five GPUs
 	$(Q)$(BUILD)/bench/ledger
