@@ -9454,12 +9454,13 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double part = 4096.0 * (double)job->set->lanes; /* worth a thread: 1 us */
     double best = 1e300;
 
     /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
-    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise the cheapest cut. */
@@ -13882,17 +13883,22 @@ MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t
     MIXPI_P(tiles_turn)(to, rows, 32);
 }
 
-/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
- * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
-MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
+/* The upper 16 bits of 32 words: those of p, then those of q. */
+MIXPI_V __m512i MIXPI_P(tiles_upper)(mixpi_vbits p, mixpi_vbits q) {
     const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
                                 0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
                                 0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    return _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+}
+
+/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
+ * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
+MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
     const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
-    __m512i r = (__m512i)mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
-    __m512i s = (__m512i)mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
-    _mm512_storeu_si512(high, _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q));
-    _mm512_storeu_si512(low, _mm512_permutex2var_epi16(r, (__m512i)upper, s));
+    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
+    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
+    _mm512_storeu_si512(high, MIXPI_P(tiles_upper)(p, q));
+    _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
 }
 
 /* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
@@ -14008,8 +14014,8 @@ MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
                                  const int how) {
     const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
+    const int64_t row = t->a_row, below = t->a_below, step = t->a_step, line = t->c_row * 4;
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
-    const int64_t line = t->c_row * 4;
     float        *c = t->c, *low = c + 16 * t->c_row;
 
     /* The sums begin at 0 or at c. */
@@ -14030,8 +14036,8 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
         if (both) MIXPI_P(tiles_step_split)(a, b, tall, wide, back);
         else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
         else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
-        else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
-        a += t->a_step;
+        else MIXPI_P(tiles_step)(a, row, below, b, tall, wide, how);
+        a += step;
         b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
     }
     if (how < MIXPI_TILES_SPLIT && t->a_tail)
@@ -14083,11 +14089,28 @@ MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
 
 /* --- finished sums --- */
 
-/* 16 numbers as codes of f16 or bf16, rounded to nearest even, and codes as numbers. */
-MIXPI_V __m256i MIXPI_P(tiles_codes)(mixp_dtype to, mixpi_v x) {
-    if (to == MIXP_BF16) return _mm512_cvtepi32_epi16((__m512i)mixpi_vnarrow(MIXP_BF16, x));
+/* 16 numbers rounded to bf16, to nearest even: the upper 16 bits are the codes. */
+MIXPI_V mixpi_vbits MIXPI_P(tiles_round)(mixpi_v x) {
+    const __m512i bits = (__m512i)mixpi_rbits(x);
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __mmask16 nan = _mm512_fpclass_ps_mask(x, 0x81);
+    __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
+    up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+    return (mixpi_vbits)_mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+/* 16 numbers as codes of f16, rounded to nearest even. */
+MIXPI_V __m256i MIXPI_P(tiles_f16)(mixpi_v x) {
     return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, x,          /* g++ 12 warns if unmasked */
                                  _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* 32 numbers as codes of f16 or bf16, and 16 codes as numbers. */
+MIXPI_V __m512i MIXPI_P(tiles_codes)(mixp_dtype to, mixpi_v x, mixpi_v y) {
+    if (to == MIXP_BF16)
+        return MIXPI_P(tiles_upper)(MIXPI_P(tiles_round)(x), MIXPI_P(tiles_round)(y));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(MIXPI_P(tiles_f16)(x)),
+                              MIXPI_P(tiles_f16)(y), 1);
 }
 MIXPI_V mixpi_v MIXPI_P(tiles_numbers)(mixp_dtype from, __m256i codes) {
     if (from == MIXP_F16) return _mm512_cvtph_ps(codes);
@@ -14103,8 +14126,7 @@ MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, void *p, mixpi_v x, mixpi_v y, in
         mixpi_vstore_n((float *)p, x, (int)mixpi_min(n, 16));
         if (n > 16) mixpi_vstore_n((float *)p + 16, y, (int)n - 16);
     } else {
-        __m512i codes = _mm512_castsi256_si512(MIXPI_P(tiles_codes)(to, x));
-        codes = _mm512_inserti64x4(codes, MIXPI_P(tiles_codes)(to, y), 1);
+        const __m512i codes = MIXPI_P(tiles_codes)(to, x, y);
         if (n >= 32) _mm512_storeu_si512(p, codes);
         else _mm512_mask_storeu_epi16(p, MIXPI_P(tiles_lanes)(n), codes);
     }
@@ -14441,14 +14463,15 @@ MIXPI_V void MIXPI_P(tiles_write_to)(mixp_dtype to, const mixpi_tiles_block *s,
                                      mixpi_tiles_place at, const float *sums) {
     const mixp_gemm_args *g = s->job->of;
     const mixpi_v alpha = mixpi_vset(mixpi_gemm_alpha(g));
-    const int64_t size = MIXPI_P(size)(to);
+    const int64_t size = MIXPI_P(size)(to), row = g->ldc * size;
+    const int accumulate = g->c.accumulate;
     char   *c = (char *)g->c.data + (s->at.c_at + at.row * g->ldc + at.column) * size;
     mixpi_v b0, b1;
     MIXPI_P(tiles_bias)(g->bias, at.column, at.columns, &b0, &b1);
-    for (int64_t r = 0; r < at.rows; r++, sums += 32, c += g->ldc * size) {
+    for (int64_t r = 0; r < at.rows; r++, sums += 32, c += row) {
         mixpi_v x = mixpi_vfma(alpha, mixpi_vload(sums), b0);
         mixpi_v y = mixpi_vfma(alpha, mixpi_vload(sums + 16), b1);
-        if (g->c.accumulate) {
+        if (accumulate) {
             mixpi_v p, q;
             MIXPI_P(tiles_get)(to, c, &p, &q, at.columns);
             x = mixpi_vadd(x, p);
@@ -14536,8 +14559,12 @@ MIXPI_K void MIXPI_P(tiles_task)(void *arg, int64_t index, int worker) {
 
 /* --- the kernel --- */
 
+/* On an Emerald Rapids products of bf16 by tiles took a fifth of AVX-512's time (600 to 830 beside
+ * 120 to 149 GFLOP/s), and products of split f16 half of it. */
 static const mixpi_gemm_shape MIXPI_P(tiles_shape) =
-    { 32, 32, MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
+    { 32, 32, 5 * MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
+static const mixpi_gemm_shape MIXPI_P(tiles_shape_split) =
+    { 32, 32, 2 * MIXPI_SUM_LANES, MIXPI_P(tiles_task) };
 
 /* The product of g with its operands exchanged: c' = op(b)' op(a)'. */
 static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
@@ -14555,9 +14582,9 @@ static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
     return e;
 }
 
-/* Cuts c into blocks and k into passes. */
+/* Cuts c into blocks and k into passes. set: the shape for `how`. */
 MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of, int how,
-                                 int64_t threads) {
+                                 const mixpi_gemm_shape *set, int64_t threads) {
     mixpi_gemm_job *cut = &job->cut;
     const mixp_gemm_args *g = &job->g;
     const int     split = how == MIXPI_TILES_SPLIT;
@@ -14572,7 +14599,7 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
     job->split = split;
     job->step = split ? 2 * MIXPI_TILES_STEP : MIXPI_TILES_STEP;
     cut->g = g;
-    cut->set = &MIXPI_P(tiles_shape);
+    cut->set = set;
     cut->tall = cut->grain = 32;
     cut->depth = mixpi_ceil_div(mixpi_ceil_div(g->k, passes), 32) * 32;
     cut->most_m = passes > 1 ? MIXPI_TILES_MB : g->m;
@@ -14595,14 +14622,17 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
 
 /* f16: how the set multiplies f16 by f16. */
 MIXPI_K mixp_result MIXPI_P(gemm_by_tiles)(const mixp_exec *x, const mixp_gemm_args *g, int f16) {
-    const int64_t work = g->m * g->n * g->k * g->batch / MIXPI_SUM_LANES;
-    const int     low = g->a.dtype == MIXP_BF16 || g->a.dtype == MIXP_F16;
-    mixp_result   r;
+    const int low = g->a.dtype == MIXP_BF16 || g->a.dtype == MIXP_F16;
+    const int how = g->a.dtype == MIXP_BF16 ? MIXPI_TILES_BF16 : f16;
+    const mixpi_gemm_shape *set = &MIXPI_P(tiles_shape);
+    int64_t     work;
+    mixp_result r;
     mixpi_tiles_job job;
     if (!low || g->a.dtype != g->b.dtype || g->k <= 0) return MIXPI_P(gemm)(x, g);
     if (!mixpi_gemm_starts(g, &r)) return r;
-    MIXPI_P(tiles_plan)(&job, g, g->a.dtype == MIXP_BF16 ? MIXPI_TILES_BF16 : f16,
-                        mixpi_workers(x, work));
+    if (how == MIXPI_TILES_SPLIT) set = &MIXPI_P(tiles_shape_split);
+    work = g->m * g->n * g->k * g->batch / set->lanes;
+    MIXPI_P(tiles_plan)(&job, g, how, set, mixpi_workers(x, work));
     return mixpi_run_sliced(x, g->batch * job.cut.down * job.cut.across, work,
                             MIXPI_P(tiles_task), &job, &job.cut.slices);
 }
@@ -15338,15 +15368,12 @@ MIXPI_K void MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t rows, int64_t n
  * Returns the lanes of `high` that are not finite. */
 MIXPI_V __mmask32 MIXPI_P(tiled_split)(mixpi_v x, mixpi_v y, uint16_t *high, uint16_t *low) {
     const __m512i exponent = _mm512_set1_epi16(0x7F80);
-    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
-                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
-                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
     const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
     const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
     const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
-    const __m512i codes = _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+    const __m512i codes = MIXPI_P(tiles_upper)(p, q);
     _mm512_storeu_si512(high, codes);
-    _mm512_storeu_si512(low, _mm512_permutex2var_epi16((__m512i)r, (__m512i)upper, (__m512i)s));
+    _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
     return _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
 }
 
@@ -15447,12 +15474,34 @@ MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
     return _mm512_maskz_scalef_ps(there, mixpi_vfma(p, r, mixpi_vset(1.0f)), n);
 }
 
+/* scale * score - top. The product is rounded, as the largest one was, so the difference is never
+ * above 0. It is an FMA with -0, because compilers may contract a product and a difference. */
+MIXPI_V mixpi_v MIXPI_P(tiled_below)(mixpi_v score, mixpi_v scale, mixpi_v top)
+{ return mixpi_vsub(mixpi_vfma(score, scale, mixpi_vset(-0.0f)), top); }
+
 /* The lanes of 16 queries that see key j. reach: how many keys the first of them sees. */
 MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
     const int64_t first = j - reach + 1;
     if (first <= 0) return (__mmask16)0xFFFF;
     if (first >= 16) return 0;
     return (__mmask16)(0xFFFFu << first);
+}
+
+/* The largest scores of 16 queries among n keys, or -Inf; a NaN does not count. Even and odd keys
+ * have chains of their own, because a maximum waits for the one before. */
+MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach,
+                                   const int whole) {
+    mixpi_v even = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), odd = even;
+    for (int64_t j = 0; j < n; j += 2, scores += 2 * MIXPI_QUERIES) {
+        __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
+        if (!whole) {
+            sees = MIXPI_P(tiled_sees)(reach, j);
+            sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+        }
+        even = _mm512_mask_max_ps(even, sees, mixpi_vload(scores), even);
+        odd = _mm512_mask_max_ps(odd, sees_next, mixpi_vload(scores + MIXPI_QUERIES), odd);
+    }
+    return mixpi_vmax(even, odd);
 }
 
 /* Stores the weights of two keys as a row of an operand on the right, in two parts. */
@@ -15475,20 +15524,12 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
     const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
     const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
     float  *scores = s->scores + first;
-    mixpi_v top = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), sum = mixpi_vzero(), shrink;
-    int64_t j;
-
-    /* The largest score. A NaN does not count. */
-    for (j = 0; j < n; j++) {
-        const __mmask16 there = whole ? (__mmask16)0xFFFF : MIXPI_P(tiled_sees)(reach, j);
-        top = _mm512_mask_max_ps(top, there, mixpi_vload(scores + j * MIXPI_QUERIES), top);
-    }
+    mixpi_v sum = mixpi_vzero(), top = MIXPI_P(tiled_top)(scores, n, reach, whole), shrink;
     top = mixpi_vmax(mixpi_vmul(top, scale), old);
     shrink = MIXPI_P(tiled_exp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
 
-    /* Two keys at a time; rows up to a whole step are 0. The scale's product is rounded, as the
-     * largest score's was: their difference is never above 0. */
-    for (j = 0; j < end; j += 2) {
+    /* Two keys at a time; rows up to a whole step are 0. */
+    for (int64_t j = 0; j < end; j += 2) {
         float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
         __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
         mixpi_v   x, y;
@@ -15496,9 +15537,10 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
             sees = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
             sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
         }
-        x = MIXPI_P(tiled_exp)(sees, mixpi_vsub(mixpi_vmul(mixpi_vload(at_j), scale), top));
-        y = MIXPI_P(tiled_exp)
-        (sees_next, mixpi_vsub(mixpi_vmul(mixpi_vload(next), scale), top));
+        x = MIXPI_P(tiled_below)(mixpi_vload(at_j), scale, top);
+        y = MIXPI_P(tiled_below)(mixpi_vload(next), scale, top);
+        x = MIXPI_P(tiled_exp)(sees, x);
+        y = MIXPI_P(tiled_exp)(sees_next, y);
         sum = mixpi_vadd(mixpi_vadd(sum, x), y);
         mixpi_vstore(at_j, x);
         mixpi_vstore(next, y);
@@ -15560,7 +15602,7 @@ MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_r
                                        mixpi_some_scores at, int64_t queries,
                                        const float *factors) {
     const mixpi_v left = mixpi_vload(factors), right = mixpi_vload(factors + 16);
-    float some[32 * MIXPI_QUERIES];
+    float some[32 * MIXPI_QUERIES] __attribute__((__aligned__(64)));
     mixpi_tiles t;
     memset(&t, 0, sizeof t);
     t.a_row = 64;
@@ -15861,7 +15903,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
 
 /* rows[MIXPI_KEYS, wide] += the transpose of sums, whose rows have MIXPI_KEYS. */
 MIXPI_K void MIXPI_P(tiled_add_turned)(const mixpi_heads *h, const float *sums, float *rows) {
-    float turned[16 * 16];
+    float turned[16 * 16] __attribute__((__aligned__(64)));
     for (int64_t key = 0; key < MIXPI_KEYS; key += 16)
         for (int64_t c = 0; c < h->wide; c += 16) {
             float *to = rows + key * h->wide + c;

@@ -97,15 +97,12 @@ MIXPI_K void MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t rows, int64_t n
  * Returns the lanes of `high` that are not finite. */
 MIXPI_V __mmask32 MIXPI_P(tiled_split)(mixpi_v x, mixpi_v y, uint16_t *high, uint16_t *low) {
     const __m512i exponent = _mm512_set1_epi16(0x7F80);
-    const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
-                                0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
-                                0x330031, 0x370035, 0x3B0039, 0x3F003D };
     const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
     const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
     const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
-    const __m512i codes = _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+    const __m512i codes = MIXPI_P(tiles_upper)(p, q);
     _mm512_storeu_si512(high, codes);
-    _mm512_storeu_si512(low, _mm512_permutex2var_epi16((__m512i)r, (__m512i)upper, (__m512i)s));
+    _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
     return _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
 }
 
@@ -206,12 +203,34 @@ MIXPI_V mixpi_v MIXPI_P(tiled_exp)(__mmask16 there, mixpi_v x) {
     return _mm512_maskz_scalef_ps(there, mixpi_vfma(p, r, mixpi_vset(1.0f)), n);
 }
 
+/* scale * score - top. The product is rounded, as the largest one was, so the difference is never
+ * above 0. It is an FMA with -0, because compilers may contract a product and a difference. */
+MIXPI_V mixpi_v MIXPI_P(tiled_below)(mixpi_v score, mixpi_v scale, mixpi_v top)
+{ return mixpi_vsub(mixpi_vfma(score, scale, mixpi_vset(-0.0f)), top); }
+
 /* The lanes of 16 queries that see key j. reach: how many keys the first of them sees. */
 MIXPI_V __mmask16 MIXPI_P(tiled_sees)(int64_t reach, int64_t j) {
     const int64_t first = j - reach + 1;
     if (first <= 0) return (__mmask16)0xFFFF;
     if (first >= 16) return 0;
     return (__mmask16)(0xFFFFu << first);
+}
+
+/* The largest scores of 16 queries among n keys, or -Inf; a NaN does not count. Even and odd keys
+ * have chains of their own, because a maximum waits for the one before. */
+MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach,
+                                   const int whole) {
+    mixpi_v even = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), odd = even;
+    for (int64_t j = 0; j < n; j += 2, scores += 2 * MIXPI_QUERIES) {
+        __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
+        if (!whole) {
+            sees = MIXPI_P(tiled_sees)(reach, j);
+            sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
+        }
+        even = _mm512_mask_max_ps(even, sees, mixpi_vload(scores), even);
+        odd = _mm512_mask_max_ps(odd, sees_next, mixpi_vload(scores + MIXPI_QUERIES), odd);
+    }
+    return mixpi_vmax(even, odd);
 }
 
 /* Stores the weights of two keys as a row of an operand on the right, in two parts. */
@@ -234,20 +253,12 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
     const int64_t n = whole ? MIXPI_KEYS : at.n, end = (n + 31) / 32 * 32;
     const mixpi_v scale = mixpi_vset(job->k->scale), old = mixpi_vload(s->top + first);
     float  *scores = s->scores + first;
-    mixpi_v top = mixpi_vset(mixp_f32_of_bits(0xFF800000u)), sum = mixpi_vzero(), shrink;
-    int64_t j;
-
-    /* The largest score. A NaN does not count. */
-    for (j = 0; j < n; j++) {
-        const __mmask16 there = whole ? (__mmask16)0xFFFF : MIXPI_P(tiled_sees)(reach, j);
-        top = _mm512_mask_max_ps(top, there, mixpi_vload(scores + j * MIXPI_QUERIES), top);
-    }
+    mixpi_v sum = mixpi_vzero(), top = MIXPI_P(tiled_top)(scores, n, reach, whole), shrink;
     top = mixpi_vmax(mixpi_vmul(top, scale), old);
     shrink = MIXPI_P(tiled_exp)((__mmask16)0xFFFF, mixpi_vsub(old, top));
 
-    /* Two keys at a time; rows up to a whole step are 0. The scale's product is rounded, as the
-     * largest score's was: their difference is never above 0. */
-    for (j = 0; j < end; j += 2) {
+    /* Two keys at a time; rows up to a whole step are 0. */
+    for (int64_t j = 0; j < end; j += 2) {
         float    *at_j = scores + j * MIXPI_QUERIES, *next = at_j + MIXPI_QUERIES;
         __mmask16 sees = (__mmask16)0xFFFF, sees_next = sees;
         mixpi_v   x, y;
@@ -255,9 +266,10 @@ MIXPI_V void MIXPI_P(tiled_weigh_body)(const mixpi_attention_job *job, mixpi_met
             sees = j < n ? MIXPI_P(tiled_sees)(reach, j) : (__mmask16)0;
             sees_next = j + 1 < n ? MIXPI_P(tiled_sees)(reach, j + 1) : (__mmask16)0;
         }
-        x = MIXPI_P(tiled_exp)(sees, mixpi_vsub(mixpi_vmul(mixpi_vload(at_j), scale), top));
-        y = MIXPI_P(tiled_exp)
-        (sees_next, mixpi_vsub(mixpi_vmul(mixpi_vload(next), scale), top));
+        x = MIXPI_P(tiled_below)(mixpi_vload(at_j), scale, top);
+        y = MIXPI_P(tiled_below)(mixpi_vload(next), scale, top);
+        x = MIXPI_P(tiled_exp)(sees, x);
+        y = MIXPI_P(tiled_exp)(sees_next, y);
         sum = mixpi_vadd(mixpi_vadd(sum, x), y);
         mixpi_vstore(at_j, x);
         mixpi_vstore(next, y);
@@ -319,7 +331,7 @@ MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_r
                                        mixpi_some_scores at, int64_t queries,
                                        const float *factors) {
     const mixpi_v left = mixpi_vload(factors), right = mixpi_vload(factors + 16);
-    float some[32 * MIXPI_QUERIES];
+    float some[32 * MIXPI_QUERIES] __attribute__((__aligned__(64)));
     mixpi_tiles t;
     memset(&t, 0, sizeof t);
     t.a_row = 64;
@@ -620,7 +632,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
 
 /* rows[MIXPI_KEYS, wide] += the transpose of sums, whose rows have MIXPI_KEYS. */
 MIXPI_K void MIXPI_P(tiled_add_turned)(const mixpi_heads *h, const float *sums, float *rows) {
-    float turned[16 * 16];
+    float turned[16 * 16] __attribute__((__aligned__(64)));
     for (int64_t key = 0; key < MIXPI_KEYS; key += 16)
         for (int64_t c = 0; c < h->wide; c += 16) {
             float *to = rows + key * h->wide + c;

@@ -309,12 +309,13 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
     int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double part = 4096.0 * (double)job->set->lanes; /* worth a thread: 1 us */
     double best = 1e300;
 
     /* Small work in one thread; much work in the fewest blocks. */
     job->down = least_m;
     job->across = least_n;
-    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise the cheapest cut. */

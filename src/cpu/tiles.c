@@ -118,17 +118,22 @@ MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t
     MIXPI_P(tiles_turn)(to, rows, 32);
 }
 
-/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
- * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
-MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
+/* The upper 16 bits of 32 words: those of p, then those of q. */
+MIXPI_V __m512i MIXPI_P(tiles_upper)(mixpi_vbits p, mixpi_vbits q) {
     const mixpi_vbits upper = { 0x030001, 0x070005, 0x0B0009, 0x0F000D, 0x130011, 0x170015,
                                 0x1B0019, 0x1F001D, 0x230021, 0x270025, 0x2B0029, 0x2F002D,
                                 0x330031, 0x370035, 0x3B0039, 0x3F003D };
+    return _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q);
+}
+
+/* Splits 32 numbers x, y: high = their upper 16 bits as bf16, low = the rest, cut to bf16. For
+ * numbers of at most 16 significant bits high + low is exact, unless low is below 2^-126. */
+MIXPI_V void MIXPI_P(tiles_split_floats)(uint16_t *high, uint16_t *low, mixpi_v x, mixpi_v y) {
     const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
-    __m512i r = (__m512i)mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
-    __m512i s = (__m512i)mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
-    _mm512_storeu_si512(high, _mm512_permutex2var_epi16((__m512i)p, (__m512i)upper, (__m512i)q));
-    _mm512_storeu_si512(low, _mm512_permutex2var_epi16(r, (__m512i)upper, s));
+    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p)));
+    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q)));
+    _mm512_storeu_si512(high, MIXPI_P(tiles_upper)(p, q));
+    _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
 }
 
 /* Splits `lines` packed rows of 32 f16 in place: the high parts stay, the low parts go one step
@@ -244,8 +249,8 @@ MIXPI_V void MIXPI_P(tiles_step_split_b)(const char *a, const char *b, const int
 MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int wide,
                                  const int how) {
     const int     back = how == MIXPI_TILES_SPLIT_BACK, both = how == MIXPI_TILES_SPLIT || back;
+    const int64_t row = t->a_row, below = t->a_below, step = t->a_step, line = t->c_row * 4;
     const char   *a = (const char *)t->a, *b = (const char *)t->b;
-    const int64_t line = t->c_row * 4;
     float        *c = t->c, *low = c + 16 * t->c_row;
 
     /* The sums begin at 0 or at c. */
@@ -266,8 +271,8 @@ MIXPI_V void MIXPI_P(tiles_body)(const mixpi_tiles *t, const int tall, const int
         if (both) MIXPI_P(tiles_step_split)(a, b, tall, wide, back);
         else if (how == MIXPI_TILES_SPLIT_A) MIXPI_P(tiles_step_split_a)(a, b, tall, wide);
         else if (how == MIXPI_TILES_SPLIT_B) MIXPI_P(tiles_step_split_b)(a, b, tall, wide);
-        else MIXPI_P(tiles_step)(a, t->a_row, t->a_below, b, tall, wide, how);
-        a += t->a_step;
+        else MIXPI_P(tiles_step)(a, row, below, b, tall, wide, how);
+        a += step;
         b += both || how == MIXPI_TILES_SPLIT_B ? 4096 : 2048;
     }
     if (how < MIXPI_TILES_SPLIT && t->a_tail)
@@ -319,11 +324,28 @@ MIXPI_K void MIXPI_P(tiles_sum)(const mixpi_tiles *t) {
 
 /* --- finished sums --- */
 
-/* 16 numbers as codes of f16 or bf16, rounded to nearest even, and codes as numbers. */
-MIXPI_V __m256i MIXPI_P(tiles_codes)(mixp_dtype to, mixpi_v x) {
-    if (to == MIXP_BF16) return _mm512_cvtepi32_epi16((__m512i)mixpi_vnarrow(MIXP_BF16, x));
+/* 16 numbers rounded to bf16, to nearest even: the upper 16 bits are the codes. */
+MIXPI_V mixpi_vbits MIXPI_P(tiles_round)(mixpi_v x) {
+    const __m512i bits = (__m512i)mixpi_rbits(x);
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __mmask16 nan = _mm512_fpclass_ps_mask(x, 0x81);
+    __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF));
+    up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+    return (mixpi_vbits)_mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+/* 16 numbers as codes of f16, rounded to nearest even. */
+MIXPI_V __m256i MIXPI_P(tiles_f16)(mixpi_v x) {
     return _mm512_maskz_cvtps_ph((__mmask16)0xFFFF, x,          /* g++ 12 warns if unmasked */
                                  _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* 32 numbers as codes of f16 or bf16, and 16 codes as numbers. */
+MIXPI_V __m512i MIXPI_P(tiles_codes)(mixp_dtype to, mixpi_v x, mixpi_v y) {
+    if (to == MIXP_BF16)
+        return MIXPI_P(tiles_upper)(MIXPI_P(tiles_round)(x), MIXPI_P(tiles_round)(y));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(MIXPI_P(tiles_f16)(x)),
+                              MIXPI_P(tiles_f16)(y), 1);
 }
 MIXPI_V mixpi_v MIXPI_P(tiles_numbers)(mixp_dtype from, __m256i codes) {
     if (from == MIXP_F16) return _mm512_cvtph_ps(codes);
@@ -339,8 +361,7 @@ MIXPI_V void MIXPI_P(tiles_put)(mixp_dtype to, void *p, mixpi_v x, mixpi_v y, in
         mixpi_vstore_n((float *)p, x, (int)mixpi_min(n, 16));
         if (n > 16) mixpi_vstore_n((float *)p + 16, y, (int)n - 16);
     } else {
-        __m512i codes = _mm512_castsi256_si512(MIXPI_P(tiles_codes)(to, x));
-        codes = _mm512_inserti64x4(codes, MIXPI_P(tiles_codes)(to, y), 1);
+        const __m512i codes = MIXPI_P(tiles_codes)(to, x, y);
         if (n >= 32) _mm512_storeu_si512(p, codes);
         else _mm512_mask_storeu_epi16(p, MIXPI_P(tiles_lanes)(n), codes);
     }

@@ -433,6 +433,53 @@ static void every_thread_configures_its_tiles(void) {
     CHECK(most <= 0);
 }
 
+/* --- how many threads --- */
+
+static int64_t tasks_shared;
+static void counted_parallel(void *user, int64_t tasks, mixp_task task, void *arg) {
+    tasks_shared = tasks;
+    runner_parallel(user, tasks, task, arg);
+}
+
+/* The tasks of a product of zeros on eight threads; 0 = it stays in the calling thread. */
+static int64_t tasks_of(mixp_isa isa, mixp_dtype dtype, int64_t size, int64_t least_work) {
+    static uint16_t zeros[512 * 128];
+    static float    c[512 * 512];
+    runner    r;
+    mixp_exec x = runner_exec(&r, 8);
+    mixp_gemm_args g;
+    memset(&g, 0, sizeof g);
+    x.parallel = counted_parallel;
+    x.least_work = least_work;
+    g.m = g.n = size;
+    g.k = 128;
+    g.batch = 1;
+    g.a = g.b = mixpi_in(zeros, dtype);
+    g.lda = g.ldb = 128;
+    g.ldc = size;
+    g.trans_b = 1;
+    g.c.data = c;
+    g.c.dtype = MIXP_F32;
+    tasks_shared = 0;
+    CHECK_INT(device_of(isa)->kernels->gemm(&x, &g), MIXP_OK);
+    CHECK(runner_end(&r));
+    return tasks_shared;
+}
+
+/* Products by tiles take less time than AVX-512's, so they must be larger to be worth threads: about 15 us in all, and
+ * 1 us a part. */
+static void small_products_stay_in_one_thread(void) {
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 128, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 128, 65536), 0);
+    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_F16, 128, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX_F16, MIXP_F16, 128, 65536), 0);
+    CHECK(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 256, 65536) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 48, 0), 0);
+    CHECK(tasks_of(MIXP_ISA_AVX512, MIXP_BF16, 48, 0) > 1);
+    CHECK_INT(tasks_of(MIXP_ISA_AMX, MIXP_BF16, 512, 0), 8);
+}
+
 /* --- signals, fork, another float mode, a host with tiles of its own --- */
 
 /* Handlers run on a stack as small as Linux allows beside tiles. */
@@ -797,6 +844,7 @@ int main(void) {
     RUN(errors_at_every_exponent);
     RUN(inf_and_nan_are_avx512s);
     RUN(every_thread_configures_its_tiles);
+    RUN(small_products_stay_in_one_thread);
     RUN(signals_may_arrive);
     RUN(a_child_computes_the_same_bits);
     RUN(tiles_ignore_the_float_mode);

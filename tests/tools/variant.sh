@@ -104,7 +104,7 @@ no_checkpoint)
 ofast)
     tests CC="$CC" CFLAGS='-Ofast -ffast-math' TESTS="$(set_of $bits)" ;;
 gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
-    tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="$(set_of numerics functions bits optimizers states muon)" ;;
+    tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="$(set_of numerics functions bits optimizers states muon amx)" ;;
 finite)
     tests CC="$CC" CFLAGS='-O2 -ffinite-math-only' TESTS="$(set_of $bits)" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
