@@ -1274,7 +1274,7 @@ typedef struct mixp_step_plan {
     mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
-    int32_t       age;          /* number of scales since that of the gradients; 0 if
+    int32_t       age;          /* how many scales ago the gradients were scaled; 0 if
                                    `unscaled`                                             */
     int32_t       noted;        /* 1: an Inf or NaN found by unscale counts as well        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
@@ -1442,7 +1442,7 @@ MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
 }
 
-/* x^n by products alone: the same bits on every device, unlike libm's pow. */
+/* x^n only by products: the same bits on every device, unlike libm's pow. */
 MIXPREC_HD double mixpi_power(double x, int64_t n) {
     double product = 1.0;
     for (; n > 0; n /= 2) {
@@ -2511,7 +2511,8 @@ MIXPREC_HD int mixpi_top_repeats(float sum) {
     dust = sum - (float)(int32_t)(sum + 0.5f);
     return (dust > 0.0f && dust < 0.000244140625f) || (dust < 0.0f && dust > -0.000244140625f);
 }
-/* A number of f16 or bf16 next to x, by a coin. A large x stays, to be rounded as others are. */
+/* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
+ * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */
 MIXPREC_HD float mixpi_tossed(mixp_dtype dtype, float x) {
     const uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
     uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
@@ -4227,8 +4228,8 @@ enum {
  * MIXP_ERR_MEMORY, or no context. The block is yours again after mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
- * Memory that it takes back has no queued use left. Pinned memory always comes from
- * cudaMallocHost. */
+ * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
+ * from cudaMallocHost. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is allowed. */
@@ -4319,7 +4320,7 @@ MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
  * number made since the context was made. allocated: bytes that the device really gave, including
- * kernels' scratch memory and gaps between buffers; a GPU must have as many. */
+ * kernels' scratch memory and gaps between buffers: a GPU needs at least so much free memory. */
 typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
@@ -4331,7 +4332,8 @@ typedef struct mixp_memory {
 } mixp_memory;
 /* All zeros if ctx is NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
-/* The step count. With ranks each step adds their number: one for each part of the batch. */
+/* The step count; 0 if ctx is NULL. With ranks each step adds their number: one for each part of
+ * the batch. */
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* How the context's products were computed so far: read this when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
@@ -4357,7 +4359,8 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * waits for the GPU and takes about a second in the first step. For products that add to their
  * result it borrows memory for one result; without that memory the first algorithm stays. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
-/* The execution settings that the context passes to kernels, for your own operators. */
+/* The execution settings that the context passes to kernels, and its device, for your own
+ * operators. Both live as long as the context; NULL if ctx is NULL. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
@@ -4447,8 +4450,8 @@ typedef enum mixp_buffer_ranks {
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
  * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
- * MIXP_BUFFER_OWN. A constant table is better a frozen parameter, of which a checkpoint holds one.
- * NULL on error. */
+ * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint holds once for
+ * all ranks. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape);
 /* Call it on all ranks, before the loop. MIXP_ERR_ARGUMENT: not a buffer, or a mean of integers. */
@@ -4458,8 +4461,9 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
  * afterwards. (mixp_recompute runs an operator's forward twice: do not write a buffer there.)
  * MIXP_ERR_ARGUMENT: not a buffer. MIXP_ERR_MEMORY: nothing changes. */
 MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer);
-/* Buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last. mixp_context_find
- * finds a buffer by its name; mixp_context_param and mixp_init_all know parameters only. */
+/* Returns buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last.
+ * mixp_context_find finds a buffer by its name; mixp_context_param and mixp_init_all leave buffers
+ * out. */
 MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i);
 
 /* Makes a permanent tensor over your memory (device memory of the context's device). mixprec never
@@ -4468,8 +4472,8 @@ MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i)
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data);
 
-/* Makes an activation from a copy of host data of this dtype, valid until the next step: the way to
- * feed a batch. Every dimension >= 0. NULL on error. */
+/* Makes an activation from a copy of host data of this dtype, valid until the next step: use it for
+ * each batch. Every dimension >= 0. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 
@@ -4492,7 +4496,12 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* on 1: lets gradients flow into a view or an input (f32, f16 or bf16), from operators applied
- * after this call. on 0: freezes t, also for later walks back of operators applied earlier. */
+ * after this call; an activation then keeps its gradient. on 0: freezes t, also for later walks
+ * back of operators applied earlier.
+ *
+ * MIXP_ERR_ARGUMENT: on 1 for a buffer; on 0 for the result of an operator without an earlier on 1
+ * (use mixp_detach). MIXP_ERR_DTYPE: on 1 for integers or fp8. MIXP_ERR_ORDER: t is from an
+ * earlier step. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Declares that the program will not read t's values again. t must be an activation
@@ -4512,7 +4521,11 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
  * stale. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
-/* Copy all t->count elements to or from host memory of any dtype. Both wait for the device. */
+/* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
+ * wait for the device.
+ *
+ * MIXP_ERR_ARGUMENT: host is NULL. MIXP_ERR_SHAPE: count is not t->count. MIXP_ERR_DTYPE: dtype is
+ * not a mixp_dtype. MIXP_ERR_ORDER: t is from an earlier step. */
 MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
@@ -4643,11 +4656,11 @@ typedef enum mixp_recipe_kind {
 } mixp_recipe_kind;
 
 /* Zero is the source's default in every field. A field whose comment begins with kinds and a colon
- * is used by these kinds alone; the others ignore it. "block" is FP8_BLOCK.
+ * is used only by these kinds; the others ignore it. "block" is FP8_BLOCK.
  *
- * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
- * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); 4over6's errors in f16 or of the largest
+ * Switches of the sources that mixprec lacks: scales of blocks that are not powers of two (bf16
+ * does not hold the values exactly), quantised attention, sums of 14 bits, functions of your own
+ * for scales, amax of only one rank (TransformerEngine); 4over6's errors in f16 or of the largest
  * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
@@ -4724,7 +4737,8 @@ typedef struct mixp_recipe {
  * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of
  *   an operator whose gradient reads its result (attention, softmax, tanh, sigmoid, exp), or of
  *   your own operator without mixp_call_reads;
- * - x is no result of a recorded operator, or shares memory with another tensor (mixp_reshape);
+ * - x is not the result of a recorded operator, or shares memory with another tensor
+ *   (mixp_reshape);
  * - the weight needs no gradient, or the step is an evaluation or a trial. An evaluation with
  *   batches as large as those of training may then set the peak of memory: use smaller ones;
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
@@ -4757,7 +4771,7 @@ typedef struct mixp_recipe {
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
  * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
  * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
- * is no parameter stays bf16.
+ * is not a parameter stays in bf16.
  *
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
@@ -4874,7 +4888,8 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
-/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on. */
+/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on.
+ * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
@@ -4925,6 +4940,7 @@ typedef struct mixp_recipe_rule {
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
                                                   int n);
+/* Returns the counts since mixp_autocast_reset_counts; zeros if ctx is NULL. */
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
@@ -4944,7 +4960,8 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
-/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form. */
+/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form.
+ * Returns what fn returns; NULL if ctx or fn is NULL. */
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *),
                                             void *user);
@@ -5029,7 +5046,10 @@ typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
  * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
- * dtype that it is given, and autocast itself casts by it. */
+ * dtype that it is given, and autocast itself casts by it. op must live as long as the context.
+ *
+ * MIXP_ERR_ARGUMENT: op is NULL, cls is not a mixp_op_class, or 64 other operators have overrides.
+ * MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
@@ -5108,14 +5128,15 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
  *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
  *
- * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
- * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
- * embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
- * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
- * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
- * rounds. Under a recipe, products of tangents are bf16 products. It takes up to three times the
- * time of the forward pass from x to y. Bits, threads and lifetime: as of the operators.
+ * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
+ * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
+ * gather, embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp,
+ * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: softmax, layer_norm,
+ * rms_norm, attention, rope, losses, max (use mixp_topk with k = 1), prod, dropout (use
+ * mixp_bernoulli and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator
+ * that mixp_jvp applies rounds. Under a recipe, products of tangents are bf16 products. The call
+ * takes up to three times the time of the forward pass from x to y. Bits, threads and lifetime are
+ * those of the operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -5198,10 +5219,11 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     const void *attrs);
 
 /* For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
- * change it: forward reads the final dtype in c->out->dtype. */
+ * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
-/* For infer: makes the result share c->in[0]'s memory under another shape of the same count. */
+/* For infer: makes the result share c->in[0]'s memory under another shape of the same count.
+ * MIXP_ERR_SHAPE: another count. */
 MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape);
 /* For forward: makes a tensor in c->saved[slot], kept for backward. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
@@ -5230,12 +5252,17 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
- * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
- * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As in PyTorch,
- * dimensions may be 0 (except those of parameters and buffers, the keys and heads of attention, and
- * the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN, and gradients
- * through empty results are 0.
+ * Each operator returns a new activation, which lives until the next step begins, or NULL on error
+ * or if an input is NULL. Inputs are not changed. The errors of all operators: MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE, the inputs do not fit; MIXP_ERR_ARGUMENT, a number is out of range;
+ * MIXP_ERR_ORDER, an input is from an earlier step; MIXP_ERR_MEMORY. The message names the operator
+ * and the input. The table SAME BITS of the manual says which results repeat bit for bit.
+ *
+ * All inputs must belong to this context. In shapes, x[..., k] means any leading dimensions.
+ * Floating-point inputs may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
+ * As in PyTorch, dimensions may be 0 (except those of parameters and buffers, the keys and heads of
+ * attention, and the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN,
+ * and gradients through empty results are 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -5821,8 +5848,8 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
  * size 1), and with a new one at dim, -rank-1..rank. */
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
-/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
- * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
+/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: reversed
+ * along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
  * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
  * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
 MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
@@ -5984,7 +6011,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
                                                    float share, mixp_tensor **loss);
 /* Sets the scale to a new value instead of updating it. Needs no step before, keeps the growth
  * tracker, and forgets what steps have found since the last update. Gradients made earlier are
- * still unscaled by their own scale. */
+ * still unscaled by their own scale. Waits for the device. Does nothing if the scaler is disabled.
+ * MIXP_ERR_ARGUMENT: new_scale is outside [2^-126, 2^126]. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* Returns the scale; 1 if disabled. Waits for the device. */
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);
@@ -6140,7 +6168,9 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
  * range). */
 MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
                                          const mixp_param_group *group);
-/* Read or change a group at any time, by hand or by your own schedule. */
+/* Read or change a group at any time, by hand or by your own schedule. The struct is copied.
+ * MIXP_ERR_ARGUMENT: a pointer is NULL, there is no such group, or a value is out of range; nothing
+ * changes. */
 MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
                                                  mixp_param_group *out);
 MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
@@ -6243,8 +6273,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count);
 
-/* Number of applied steps; learning rate of a group's next step. Both wait for the device. With
- * MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls the function. */
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device, and are
+ * 0 if opt is NULL or there is no such group. With MIXP_SCHEDULE_FUNCTION, mixp_optimizer_lr calls
+ * the function. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 
@@ -6731,11 +6762,11 @@ typedef struct mixp_guard_desc {
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     float   imprecise;          /* 0 = 0.05 of the variation over the batch; at most 1; negative =
                                    precision is not watched, and keeps no site in f32 */
-    int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
+    int     patience;           /* MIXP_ERR_DIVERGED after this many skips in a row of one optimizer
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
-                                   it. Memory is taken for the sites in use only        */
+                                   it. Memory is taken only for sites in use            */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
@@ -7116,7 +7147,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 /* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
  * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
  * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
- * `seconds`. */
+ * `seconds`. MIXP_ERR_ARGUMENT: ctx is NULL. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 #endif
@@ -8430,7 +8461,8 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #else
 #  define MIXPI_LEAST 0
 #endif
-/* Which instruction sets have kernels? Conversions alone are limited by memory: AVX2 suffices. */
+/* Which instruction sets have kernels? Builds with only conversions stop at AVX2, because memory
+ * limits conversions. */
 #define MIXPI_WITH_SCALAR (MIXPI_LEAST == 0)
 #define MIXPI_WITH_AVX2   (MIXPI_X86 && MIXPI_LEAST <= 1)
 #ifndef MIXPREC_ONLY_FORMATS
@@ -11820,7 +11852,7 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
-/* log(1 + x) for every x, including Inf and -0; 1 + x alone would lose -0. */
+/* log(1 + x) for every x, including Inf and -0; the sum 1 + x would lose -0. */
 MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
     mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);
@@ -19344,7 +19376,7 @@ static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
-/* Like mixpi_crew_stop, but only for errors that one rank meets alone: out of memory, device
+/* Like mixpi_crew_stop, but only for errors that only one rank meets: out of memory, device
  * failures. All ranks make the program's mistakes alike, and may survive them. */
 static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
     const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
@@ -20433,9 +20465,10 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r != MIXP_OK) return r;
     if (t->rank < 2)
-        return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                                 "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
-                                 t->name, t->rank);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_SHAPE,
+            "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
+            t->name, t->rank);
     if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);
@@ -20892,7 +20925,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a "
+               "forward pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))
@@ -22360,7 +22394,8 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
     if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
-    /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
+    /* The operator's backward passes the gradient on. If backward has begun a step, the call is
+     * gone. */
     if (r == MIXP_OK) r = mixpi_run_inside(c, out->count ? c->op->backward : mixpi_walk_nothing);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
@@ -23235,7 +23270,7 @@ typedef struct mixpi_scaled {
 static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
- * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
+ * rank may run an evaluation by itself. Nor does it change the recipe that ranks compare. */
 static int mixpi_scaled_is_on(const mixp_context *ctx) {
     return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
 }
@@ -23380,7 +23415,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
-        /* A weight without a state has a place all the same. */
+        /* A weight without a state still has a place. */
         if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }
@@ -25427,7 +25462,7 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
     if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
     if (!c)
         return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
-                                 "mixp_attention_scores: y is no recorded result of attention; "
+                                 "mixp_attention_scores: y is not a recorded result of attention; "
                                  "pass what mixp_attention returned in this step, outside of "
                                  "MIXP_NO_GRAD and mixp_recompute");
     k = (const mixp_attention_args *)c->attrs;
@@ -25855,7 +25890,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     p->k.n = to.n;
     p->k.inner = to.inner;
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
-    if (!to.n) return mixpi_bad_shapes(c, "there is no largest of 0 elements");
+    if (!to.n) return mixpi_bad_shapes(c, "a maximum needs at least one element");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
@@ -26414,7 +26449,7 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     return mixpi_where_infer(c);
 }
 
-/* Kernels read a mask of real numbers. bf16 suffices for integers: none but 0 becomes 0. */
+/* Kernels read a mask of real numbers. bf16 suffices for integers: only 0 becomes 0. */
 static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixpi_choice *p = (mixpi_choice *)c->attrs;
     mixp_where_args *k = &p->k;
@@ -28372,7 +28407,7 @@ static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *
     mixpi_reduced to;
     mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
-    if (!to.n) mixpi_bad_shapes(c, "there is no smallest of 0 elements");
+    if (!to.n) mixpi_bad_shapes(c, "a minimum needs at least one element");
     return to.n > 0;
 }
 
@@ -28937,10 +28972,11 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_loss_apply: %d is no loss of two tensors; pass the id of one, as "
-                          "MIXP_OP_CROSS_ENTROPY",
-                          (int)loss);
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT,
+            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an "
+            "id, for example MIXP_OP_CROSS_ENTROPY",
+            (int)loss);
         return NULL;
     }
     if (mixpi_options_of(ctx, mixp_op_builtin(loss)->name, kinds[i].has, desc, &d) != MIXP_OK)
@@ -29051,7 +29087,7 @@ static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     mixpi_reduced to;
     mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
-    if (!to.n) mixpi_bad_shapes(c, "there is no norm of a negative order of 0 elements");
+    if (!to.n) mixpi_bad_shapes(c, "a norm of negative order needs at least one element");
     return to.n > 0;
 }
 
@@ -33839,7 +33875,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file was truncated meanwhile");
+                              "cannot read: the file became shorter during the read");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -33987,7 +34023,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file was truncated meanwhile");
+                              "cannot read: the file became shorter during the read");
         }
         to += most;
         n -= most;
@@ -35148,7 +35184,7 @@ static void mixpi_groups_refuse(mixpi_report *r, int optimizer, const char *ther
     mixpi_groups_show(here, optimizer, ours, sizeof ours);
     mixpi_report_fail(r, MIXP_ERR_SHAPE,
                       "optimizer %d has other groups: the file has '%s', the program '%s'; put the "
-                      "same parameters together, or load the weights alone with "
+                      "same parameters together, or load only the weights with "
                       "mixp_checkpoint_load_weights",
                       optimizer, theirs, ours);
 }
@@ -35940,7 +35976,7 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     if (here[n] && there[n])
         mixpi_report_fail(r, MIXP_ERR_SHAPE,
                           "optimizer %d has another kind: the file's optimizers are '%.60s', the "
-                          "program's '%.60s'; make the same kinds, or load the weights alone with "
+                          "program's '%.60s'; make the same kinds, or load only the weights with "
                           "mixp_checkpoint_load_weights",
                           i, there, here);
     mixpi_st_free(what->ctx, here);
@@ -36025,7 +36061,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkp
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
 }
-/* --- weights alone -------------------------------------------------------------------------- */
+/* --- only weights --------------------------------------------------------------------------- */
 
 /* Does this name in a checkpoint belong to state, not to a weight? */
 static int mixpi_is_state_name(const char *name) {
@@ -36986,8 +37022,8 @@ static mixp_result mixpi_rows_reach(mixp_context *ctx, int n) {
  * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
  *
  * A product is computed with f32 weights as well. Where the inputs vary little beside their mean, a
- * rounded weight moves all rows alike, and each update moves them anew: the mean of that difference
- * counts too. A product that loses too much then reads f32 weights.
+ * rounded weight moves all rows alike, and each update moves them again: the mean of that
+ * difference counts too. A product that loses too much then reads f32 weights.
  */
 
 enum {
@@ -37389,7 +37425,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (reader && t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader && reader->fallen == 2;
 
-    /* Will the cast be left out? Then it is a site of its own all the same. */
+    /* Is the cast left out? Then the cast still has a site of its own. */
     ctx->watch->reader = mixpi_entry(c)->site;
     ctx->watch->input = i;
     if (!reader) return 0;
@@ -39815,7 +39851,7 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
  * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the
  * piece is copied into the arena, and another gradient may use the buffer. Between walks that are
  * held back (mixp_ranks_hold) each gradient keeps its buffer, so that they take the memory of
- * complete gradients. Each rank chooses its buffers alone: no sum depends on the choice.
+ * complete gradients. Each rank chooses its buffers by itself: no sum depends on the choice.
  */
 typedef struct mixpi_buffer {
     char   *data;               /* device memory */
@@ -42019,7 +42055,7 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
                              "mixp_checkpoint_save, which all ranks call (a buffer is each "
                              "rank's own)",
                              (const char *)t->data + at, n, from, part);
-        /* A rank 0 without memory takes part all the same, because the other ranks wait. */
+        /* A rank 0 without memory still takes part, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }
     return r;
@@ -42150,7 +42186,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                             mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
-    /* A rank 0 without borrowed memory takes part all the same, because the other ranks wait. */
+    /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
     if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
 }

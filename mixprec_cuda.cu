@@ -2102,7 +2102,8 @@ struct Axes {
     uint64_t inverse[8];        /* inverses of n, for over()                                 */
 };
 
-/* The factor by which over() multiplies instead of dividing by n: a 64-bit division is a call. */
+/* The factor by which over() multiplies instead of dividing by n, because a GPU divides 64 bits
+ * by a function call. */
 inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)n : 0; }
 
 /* a / n for a >= 0: the product is exact or one too small. */
@@ -2757,7 +2758,7 @@ __global__ void __launch_bounds__(map_threads, map_blocks)
  * for every input.
  */
 
-/* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
+/* e^-h 2^32, over the full range of f32: ex2 by itself gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
 constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32 */
 
@@ -4105,7 +4106,7 @@ __device__ inline Codes8 scales8(const Recoding &q, int64_t i) {
 __device__ inline bool has_powers(const mixp_recode_args &k) { return k.scale != MIXP_SCALE_E4M3; }
 
 /* The factors of 8 elements from element i on: by which a value is multiplied, or its code. In the
- * first case a scale that is no power of two is itself, because the value is divided by it. */
+ * first case a scale that is not a power of two is itself, because the value is divided by it. */
 __device__ inline void factors8(const Recoding &q, int64_t i, float *s) {
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) s[j] = 1.0f;
@@ -5191,7 +5192,7 @@ namespace {
 struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
     bool  wide;
     float share;                /* 2^-n, by which each sum is multiplied                     */
-    float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
+    float back, rest;           /* 2^n / cols in f32, and the remainder of that rounding     */
 };
 
 /* The mean of a row, from the sum of its elements times s.share. */
@@ -7407,7 +7408,7 @@ __global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bo
     }
 }
 
-/* --- what cuBLASLt is asked for --------------------------------------------------------- */
+/* --- queries to cuBLASLt ---------------------------------------------------------------- */
 
 /* A product whose operands cuBLASLt takes: the given operands, or packed copies. */
 struct Product {

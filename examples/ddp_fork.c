@@ -109,8 +109,8 @@ static const char *ddp_barrier(double seconds) {
         else if (turn) sched_yield();
         if (turn % 16 == 15) ddp_look_for_dead();
         if (__atomic_load_n(&ddp_board->busy, __ATOMIC_SEQ_CST)) until = ddp_now() + seconds;
-        if (ddp_now() > last) ddp_tell("rank %d is busy, and did not come back in time%s", r, "");
-        else if (ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
+        if (ddp_now() > last) ddp_tell("rank %d is busy, and did not return in time%s", r, "");
+        else if (ddp_now() > until) ddp_tell("rank %d did not answer in time%s", r, "");
         if (!ddp_failed()) continue;
         return ddp_told();
     }
@@ -231,7 +231,7 @@ static mixp_ranks_desc ddp_fork(int size) {
     for (int r = 1; r < size && !ddp.rank; r++) {
         ddp.child[r] = fork();
         if (ddp.child[r] == 0) ddp.rank = r;
-        if (ddp.child[r] < 0) ddp_stop(NULL, "no more processes could be had");
+        if (ddp.child[r] < 0) ddp_stop(NULL, "cannot start another process");
     }
     d.rank = ddp.rank, d.user = &ddp;
     d.sum = ddp_sum, d.max = ddp_max, d.all_gather = ddp_gather, d.reduce_scatter = ddp_scatter;

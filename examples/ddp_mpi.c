@@ -119,7 +119,7 @@ static const char *ddp_mpi_late(void) {
         waited = MPI_Wtime() - began;
     }
     missing = ddp_mpi_silent(0);
-    return ddp_mpi_fail(missing < ddp_m.size ? "rank %d did not come in time"
+    return ddp_mpi_fail(missing < ddp_m.size ? "rank %d did not answer in time"
                                              : "a sum of %d ranks was not done in time",
                         missing);
 }
@@ -156,7 +156,7 @@ static const char *ddp_mpi_alike(const ddp_mpi_job *job) {
         &request);
     if (why || ends[0] == -ends[1]) return why;
     all = malloc((size_t)ddp_m.size * sizeof asked);
-    if (!all) return "ranks do not ask alike";
+    if (!all) return "ranks request different operations";
     why = ddp_mpi_finish(
         MPI_Iallgather(asked, 3, MPI_INT64_T, all, 3, MPI_INT64_T, ddp_m.world, &request), &request);
     for (int r = 0; r < ddp_m.size && !why; r++)

@@ -83,7 +83,7 @@ static const char *ddp_nccl_settle(double seconds) {
     const double          until = ddp_nccl_now() + seconds;
     ncclResult_t          met;
     while ((met = ddp_nccl_state_now()) == ncclInProgress && !ddp_nccl_failed()) {
-        if (ddp_nccl_now() > until) ddp_nccl_fail("another rank did not come in time");
+        if (ddp_nccl_now() > until) ddp_nccl_fail("another rank did not answer in time");
         else nanosleep(&nap, NULL);
     }
     if (met != ncclSuccess && met != ncclInProgress) ddp_nccl_fail(ncclGetErrorString(met));
@@ -124,7 +124,7 @@ static void ddp_nccl_look(double *waited) {
     *waited = late && !ddp_nccl_some_busy() ? *waited + 0.1 : 0;
     if (was && !late) __atomic_store_n(&ddp_n.watching, 0, __ATOMIC_SEQ_CST);
     if (met != ncclSuccess && met != ncclInProgress) ddp_nccl_fail(ncclGetErrorString(met));
-    else if (*waited > ddp_n.seconds) ddp_nccl_fail("another rank did not come in time");
+    else if (*waited > ddp_n.seconds) ddp_nccl_fail("another rank did not answer in time");
 }
 
 static void *ddp_nccl_watch(void *unused) {

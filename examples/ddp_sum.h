@@ -80,7 +80,7 @@ static inline const char *ddp_asked(char *text, size_t room, const int64_t asked
 static inline const char *ddp_unlike(char *why, size_t room, int rank, const int64_t own[3],
                                      int other, const int64_t its[3]) {
     char here[48], there[48];
-    snprintf(why, room, "ranks do not ask alike: rank %d asks for %s, rank %d for %s", rank,
+    snprintf(why, room, "ranks request different operations: rank %d requests %s, rank %d %s", rank,
              ddp_asked(here, sizeof here, own), other, ddp_asked(there, sizeof there, its));
     return why;
 }

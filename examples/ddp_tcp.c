@@ -140,9 +140,9 @@ static const char *ddp_tcp_heard(int r, ddp_tcp_way *w, const int64_t asked[3], 
         if (strncmp(text, "rank ", 5) == 0) return ddp_tcp_say(text); /* it names the first */
         return ddp_tcp_fail("rank %d stopped: %s", r, text);
     } else if (w->head.kind != DDP_TCP_DATA)
-        return ddp_tcp_fail("rank %d sends no message of mixprec's%s", r, "");
+        return ddp_tcp_fail("rank %d sent data that is not a message of mixprec%s", r, "");
     else if (!memcmp(w->head.asked, asked, sizeof w->head.asked) && (size_t)w->head.bytes != bytes)
-        return ddp_tcp_fail("rank %d cuts a sum into other pieces: run the same program on all ranks%s", r, "");
+        return ddp_tcp_fail("rank %d divides a sum into other pieces: run the same program on all ranks%s", r, "");
     else if (memcmp(w->head.asked, asked, sizeof w->head.asked))
         return ddp_unlike(ddp_t.why, sizeof ddp_t.why, ddp_t.rank, asked, r, w->head.asked);
     return NULL;
@@ -195,9 +195,9 @@ static const char *ddp_tcp_await(const ddp_tcp_way *out, const ddp_tcp_way *in, 
     }
     for (int r = 0; r < ddp_t.size; r++)
         if (ddp_t.busy[r] && ddp_tcp_now() > ddp_t.busy_from[r] + seconds * DDP_BUSY_TIMES)
-            return ddp_tcp_fail("rank %d said that it is busy, and did not come back in time%s", r, "");
+            return ddp_tcp_fail("rank %d reported that it is busy, and did not return in time%s", r, "");
     if (busy) *until = ddp_tcp_now() + seconds;
-    if (ddp_tcp_now() > *until) return ddp_tcp_fail("rank %d did not come in time%s", missing, "");
+    if (ddp_tcp_now() > *until) return ddp_tcp_fail("rank %d did not answer in time%s", missing, "");
     n = poll(all, (nfds_t)ddp_t.size, 100);
     return n < 0 && errno != EINTR
                ? ddp_tcp_fail("rank %d cannot wait for its sockets%s", ddp_t.rank, "")
@@ -505,7 +505,7 @@ typedef enum ddp_tcp_verdict {
 static const char *const ddp_tcp_refusals[DDP_TCP_VERDICTS] = {
     NULL, "MIXPREC_SECRET is not the same on all ranks", "ranks differ in WORLD_SIZE",
     "another job is meeting at MASTER_ADDR and MASTER_PORT: set another MASTER_PORT, or the same MIXPREC_JOB on all ranks",
-    "two processes have one RANK"};
+    "two processes have the same RANK"};
 
 typedef struct ddp_tcp_answer {
     int64_t word, verdict;
@@ -637,8 +637,8 @@ static const char *ddp_tcp_accept(int listener, ddp_tcp_card *list, double until
     }
     while (count > 0) close(guests[--count].socket);
     if (!missing) return NULL;
-    if (!ddp_t.refused[0]) return "not all ranks came in time";
-    snprintf(late, sizeof late, "not all ranks came in time; one was refused: %s", ddp_t.refused);
+    if (!ddp_t.refused[0]) return "not all ranks connected in time";
+    snprintf(late, sizeof late, "not all ranks connected in time; one was refused: %s", ddp_t.refused);
     return ddp_tcp_say(late);
 }
 
@@ -662,7 +662,7 @@ static int ddp_tcp_introduce(const struct sockaddr_in *at, ddp_tcp_card *own, in
         if (*listener < 0 && getsockname(s, (struct sockaddr *)&here, &n) == 0) {
             *listener = ddp_tcp_listen_at(here.sin_addr, 0, &own->at);
             if (*listener < 0) *listener = ddp_tcp_listen(0, &own->at);
-            if (*listener < 0) *why = "no port to listen at";
+            if (*listener < 0) *why = "no free port to listen at";
         }
         memset(&hello, 0, sizeof hello), memset(&answer, 0, sizeof answer);
         ddp_nonce(own->nonce);
@@ -831,7 +831,7 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
         if (r == ddp_t.rank) continue;
         setsockopt(ddp_t.socket[r], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         ddp_tcp_guard(ddp_t.socket[r], seconds);
-        if (fcntl(ddp_t.socket[r], F_SETFL, O_NONBLOCK)) *why = "a socket is of no use";
+        if (fcntl(ddp_t.socket[r], F_SETFL, O_NONBLOCK)) *why = "a socket cannot be made non-blocking";
     }
     if (*why) return d;
     d.rank = ddp_t.rank, d.size = ddp_t.size, d.seconds = seconds;

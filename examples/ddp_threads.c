@@ -83,7 +83,7 @@ static const char *ddp_threads_meet(ddp_thread *t, const int64_t *asked, char *d
         if (w->busy && ddp_threads_now() < last) until = ddp_threads_now() + seconds;
         if (asked && w->rank[late].ended) ddp_threads_tell(w, "rank %d is gone%s", late, "");
         else if (asked && ddp_threads_now() > until)
-            ddp_threads_tell(w, "rank %d did not come in time%s", late, "");
+            ddp_threads_tell(w, "rank %d did not answer in time%s", late, "");
         failed = asked && w->why[0];
         if (!failed) ddp_threads_doze(w);
     }

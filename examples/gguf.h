@@ -250,7 +250,7 @@ static inline void gguf_put_tensor(gguf_writer *w, const char *name, gguf_type t
     else if (values->count < 1) gguf_refuse(w, "a tensor has no values");
     else if (heads < 0 || (heads && values->shape[0] % heads) ||
              (heads && values->shape[0] / heads % 2))
-        gguf_refuse(w, "a tensor's rows are not those of its heads, each of an even number");
+        gguf_refuse(w, "a tensor's rows do not divide into heads with an even number of rows");
 }
 
 /* Adds a vector of floats, which must stay until the file is written. */
@@ -559,7 +559,7 @@ static inline void gguf_take_tensors(gguf *g) {
         places[i] = gguf_take_info(g, &g->entries[i], g->names[i]);
     if (aligned >= 8 && aligned <= 1 << 20) align = (uint64_t)aligned;
     if (!g->wrong && ((double)align != aligned || (align & (align - 1))))
-        g->wrong = "its general.alignment is no power of 2 from 8";
+        g->wrong = "its general.alignment is not a power of 2 of at least 8";
     begin = g->wrong ? 0 : (g->at + align - 1) / align * align;
     for (uint64_t i = 0; !g->wrong && i < g->n; i++) {
         mixp_st_entry *e = &g->entries[i];
@@ -581,7 +581,7 @@ static inline void gguf_parse(gguf *g) {
     const unsigned char *magic = gguf_take(g, 4);
     uint64_t             version = gguf_take_number(g, 4);
     if (!magic || memcmp(magic, "GGUF", 4) != 0) {
-        g->wrong = "it is no GGUF file";
+        g->wrong = "it is not a GGUF file";
         return;
     }
     g->n = gguf_take_number(g, 8);

@@ -850,7 +850,7 @@ static report_result report_read(report_data *d, const char *path, char *error) 
     }
     if (result != REPORT_OK) return result;
     if (number == 0 || (number == 1 && !d->title))
-        return report_fail(error, REPORT_ERR_VERSION, "%s has no whole line: give the "
+        return report_fail(error, REPORT_ERR_VERSION, "%s has no complete line: give the "
                            "metrics.jsonl of a run", path);
     if (report_find_falls(d) != REPORT_OK)
         return report_fail(error, REPORT_ERR_MEMORY, "%s: out of memory", path);
@@ -1877,12 +1877,12 @@ static void report_say_sites(const report_data *d, FILE *out) {
     if (n > 8) report_print(out, "         and %d more\n", n - 8);
 }
 
-/* Prints how many steps were clipped, and whether that is usual: with a limit of 1, gradients of norm 1 to
+/* Prints how many steps were clipped, and whether this is usual: with a limit of 1, gradients of norm 1 to
  * 10 are clipped in nearly every step, which only sets the length of the steps. */
 static void report_say_clipping(const report_total *t, FILE *out) {
     const double usual = 10;
     report_print(out, "         gradients clipped in %.0f%% of steps", 100 * t->clipped);
-    if (t->factor > 1) report_print(out, ", by %.2g", t->factor);
+    if (t->factor > 1) report_print(out, ",\n         by a factor of %.2g", t->factor);
     if (t->clipped > 0.2)
         report_print(out, t->factor <= usual ? ": usual" : "\n         more than usual: lower the learning rate");
     report_print(out, "\n");

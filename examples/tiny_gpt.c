@@ -292,7 +292,7 @@ static int draw_report(const char *log, const char *folder) {
     return report_summary(log, stdout, error) != REPORT_OK;
 }
 
-/* The trainer had this program's name once: callers that give its options learn where it is. */
+/* An earlier trainer had this program's name, so the message names the trainer for options. */
 static int usage(const char *argument) {
     fprintf(stderr, "tiny_gpt: wrong argument \"%s\". Call tiny_gpt [fp16|bf16|fp32 [TEXT [STEPS "
             "[FOLDER]]]]. For options call build/trainer; build/trainer --help lists them\n",
@@ -322,9 +322,9 @@ int main(int argc, char **argv) {
 
     /* data, model, guard */
     if (wrong_argument(argc, argv)) return usage(argv[wrong_argument(argc, argv)]);
-    if (!read_text(path)) return fail("cannot read the text: name another as TEXT, not ", path);
-    if (text.count < 20 * T) return fail("a text needs 1280 bytes: take another than ", path);
-    printf("%s: %lld bytes of %d kinds, %s\n", path, (long long)text.count, text.vocab, in);
+    if (!read_text(path)) return fail("cannot read the text; give another file as TEXT: ", path);
+    if (text.count < 20 * T) return fail("the text is shorter than 1280 bytes; give a longer text than ", path);
+    printf("%s: %lld bytes, %d different characters, %s\n", path, (long long)text.count, text.vocab, in);
     ctx = mixp_context_new(NULL);
     make_model(ctx);
     mixp_guard_start(ctx, NULL);

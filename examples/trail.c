@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
             return 0;
         }
         if (more_a && more_b && same_place(&a, &b) && same_values(&a, &b)) continue;
-        printf("%" PRId64 " records are equal; the runs part at\n", equal);
+        printf("%" PRId64 " records are equal; the runs first differ at\n", equal);
         if (more_a != more_b) {
             printf("the end of %s; the other goes on with step %s, %s %s\n", more_a ? b.path : a.path,
                    (more_a ? a : b).field[STEP], kind_of(more_a ? &a : &b), (more_a ? a : b).field[NAME]);

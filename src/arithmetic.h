@@ -387,7 +387,7 @@ typedef struct mixp_step_plan {
     mixp_adam_order    order;
     int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
     int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
-    int32_t       age;          /* number of scales since that of the gradients; 0 if
+    int32_t       age;          /* how many scales ago the gradients were scaled; 0 if
                                    `unscaled`                                             */
     int32_t       noted;        /* 1: an Inf or NaN found by unscale counts as well        */
     int32_t       gathered;     /* 1: the statistics are of this step                      */
@@ -555,7 +555,7 @@ MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
     return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
 }
 
-/* x^n by products alone: the same bits on every device, unlike libm's pow. */
+/* x^n only by products: the same bits on every device, unlike libm's pow. */
 MIXPREC_HD double mixpi_power(double x, int64_t n) {
     double product = 1.0;
     for (; n > 0; n /= 2) {

@@ -174,7 +174,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a "
+               "forward pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))

@@ -65,7 +65,8 @@ MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
 /* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
-/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on. */
+/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on.
+ * MIXP_ERR_ARGUMENT: another level; the old level stays. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
@@ -116,6 +117,7 @@ typedef struct mixp_recipe_rule {
  * an error nothing changes. */
 MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
                                                   int n);
+/* Returns the counts since mixp_autocast_reset_counts; zeros if ctx is NULL. */
 MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
@@ -135,7 +137,8 @@ MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *c
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
 MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
 
-/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form. */
+/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form.
+ * Returns what fn returns; NULL if ctx or fn is NULL. */
 MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
                                             mixp_tensor *(*fn)(mixp_context *, void *),
                                             void *user);
@@ -220,7 +223,10 @@ typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
  * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
- * dtype that it is given, and autocast itself casts by it. */
+ * dtype that it is given, and autocast itself casts by it. op must live as long as the context.
+ *
+ * MIXP_ERR_ARGUMENT: op is NULL, cls is not a mixp_op_class, or 64 other operators have overrides.
+ * MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 

@@ -2,12 +2,17 @@
 #include "tape.h"
 /* ==== 8. OPERATORS =================================================== >>operators ====
  *
- * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
- * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
- * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA. As in PyTorch,
- * dimensions may be 0 (except those of parameters and buffers, the keys and heads of attention, and
- * the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN, and gradients
- * through empty results are 0.
+ * Each operator returns a new activation, which lives until the next step begins, or NULL on error
+ * or if an input is NULL. Inputs are not changed. The errors of all operators: MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE, the inputs do not fit; MIXP_ERR_ARGUMENT, a number is out of range;
+ * MIXP_ERR_ORDER, an input is from an earlier step; MIXP_ERR_MEMORY. The message names the operator
+ * and the input. The table SAME BITS of the manual says which results repeat bit for bit.
+ *
+ * All inputs must belong to this context. In shapes, x[..., k] means any leading dimensions.
+ * Floating-point inputs may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
+ * As in PyTorch, dimensions may be 0 (except those of parameters and buffers, the keys and heads of
+ * attention, and the vocabulary of linear_cross_entropy): sums of no elements are 0, means are NaN,
+ * and gradients through empty results are 0.
  *
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
@@ -593,8 +598,8 @@ MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int d
  * size 1), and with a new one at dim, -rank-1..rank. */
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
-/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
- * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
+/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: reversed
+ * along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
  * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
  * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
 MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,

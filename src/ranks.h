@@ -170,6 +170,6 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
 /* on 1: from now on only this rank works (it evaluates, samples or writes), and the other ranks
  * wait for much longer than their limit. on 0: this rank is back. Saves make these two calls
  * themselves. Without the hook `busy` the call does nothing, and the other ranks wait for
- * `seconds`. */
+ * `seconds`. MIXP_ERR_ARGUMENT: ctx is NULL. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif

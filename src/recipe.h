@@ -80,11 +80,11 @@ typedef enum mixp_recipe_kind {
 } mixp_recipe_kind;
 
 /* Zero is the source's default in every field. A field whose comment begins with kinds and a colon
- * is used by these kinds alone; the others ignore it. "block" is FP8_BLOCK.
+ * is used only by these kinds; the others ignore it. "block" is FP8_BLOCK.
  *
- * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
- * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
- * scales, amax of one rank alone (TransformerEngine); 4over6's errors in f16 or of the largest
+ * Switches of the sources that mixprec lacks: scales of blocks that are not powers of two (bf16
+ * does not hold the values exactly), quantised attention, sums of 14 bits, functions of your own
+ * for scales, amax of only one rank (TransformerEngine); 4over6's errors in f16 or of the largest
  * element; backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
@@ -161,7 +161,8 @@ typedef struct mixp_recipe {
  * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of
  *   an operator whose gradient reads its result (attention, softmax, tanh, sigmoid, exp), or of
  *   your own operator without mixp_call_reads;
- * - x is no result of a recorded operator, or shares memory with another tensor (mixp_reshape);
+ * - x is not the result of a recorded operator, or shares memory with another tensor
+ *   (mixp_reshape);
  * - the weight needs no gradient, or the step is an evaluation or a trial. An evaluation with
  *   batches as large as those of training may then set the peak of memory: use smaller ones;
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
@@ -194,7 +195,7 @@ typedef struct mixp_recipe {
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
  * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
  * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
- * is no parameter stays bf16.
+ * is not a parameter stays in bf16.
  *
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file

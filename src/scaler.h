@@ -121,7 +121,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
                                                    float share, mixp_tensor **loss);
 /* Sets the scale to a new value instead of updating it. Needs no step before, keeps the growth
  * tracker, and forgets what steps have found since the last update. Gradients made earlier are
- * still unscaled by their own scale. */
+ * still unscaled by their own scale. Waits for the device. Does nothing if the scaler is disabled.
+ * MIXP_ERR_ARGUMENT: new_scale is outside [2^-126, 2^126]. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* Returns the scale; 1 if disabled. Waits for the device. */
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);

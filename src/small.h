@@ -274,7 +274,8 @@ MIXPREC_HD int mixpi_top_repeats(float sum) {
     dust = sum - (float)(int32_t)(sum + 0.5f);
     return (dust > 0.0f && dust < 0.000244140625f) || (dust < 0.0f && dust > -0.000244140625f);
 }
-/* A number of f16 or bf16 next to x, by a coin. A large x stays, to be rounded as others are. */
+/* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
+ * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */
 MIXPREC_HD float mixpi_tossed(mixp_dtype dtype, float x) {
     const uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
     uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;

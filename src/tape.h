@@ -59,14 +59,15 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
  *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
  *
- * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
- * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
- * embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
- * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
- * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
- * rounds. Under a recipe, products of tangents are bf16 products. It takes up to three times the
- * time of the forward pass from x to y. Bits, threads and lifetime: as of the operators.
+ * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
+ * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
+ * gather, embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp,
+ * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: softmax, layer_norm,
+ * rms_norm, attention, rope, losses, max (use mixp_topk with k = 1), prod, dropout (use
+ * mixp_bernoulli and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator
+ * that mixp_jvp applies rounds. Under a recipe, products of tangents are bf16 products. The call
+ * takes up to three times the time of the forward pass from x to y. Bits, threads and lifetime are
+ * those of the operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -149,10 +150,11 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     const void *attrs);
 
 /* For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
- * change it: forward reads the final dtype in c->out->dtype. */
+ * change it: forward reads the final dtype in c->out->dtype. On an error infer must return it. */
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
-/* For infer: makes the result share c->in[0]'s memory under another shape of the same count. */
+/* For infer: makes the result share c->in[0]'s memory under another shape of the same count.
+ * MIXP_ERR_SHAPE: another count. */
 MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape);
 /* For forward: makes a tensor in c->saved[slot], kept for backward. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,

@@ -207,8 +207,8 @@ enum {
  * MIXP_ERR_MEMORY, or no context. The block is yours again after mixp_context_free.
  *
  * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
- * Memory that it takes back has no queued use left. Pinned memory always comes from
- * cudaMallocHost. */
+ * When it gets memory back, no queued work uses this memory any more. Pinned memory always comes
+ * from cudaMallocHost. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
 
 /* Frees the context and everything made from it. NULL is allowed. */
@@ -299,7 +299,7 @@ MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
  * number made since the context was made. allocated: bytes that the device really gave, including
- * kernels' scratch memory and gaps between buffers; a GPU must have as many. */
+ * kernels' scratch memory and gaps between buffers: a GPU needs at least so much free memory. */
 typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
@@ -311,7 +311,8 @@ typedef struct mixp_memory {
 } mixp_memory;
 /* All zeros if ctx is NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
-/* The step count. With ranks each step adds their number: one for each part of the batch. */
+/* The step count; 0 if ctx is NULL. With ranks each step adds their number: one for each part of
+ * the batch. */
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* How the context's products were computed so far: read this when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
@@ -337,7 +338,8 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * waits for the GPU and takes about a second in the first step. For products that add to their
  * result it borrows memory for one result; without that memory the first algorithm stays. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
-/* The execution settings that the context passes to kernels, for your own operators. */
+/* The execution settings that the context passes to kernels, and its device, for your own
+ * operators. Both live as long as the context; NULL if ctx is NULL. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
@@ -427,8 +429,8 @@ typedef enum mixp_buffer_ranks {
 
 /* Makes a buffer: zeroed, permanent, without a gradient. dtype: f32, f64, f16, bf16, i32, i64, u8.
  * Shape and name as in mixp_param, which shares its names with mixp_buffer. With ranks it is
- * MIXP_BUFFER_OWN. A constant table is better a frozen parameter, of which a checkpoint holds one.
- * NULL on error. */
+ * MIXP_BUFFER_OWN. For a constant table use a frozen parameter, which a checkpoint holds once for
+ * all ranks. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                      int rank, const int64_t *shape);
 /* Call it on all ranks, before the loop. MIXP_ERR_ARGUMENT: not a buffer, or a mean of integers. */
@@ -438,8 +440,9 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
  * afterwards. (mixp_recompute runs an operator's forward twice: do not write a buffer there.)
  * MIXP_ERR_ARGUMENT: not a buffer. MIXP_ERR_MEMORY: nothing changes. */
 MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer);
-/* Buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last. mixp_context_find
- * finds a buffer by its name; mixp_context_param and mixp_init_all know parameters only. */
+/* Returns buffer number i, from 0, in the order of mixp_buffer calls; NULL past the last.
+ * mixp_context_find finds a buffer by its name; mixp_context_param and mixp_init_all leave buffers
+ * out. */
 MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i);
 
 /* Makes a permanent tensor over your memory (device memory of the context's device). mixprec never
@@ -448,8 +451,8 @@ MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i)
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                    int rank, const int64_t *shape, void *data);
 
-/* Makes an activation from a copy of host data of this dtype, valid until the next step: the way to
- * feed a batch. Every dimension >= 0. NULL on error. */
+/* Makes an activation from a copy of host data of this dtype, valid until the next step: use it for
+ * each batch. Every dimension >= 0. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 
@@ -472,7 +475,12 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* on 1: lets gradients flow into a view or an input (f32, f16 or bf16), from operators applied
- * after this call. on 0: freezes t, also for later walks back of operators applied earlier. */
+ * after this call; an activation then keeps its gradient. on 0: freezes t, also for later walks
+ * back of operators applied earlier.
+ *
+ * MIXP_ERR_ARGUMENT: on 1 for a buffer; on 0 for the result of an operator without an earlier on 1
+ * (use mixp_detach). MIXP_ERR_DTYPE: on 1 for integers or fp8. MIXP_ERR_ORDER: t is from an
+ * earlier step. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Declares that the program will not read t's values again. t must be an activation
@@ -492,7 +500,11 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
  * stale. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
-/* Copy all t->count elements to or from host memory of any dtype. Both wait for the device. */
+/* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
+ * wait for the device.
+ *
+ * MIXP_ERR_ARGUMENT: host is NULL. MIXP_ERR_SHAPE: count is not t->count. MIXP_ERR_DTYPE: dtype is
+ * not a mixp_dtype. MIXP_ERR_ORDER: t is from an earlier step. */
 MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,

@@ -101,11 +101,11 @@ typedef struct mixp_guard_desc {
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     float   imprecise;          /* 0 = 0.05 of the variation over the batch; at most 1; negative =
                                    precision is not watched, and keeps no site in f32 */
-    int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
+    int     patience;           /* MIXP_ERR_DIVERGED after this many skips in a row of one optimizer
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
-                                   it. Memory is taken for the sites in use only        */
+                                   it. Memory is taken only for sites in use            */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all

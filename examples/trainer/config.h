@@ -58,7 +58,7 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     char        value[6 * 1024], seen[N_OPTIONS] = {0};
     const char *root;
     char       *text = read_json(path, 1 << 20, "", &root);
-    if (*root != '{') die(1, "%s is no object of options: it does not begin with {", path);
+    if (*root != '{') die(1, "%s is not an object of options: it does not begin with {", path);
     for (const char *key = json_first(root); key; key = json_next(json_of_key(key))) {
         const option *o = option_of_key(path, key);
         if (seen[o - options]++) die(1, "%s names \"%s\" twice: take one of them out", path, o->name);

@@ -152,7 +152,7 @@ static const shard *shard_with(const corpus *d, int64_t i) {
 }
 
 static void die_beyond(const corpus *d, const shard *s, int32_t token) {
-    if (token < 0) die(1, "%s holds a number that is no token: it is negative, or 2^31 and more", s->path);
+    if (token < 0) die(1, "%s holds a number that is not a token: it is negative, or 2^31 and more", s->path);
     if (d->words && d->rows == d->words->count)
         die(1, "%s holds token %ld, and the %lld tokens of --tokenizer end before it: take the one that "
                "made the data", s->path, (long)token, (long long)d->rows);
@@ -192,7 +192,7 @@ static void number_bytes(corpus *d, const config *c) {
         }
     for (int b = 0; b < 256; b++) {
         if (occurs[b] && known && d->id_of_byte[b] < 0)
-            die(1, "%s holds the byte 0x%02x, which the model has never met: take it out of the "
+            die(1, "%s holds the byte 0x%02x, which the model does not know: take it out of the "
                    "text, or train a new model", c->data, b);
         if (occurs[b] && !known) add_byte(d, b);
     }

@@ -20,36 +20,38 @@ static const struct option {
     double     *number, low, high;
     const char *help;
 } options[] = {
-    { "tokenizer", &opt.tokenizer, NULL, 0, 0, "FILE: tokenizer.json (default: the model's)" },
-    { "data", &opt.data, NULL, 0, 0, "FILE: a text, or FILE.jsonl: a line of {\"messages\": [{\"role\", \"content\"}]} a chat" },
-    { "chat", &opt.chat, NULL, 0, 0, "chatml, llama3 or zephyr: how a chat is written (auto: as the tokenizer has its tokens)" },
-    { "dtype", &opt.dtype, NULL, 0, 0, "fp32, bf16 or fp16: of products and activations (bf16)" },
-    { "steps", NULL, &opt.steps, 0, 1e9, "updates of the weights (100)" },
-    { "batch", NULL, &opt.batch, 1, 4096, "rows in a step: chats, or pieces of the text (2)" },
-    { "block", NULL, &opt.block, 2, 1 << 20, "tokens in a row at most (256)" },
-    { "lr", NULL, &opt.lr, 0, 1, "learning rate (1e-4); falls linearly to 0 after the warm-up" },
-    { "warmup", NULL, &opt.warmup, 0, 1e9, "steps in which the rate rises (0)" },
-    { "decay", NULL, &opt.decay, 0, 1, "weight decay of matrices (0)" },
-    { "clip", NULL, &opt.clip, 0, 1e9, "largest norm of the gradients (1; 0: any)" },
-    { "lora", NULL, &opt.lora, 0, 65536, "rank of LoRA's adapters (0: all weights are trained)" },
-    { "alpha", NULL, &opt.alpha, 0, 1e9, "LoRA's alpha: adapters count alpha / rank (16)" },
-    { "targets", &opt.targets, NULL, 0, 0, "PATTERN,...: linear layers with adapters (q_proj,v_proj); * and ? as in file names" },
-    { "adapter", &opt.adapter, NULL, 0, 0, "FOLDER: begins with the adapters saved there" },
-    { "merge", NULL, &opt.merge, 0, 1, "1: adds the adapters to the weights before they are saved (0)" },
-    { "out", &opt.out, NULL, 0, 0, "FOLDER: gets the model, or with --lora only the adapters" },
-    { "gguf", &opt.gguf, NULL, 0, 0, "FILE.gguf: gets the model with its adapters and its tokenizer, for llama.cpp" },
-    { "gguf-type", &opt.gguf_type, NULL, 0, 0, "f32, f16, bf16 or q8_0 (bf16)" },
-    { "prompt", &opt.prompt, NULL, 0, 0, "TEXT: what samples continue or answer" },
-    { "sample", NULL, &opt.sample, 0, 1e6, "tokens to sample before and after training (60)" },
-    { "temperature", NULL, &opt.temperature, 0, 100, "of samples (0.8; 0: the likeliest token)" },
-    { "seed", NULL, &opt.seed, 0, 1e15, "of samples, of the order of rows and of new adapters (1)" },
-    { "isa", &opt.isa, NULL, 0, 0, "NAME: the CPU's instruction set: avx2, avx512, amx and others (the fastest)" },
-    { "threads", NULL, &opt.threads, 0, 1024, "(0: all)" },
+    { "tokenizer", &opt.tokenizer, NULL, 0, 0, "FILE: a tokenizer.json [the model's]" },
+    { "data", &opt.data, NULL, 0, 0, "FILE: a text; or FILE.jsonl: one chat a line, {\"messages\": [{\"role\": ..., \"content\": ...}]}" },
+    { "chat", &opt.chat, NULL, 0, 0, "chatml, llama3 or zephyr: how a chat is written [auto: the tokenizer's special tokens decide]" },
+    { "dtype", &opt.dtype, NULL, 0, 0, "fp32, bf16 or fp16: dtype of products and activations [bf16]" },
+    { "steps", NULL, &opt.steps, 0, 1e9, "updates of the weights [100]" },
+    { "batch", NULL, &opt.batch, 1, 4096, "rows in a step: chats, or pieces of the text [2]" },
+    { "block", NULL, &opt.block, 2, 1 << 20, "largest number of tokens in a row [256]" },
+    { "lr", NULL, &opt.lr, 0, 1, "learning rate; falls linearly to 0 after the warm-up [1e-4]" },
+    { "warmup", NULL, &opt.warmup, 0, 1e9, "steps in which the learning rate rises [0]" },
+    { "decay", NULL, &opt.decay, 0, 1, "weight decay of matrices [0]" },
+    { "clip", NULL, &opt.clip, 0, 1e9, "largest norm of the gradients; 0 = no clipping [1]" },
+    { "lora", NULL, &opt.lora, 0, 65536, "rank of LoRA's adapters; 0 = train all weights [0]" },
+    { "alpha", NULL, &opt.alpha, 0, 1e9, "LoRA's alpha: adapters are multiplied by alpha / rank [16]" },
+    { "targets", &opt.targets, NULL, 0, 0, "PATTERN,...: linear layers that get adapters; * and ? as in file names [q_proj,v_proj]" },
+    { "adapter", &opt.adapter, NULL, 0, 0, "FOLDER: begin with the adapters saved there" },
+    { "merge", NULL, &opt.merge, 0, 1, "1: add the adapters to the weights before the weights are saved [0]" },
+    { "out", &opt.out, NULL, 0, 0, "FOLDER: save the model there; with --lora, only the adapters" },
+    { "gguf", &opt.gguf, NULL, 0, 0, "FILE.gguf: save the model there for llama.cpp, with its adapters and its tokenizer" },
+    { "gguf-type", &opt.gguf_type, NULL, 0, 0, "f32, f16, bf16 or q8_0: type of the matrices in FILE.gguf [bf16]" },
+    { "prompt", &opt.prompt, NULL, 0, 0, "TEXT: samples continue this text, or answer it in a chat" },
+    { "sample", NULL, &opt.sample, 0, 1e6, "tokens to sample before and after training [60]" },
+    { "temperature", NULL, &opt.temperature, 0, 100, "temperature of samples; 0 = always the likeliest token [0.8]" },
+    { "seed", NULL, &opt.seed, 0, 1e15, "seed of samples, of the order of rows and of new adapters [1]" },
+    { "isa", &opt.isa, NULL, 0, 0, "NAME: the CPU's instruction set: avx2, avx512, amx and others [the fastest]" },
+    { "threads", NULL, &opt.threads, 0, 1024, "CPU threads; 0 = all cores [0]" },
 };
 enum { OPTIONS = sizeof options / sizeof options[0] };
 
 static void help(void) {
-    printf("llama MODEL [--OPTION VALUE]...   MODEL: a folder of Hugging Face's files, or a FILE.gguf\n");
+    printf("llama - fine-tunes a Llama-like model, samples from it, and saves it\n\n"
+           "Usage: llama MODEL [--OPTION VALUE]...\n"
+           "MODEL is a folder of Hugging Face's files, or a FILE.gguf. In brackets: the default.\n\n");
     for (int i = 0; i < OPTIONS; i++) printf("  --%-12s %s\n", options[i].name, options[i].help);
     exit(0);
 }

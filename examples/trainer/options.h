@@ -82,82 +82,84 @@ typedef struct option {
 static const option options[] = {
     GROUP("Data and model"),
     TEXT_OPT("data", data, "FILE",
-             "text, or tokens in a FILE.bin or FILE.npy; or many, as in 'dir/train_*.bin' (default: mixprec.h's "
-             "source)"),
-    TEXT_OPT("val-data", val_data, "FILE", "to validate on (default: the last tenth of --data)"),
+             "a text, or tokens in a FILE.bin or FILE.npy; or a pattern of many files, such as "
+             "'dir/train_*.bin' (default: the source of mixprec.h)"),
+    TEXT_OPT("val-data", val_data, "FILE", "text or tokens for validation (default: the last tenth of --data)"),
     CHOICE_OPT("token-bits", token_bits, "auto", "auto|16|32|64",
-               "of a FILE.bin without llm.c's or numpy's header; auto = 16, unless it looks like others"),
+               "bits of a token in a FILE.bin without llm.c's or numpy's header; auto = 16, unless the content "
+               "looks like 32 or 64"),
     TEXT_OPT("tokenizer", tokenizer, "FILE",
-             "tokenizer.json of bytes, as GPT-2's: cuts a text into tokens; prompts and samples are text"),
+             "a tokenizer.json, such as GPT-2's or Llama 2's: it cuts texts and prompts into tokens, and turns "
+             "samples into text"),
     WHOLE_OPT("vocab", vocab, "auto", 2, TOKENS_MOST,
-              "rows of the token table; auto = the tokenizer's tokens, or what the data needs"),
+              "rows of the token table; auto = the number of the tokenizer's or the data's tokens"),
     TEXT_OPT("vocabulary", vocabulary, "TEXT",
-             "of a model made before, as its config.json has it (default: the data's)"),
+             "vocabulary of an earlier model, copied from its config.json (default: the data's)"),
     WHOLE_OPT("layers", layers, "4", 1, 512, "transformer blocks"),
-    WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; they divide the width"),
+    WHOLE_OPT("heads", heads, "4", 1, 512, "attention heads; must divide the width"),
     WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
     WHOLE_OPT("block", block, "64", 1, 65536, "context length in tokens"),
-    CHOICE_OPT("bias", bias, "off", "off|on", "of linear layers and norms, as GPT-2 has them"),
+    CHOICE_OPT("bias", bias, "off", "off|on", "biases of linear layers and norms, as in GPT-2"),
     CHOICE_OPT("activation", activation, "gelu", "gelu|gelu-tanh|relu2",
-               "in feed-forward layers; gelu-tanh is GPT-2's own, relu2 is relu squared"),
+               "activation of feed-forward layers; gelu-tanh is GPT-2's, relu2 is relu squared"),
     CHOICE_OPT("norm", norm, "layer", "layer|rms", "layer norm, or RMSNorm (without biases)"),
     CHOICE_OPT("positions", positions, "learned", "learned|rope",
-               "a table that is added, or rotary embeddings of queries and keys"),
+               "a learned table of positions, or rotary embeddings (RoPE) of queries and keys"),
     CHOICE_OPT("qk-norm", qk_norm, "off", "off|on", "RMSNorm of each head's queries and keys"),
-    CHOICE_OPT("head", head, "tied", "tied|own", "the token table again, or weights of its own"),
+    CHOICE_OPT("head", head, "tied", "tied|own", "tied: the head uses the token table; own: it has its own weights"),
     CHOICE_OPT("zero-init", zero_init, "off", "off|on",
-               "what adds to the residual stream, and a head of its own, begin as zeros"),
+               "layers that add to the residual stream, and an untied head, begin with zeros"),
     REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
 
     GROUP("Training"),
     WHOLE_OPT("batch", batch, "12", 1, 65536, "sequences in a batch"),
-    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step, of each rank"),
+    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches of each rank in a step"),
     WHOLE_OPT("total-batch", total_batch, "auto", 1, 4294967296,
-              "sequences in a step of all ranks, whatever their number; auto = batch x accumulate x "
-              "ranks"),
+              "sequences in a step of all ranks together; auto = batch x accumulate x ranks"),
     FLAG_OPT("ordered", ordered,
-             "with --total-batch: any number of ranks trains the same bits, without a guard; ranks "
-             "exchange gradients after each batch"),
-    WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
+             "with --total-batch: the same bits for any number of ranks, without a guard; ranks exchange "
+             "gradients after each batch"),
+    WHOLE_OPT("steps", steps, "600", 0, 1e12, "last step; counts the steps before --resume too"),
     CHOICE_OPT("optimizer", optimizer, "adamw", "adamw|muon",
-               "muon: for the blocks' matrices; AdamW for the rest"),
+               "muon: Muon for the matrices of the blocks, AdamW for all other weights"),
     REAL_OPT("lr", lr, "1e-3", 0, 100, "learning rate"),
     REAL_OPT("muon-lr", muon_lr, "auto", 0, 100,
-             "Muon's, in AdamW's measure; auto = lr. Its schedule is the same"),
-    REAL_OPT("min-lr", min_lr, "auto", 0, 100, "where the schedule ends; auto = lr / 10"),
+             "learning rate of Muon, scaled to match AdamW's; auto = lr. Both have the same schedule"),
+    REAL_OPT("min-lr", min_lr, "auto", 0, 100, "learning rate at the end of the schedule; auto = lr / 10"),
     WHOLE_OPT("warmup", warmup, "auto", 0, 1e12,
-              "steps of linear warm-up; auto = 5% of all, 100 at most"),
+              "steps of linear warm-up; auto = 5% of all steps, at most 100"),
     WHOLE_OPT("decay-steps", decay_steps, "auto", 1, 1e12,
               "step at which min-lr is reached; auto = --steps"),
     CHOICE_OPT("schedule", schedule, "cosine", "constant|linear|cosine",
-               "of the learning rate after the warm-up"),
-    REAL_OPT("weight-decay", weight_decay, "0.1", 0, 10, "of matrices; vectors have none"),
-    REAL_OPT("beta1", beta1, "0.9", 0, 0.999999, "AdamW's first decay"),
-    REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
+               "schedule of the learning rate after the warm-up"),
+    REAL_OPT("weight-decay", weight_decay, "0.1", 0, 10, "weight decay of matrices; vectors have none"),
+    REAL_OPT("beta1", beta1, "0.9", 0, 0.999999, "decay of AdamW's first moment"),
+    REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "decay of AdamW's second moment"),
     REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
     CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
-               "logits of a batch at once, or never whole; auto = chunks where they save much"),
+               "whole: all logits of a batch at once; chunks: some rows at a time; auto = chunks if they save "
+               "much memory"),
     WHOLE_OPT("retry", retry, "0", 0, 1000,
-              "a skipped step is tried again so often with its batch; 0 = it is lost"),
-    WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),
+              "how often to repeat a skipped step with the same batch; 0 = never"),
+    WHOLE_OPT("seed", seed, "1337", 0, 9e15, "seed of weights, batches, dropout and samples"),
 
     GROUP("Mixed precision"),
-    CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "of the forward and backward pass"),
+    CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "dtype of products and activations"),
     CHOICE_OPT("level", level, "1", "0|1|2|3",
-               "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
+               "what is stored in 16 bits: 0 nothing, 1 as in PyTorch, 2 all activations, 3 weights too"),
     CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4",
-               "with bf16: the numbers that linear layers multiply"),
+               "with bf16: the format of the numbers that linear layers multiply"),
     TEXT_OPT("recipe-of", recipe_of, "NAME=RECIPE,...",
-             "recipes of weights by name, where * is any text and the first that fits wins: "
+             "recipes of weights by name; * matches any text, and the first match counts: "
              "*.h.0.*=none,*.mlp.*=nvfp4"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
-               "part of nvfp4 that is left out, to see what it does"),
+               "leave out a part of nvfp4, to see its effect"),
     CHOICE_OPT("over6", over6, "none", "none|w|x|both",
                "with nvfp4: 4over6, two scales for each block of weights, inputs of linear layers, or both"),
     FLAG_OPT("row-scaled", row_scaled, "with nvfp4: an fp32 scale for each row of the inputs of linear layers"),
     CHOICE_OPT("e8m0", e8m0, "rceil", "rceil|floor|ceil|even", "with mxfp8: how the scales of blocks are rounded"),
-    FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
-    FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: products in cuBLASLt's fp8 and fp4"),
+    FLAG_OPT("codes", codes, "with a recipe: keep the inputs of linear layers for backward as codes of 4 to 8 bits"),
+    FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: multiply in cuBLASLt's fp8 and fp4"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two moments are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
@@ -165,84 +167,85 @@ static const option options[] = {
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
                "jmp|modulus|colossalai|predictive|auto",
-               "of the loss scale; auto = torch for fp16, else static 1"),
+               "rule of the loss scale; auto = torch for fp16, else a constant scale of 1"),
     REAL_OPT("init-scale", init_scale, "auto", 1e-30, 1e30, "first loss scale; auto = the rule's"),
     WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
               "clean steps before the scale grows; auto = the rule's"),
 
     {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|auto|N",
-     "a site (an operator of one layer) that overflows falls back to f32; with a recipe, an "
-     "operand that loses too much falls back to bf16; look every N steps; auto = on (16) for fp16"},
+     "a site (an operator of one layer) that overflows falls back to f32; with a recipe, an operand that loses "
+     "too much falls back to bf16; N: sample every N steps; auto = on (16) for fp16"},
     /* in the order of MIXP_EPILOGUES_BIAS, _GELU and both */
     CHOICE_OPT("epilogues", epilogues, "off", "off|bias|gelu|on",
-               "on a GPU: sums for biases, GELU by tanh, or both in a product's own pass"),
+               "on a GPU: compute the gradients of biases, GELU by tanh, or both within products"),
 
-    GROUP("Watching"),
+    GROUP("Logging and validation"),
     WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
     WHOLE_OPT("eval-batches", eval_batches, "20", 1, 1e9, "batches in a validation"),
     CHOICE_OPT("eval-train", eval_train, "off", "off|on",
-               "at a validation, the loss of as many batches of the training data, too"),
+               "at a validation, also compute the loss of as many batches of the training data"),
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
     WHOLE_OPT("sample-every", sample_every, "0", 0, 1e12,
-              "steps between samples in training, of --sample tokens or 100; 0 = at the end. With --dropout "
-              "they change what is dropped next"),
+              "steps between samples in training, of --sample tokens or 100; 0 = only at the end. With --dropout "
+              "a sample changes which elements are dropped next"),
     WHOLE_OPT("keep", keep, "0", 0, 1e6,
-              "checkpoints of validations to keep, the newest, as step-N.safetensors"),
-    CHOICE_OPT("csv", csv, "off", "off|on", "write metrics.csv in --out, too"),
+              "how many of the newest validations' checkpoints to keep, as step-N.safetensors"),
+    CHOICE_OPT("csv", csv, "off", "off|on", "also write metrics.csv in --out"),
 
     WHOLE_OPT("plant", plant, "0", 0, 1e12,
-              "at this step let a product pass 65504, to see the guard (with --bias on); 0 = never"),
+              "step in which a product exceeds 65504, to see the guard work (needs --bias on); 0 = never"),
 
     GROUP("Running"),
     TEXT_OPT("preset", preset, "NAME",
-             PRESETS "; or two, as in gpt2,modern; other options win"),
-    TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
+             PRESETS "; or two, as in gpt2,modern; other options take precedence"),
+    TEXT_OPT("config", config, "FILE", "options from a config.json; other options take precedence"),
     TEXT_OPT("out", out, "DIR",
              "folder for checkpoints, config.json, metrics.jsonl and report.html"),
-    FLAG_OPT("report", report, "write report.html anew from metrics.jsonl, and end"),
-    FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
+    FLAG_OPT("report", report, "write report.html again from metrics.jsonl, and exit"),
+    FLAG_OPT("overwrite", overwrite, "start a new run in a folder that holds a checkpoint"),
     FLAG_OPT("resume", resume,
-             "go on in --out; decay-steps=auto stretches with --steps"),
+             "continue the run in --out; with decay-steps=auto a larger --steps lengthens the schedule"),
     {"from", TEXT, AT(from), "last", 0, 15, "last|best|N",
-     "the checkpoint that --resume takes; N: of step N, which --keep kept"},
+     "the checkpoint that --resume loads; N: that of step N, which --keep kept"},
     TEXT_OPT("init", init, "FILE",
-             "begin with these weights, GPT-2's too; their config.json lies beside them"),
+             "begin with these weights, also GPT-2's; their config.json must be in the same folder"),
     TEXT_OPT("export", export_to, "DIR",
-             "write the weights at the end as GPT-2's, for transformers to load; FILE.gguf: for llama.cpp"),
-    CHOICE_OPT("export-type", export_type, "f16", "f32|f16|bf16|q8_0", "of the matrices in a FILE.gguf"),
-    FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
+             "at the end write the weights in GPT-2's layout, for transformers; FILE.gguf: for llama.cpp"),
+    CHOICE_OPT("export-type", export_type, "f16", "f32|f16|bf16|q8_0", "type of the matrices in a FILE.gguf"),
+    FLAG_OPT("eval-only", eval_only, "validate and sample, without training"),
     CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
-               "train nothing, and tell how far the result of each site (an operator of one layer) is from "
-               "this dtype's"),
+               "do not train: print how far the result of each site (an operator of one layer) is from the result "
+               "in this dtype"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
-     "what to train on; auto = a GPU when there is one"},
+     "device to train on; auto = a GPU if there is one"},
     TEXT_OPT("isa", isa, "NAME|list",
-             "the CPU's instruction set: avx2, avx512, amx and others (default: the fastest). Products of fp16 "
-             "and bf16 by amx and amx_f16 have other bits than by all others; list: what this machine has"),
+             "the CPU's instruction set: avx2, avx512, amx and others (default: the fastest). With amx and amx_f16, "
+             "products of fp16 and bf16 have other bits than with the other sets; list: print this machine's sets"),
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|tcp|mpi|nccl",
-     "as many processes, each with a --batch of its own; rank 0 speaks"},
+     "train with many processes, each with its own --batch; rank 0 prints"},
     CHOICE_OPT("shard", shard, "off", "off|states|sums",
-               "each rank keeps a part of the optimizer's states; sums: and of the summed gradients"),
+               "states: each rank keeps a part of the optimizer's states; sums: also a part of the summed "
+               "gradients"),
     REAL_OPT("rank-seconds", rank_seconds, "600", 1, 1e6,
-             "that ranks wait for one that does not come, before they end"),
+             "seconds that ranks wait for a rank that does not answer, before they end"),
     REAL_OPT("peak-tflops", peak_tflops, "auto", 1e-6, 1e6,
-             "of the device in --dtype, of each rank: the log tells what share the model uses (MFU); "
+             "peak of each rank's device in --dtype: the log then has the share that the model uses (MFU); "
              "auto = unknown"),
-    FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
-    WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
-    FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
+    FLAG_OPT("graph", graph, "on a GPU: record a step as a graph, and replay it in steps without a log line"),
+    WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all cores"),
+    FLAG_OPT("profile", profile, "at the end, print where the time and memory of a step went"),
     TEXT_OPT("trail", trail, "FILE",
-             "what each step computes, as hashes: build/trail compares two such files, and names the first operator in "
-             "which two runs part"),
-    FLAG_OPT("quiet", quiet, "print the result and the sample only"),
+             "write hashes of what each step computes; build/trail compares two such files, and names the first "
+             "operator in which two runs differ"),
+    FLAG_OPT("quiet", quiet, "print only the result and the sample"),
 
     GROUP("Sampling"),
-    WHOLE_OPT("sample", sample, "0", 0, 1e9, "tokens to write at the end"),
-    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins; for a FILE.bin without --tokenizer, token numbers"),
-    REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest token"),
-    WHOLE_OPT("top-k", top_k, "0", 0, TOKENS_MOST, "choose among the k likeliest; 0 = among all"),
+    WHOLE_OPT("sample", sample, "0", 0, 1e9, "tokens to sample at the end"),
+    TEXT_OPT("prompt", prompt, "TEXT", "beginning of the sample; for a FILE.bin without --tokenizer, numbers of tokens"),
+    REAL_OPT("temperature", temperature, "0.8", 0, 100, "temperature of sampling; 0 = always the likeliest token"),
+    WHOLE_OPT("top-k", top_k, "0", 0, TOKENS_MOST, "sample among the k likeliest tokens; 0 = among all"),
     REAL_OPT("top-p", top_p, "1", 1e-6, 1,
-             "choose among the likeliest that have this share of the probability; 1 = among all"),
+             "sample among the likeliest tokens that together have this probability; 1 = among all"),
 
     GROUP("Help"),
     FLAG_OPT("help", help, "print this text (also -h)"),
@@ -460,17 +463,17 @@ static void print_help(void) {
            "In brackets: the default and the range. In names, _ and - are the same.\n");
     for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
     printf("\nExamples\n"
-           "  trainer                                 a minute of training, on mixprec.h\n"
+           "  trainer                                 a short training on mixprec.h\n"
            "  trainer --data input.txt --preset char-cpu --out run --sample 500\n"
            "  trainer --out run --resume              go on after Ctrl-C\n"
            "  trainer --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
            "                                          sample only, without the text\n"
            "  trainer --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
            "                                          fine-tune on another text\n"
-           "  trainer --out run --resume --compare fp32     what fp16 costs, site by site\n"
+           "  trainer --out run --resume --compare fp32     fp16's error, by site\n"
            "  trainer --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
            "  trainer --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
-           "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
+           "Ctrl-C finishes the step, saves, and exits with 130. A second Ctrl-C exits at\nonce.\n");
 }
 
 static void apply_preset(config *c, const char *name, size_t length) {

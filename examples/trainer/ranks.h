@@ -134,7 +134,7 @@ static const char *ordered_sum(void *user, void *data, int64_t count, mixp_dtype
     const int   keeps = ordered.world.rank == 0 && !(ordered.first && ordered.last);
     float      *total = NULL, *sum = (float *)data;
     const char *why;
-    if (stream || dtype != MIXP_F32) return "--ordered adds f32 on CPUs alone";
+    if (stream || dtype != MIXP_F32) return "--ordered adds only f32, and only on CPUs";
     if (keeps) total = ordered_total(count);
     if (keeps && !total) return "--ordered: out of memory, or other gradients than before";
     for (int64_t i = 0; total && !ordered.first && i < count; i++) sum[i] += total[i];
@@ -171,7 +171,7 @@ static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
     if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
         d = fork_ranks(n);
-        if (!d.size) die(1, "--ranks %s: no shared memory could be had", c->ranks);
+        if (!d.size) die(1, "--ranks %s: cannot get shared memory", c->ranks);
     } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
     else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
     else if (strcmp(c->ranks, "tcp") == 0) d = start_tcp(c);

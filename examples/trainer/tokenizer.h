@@ -587,14 +587,14 @@ static tokenizer *tokenizer_of(const char *path, const char *root, size_t size) 
     int64_t     entries;
     t->path = path;
     model = json_find(root, "model");
-    if (!model || *model != '{') die(1, "%s is no tokenizer.json: it has no model", path);
+    if (!model || *model != '{') die(1, "%s is not a tokenizer.json: it has no model", path);
     check_model(t, model);
     vocab = json_find(model, "vocab");
     merges = json_find(model, "merges");
     added = json_find(root, "added_tokens");
-    if (!vocab || *vocab != '{') die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no vocab", path);
-    if (!merges || *merges != '[') die(1, "%s is no tokenizer.json of GPT-2's kind: its model has no merges", path);
-    if (added && *added != '[') die(1, "%s: its added_tokens are no list", path);
+    if (!vocab || *vocab != '{') die(1, "%s is not a tokenizer.json of GPT-2's kind: its model has no vocab", path);
+    if (!merges || *merges != '[') die(1, "%s is not a tokenizer.json of GPT-2's kind: its model has no merges", path);
+    if (added && *added != '[') die(1, "%s: its added_tokens are not a list", path);
     if (json_find(root, "truncation")) tokenizer_warns(t, 2, "its truncation is not applied");
     if (json_find(root, "padding")) tokenizer_warns(t, 4, "its padding is not applied");
 

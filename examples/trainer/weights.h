@@ -86,7 +86,7 @@ static char *index_file(const char *index, const char *value) {
     if (json_string(value, file, sizeof file) < 1)
         die(1, "%s is malformed in its weight_map, at \"%.40s\"", index, value);
     if (strchr(file, '/') || file[0] == '.')
-        die(1, "%s names %s, which is no file beside it", index, file);
+        die(1, "%s names %s, which is not a file in the same folder", index, file);
     return copy_text(file);
 }
 
@@ -128,7 +128,7 @@ static void read_index(weight_files *w, const char *index) {
     size_t      n;
     char       *text = read_json(index, (int64_t)1 << 26, "", &root);
     map = json_get(root, "weight_map");
-    if (!map || *map != '{') die(1, "%s is no index of weights: it has no weight_map", index);
+    if (!map || *map != '{') die(1, "%s is not an index of weights: it has no weight_map", index);
     files = index_files(index, map, &n);
     for (size_t i = 0; i < n; i++) {
         snprintf(path, sizeof path, "%.*s%s", folder, index, files[i]);

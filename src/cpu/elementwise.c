@@ -214,7 +214,7 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
-/* log(1 + x) for every x, including Inf and -0; 1 + x alone would lose -0. */
+/* log(1 + x) for every x, including Inf and -0; the sum 1 + x would lose -0. */
 MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
     mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);

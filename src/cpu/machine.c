@@ -35,7 +35,8 @@
 #else
 #  define MIXPI_LEAST 0
 #endif
-/* Which instruction sets have kernels? Conversions alone are limited by memory: AVX2 suffices. */
+/* Which instruction sets have kernels? Builds with only conversions stop at AVX2, because memory
+ * limits conversions. */
 #define MIXPI_WITH_SCALAR (MIXPI_LEAST == 0)
 #define MIXPI_WITH_AVX2   (MIXPI_X86 && MIXPI_LEAST <= 1)
 #ifndef MIXPREC_ONLY_FORMATS

@@ -12,7 +12,8 @@ struct Axes {
     uint64_t inverse[8];        /* inverses of n, for over()                                 */
 };
 
-/* The factor by which over() multiplies instead of dividing by n: a 64-bit division is a call. */
+/* The factor by which over() multiplies instead of dividing by n, because a GPU divides 64 bits
+ * by a function call. */
 inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)n : 0; }
 
 /* a / n for a >= 0: the product is exact or one too small. */

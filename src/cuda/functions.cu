@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(map_threads, map_blocks)
  * for every input.
  */
 
-/* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
+/* e^-h 2^32, over the full range of f32: ex2 by itself gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
 constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32 */
 

@@ -154,7 +154,7 @@ __global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bo
     }
 }
 
-/* --- what cuBLASLt is asked for --------------------------------------------------------- */
+/* --- queries to cuBLASLt ---------------------------------------------------------------- */
 
 /* A product whose operands cuBLASLt takes: the given operands, or packed copies. */
 struct Product {

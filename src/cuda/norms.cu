@@ -11,7 +11,7 @@ namespace {
 struct NormJob : mixp_norm_args {       /* rms: beta is absent                               */
     bool  wide;
     float share;                /* 2^-n, by which each sum is multiplied                     */
-    float back, rest;           /* 2^n / cols, and what rounding it to f32 leaves            */
+    float back, rest;           /* 2^n / cols in f32, and the remainder of that rounding     */
 };
 
 /* The mean of a row, from the sum of its elements times s.share. */

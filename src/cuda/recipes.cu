@@ -456,7 +456,7 @@ __device__ inline Codes8 scales8(const Recoding &q, int64_t i) {
 __device__ inline bool has_powers(const mixp_recode_args &k) { return k.scale != MIXP_SCALE_E4M3; }
 
 /* The factors of 8 elements from element i on: by which a value is multiplied, or its code. In the
- * first case a scale that is no power of two is itself, because the value is divided by it. */
+ * first case a scale that is not a power of two is itself, because the value is divided by it. */
 __device__ inline void factors8(const Recoding &q, int64_t i, float *s) {
     MIXPI_UNROLL
     for (int j = 0; j < 8; j++) s[j] = 1.0f;

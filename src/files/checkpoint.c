@@ -669,7 +669,7 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     if (here[n] && there[n])
         mixpi_report_fail(r, MIXP_ERR_SHAPE,
                           "optimizer %d has another kind: the file's optimizers are '%.60s', the "
-                          "program's '%.60s'; make the same kinds, or load the weights alone with "
+                          "program's '%.60s'; make the same kinds, or load only the weights with "
                           "mixp_checkpoint_load_weights",
                           i, there, here);
     mixpi_st_free(what->ctx, here);

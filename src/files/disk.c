@@ -112,7 +112,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file was truncated meanwhile");
+                              "cannot read: the file became shorter during the read");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -260,7 +260,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file was truncated meanwhile");
+                              "cannot read: the file became shorter during the read");
         }
         to += most;
         n -= most;

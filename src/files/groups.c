@@ -116,7 +116,7 @@ static void mixpi_groups_refuse(mixpi_report *r, int optimizer, const char *ther
     mixpi_groups_show(here, optimizer, ours, sizeof ours);
     mixpi_report_fail(r, MIXP_ERR_SHAPE,
                       "optimizer %d has other groups: the file has '%s', the program '%s'; put the "
-                      "same parameters together, or load the weights alone with "
+                      "same parameters together, or load only the weights with "
                       "mixp_checkpoint_load_weights",
                       optimizer, theirs, ours);
 }

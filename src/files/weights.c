@@ -1,6 +1,6 @@
 #pragma once
 #include "checkpoint.c"
-/* --- weights alone -------------------------------------------------------------------------- */
+/* --- only weights --------------------------------------------------------------------------- */
 
 /* Does this name in a checkpoint belong to state, not to a weight? */
 static int mixpi_is_state_name(const char *name) {

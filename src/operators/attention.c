@@ -387,7 +387,7 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
     if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
     if (!c)
         return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
-                                 "mixp_attention_scores: y is no recorded result of attention; "
+                                 "mixp_attention_scores: y is not a recorded result of attention; "
                                  "pass what mixp_attention returned in this step, outside of "
                                  "MIXP_NO_GRAD and mixp_recompute");
     k = (const mixp_attention_args *)c->attrs;

@@ -248,7 +248,7 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     return mixpi_where_infer(c);
 }
 
-/* Kernels read a mask of real numbers. bf16 suffices for integers: none but 0 becomes 0. */
+/* Kernels read a mask of real numbers. bf16 suffices for integers: only 0 becomes 0. */
 static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixpi_choice *p = (mixpi_choice *)c->attrs;
     mixp_where_args *k = &p->k;

@@ -37,7 +37,7 @@ static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     mixpi_reduced to;
     mixp_call *c = mixpi_outer_call(&o, ctx, "norm", x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
-    if (!to.n) mixpi_bad_shapes(c, "there is no norm of a negative order of 0 elements");
+    if (!to.n) mixpi_bad_shapes(c, "a norm of negative order needs at least one element");
     return to.n > 0;
 }
 

@@ -19,7 +19,7 @@ static int mixpi_has_smallest(mixp_context *ctx, const char *name, mixp_tensor *
     mixpi_reduced to;
     mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
     if (!c || mixpi_reduce_shape(c, dim, 0, &to) != MIXP_OK) return 0;
-    if (!to.n) mixpi_bad_shapes(c, "there is no smallest of 0 elements");
+    if (!to.n) mixpi_bad_shapes(c, "a minimum needs at least one element");
     return to.n > 0;
 }
 

@@ -324,10 +324,11 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_loss_apply: %d is no loss of two tensors; pass the id of one, as "
-                          "MIXP_OP_CROSS_ENTROPY",
-                          (int)loss);
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT,
+            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an "
+            "id, for example MIXP_OP_CROSS_ENTROPY",
+            (int)loss);
         return NULL;
     }
     if (mixpi_options_of(ctx, mixp_op_builtin(loss)->name, kinds[i].has, desc, &d) != MIXP_OK)

@@ -94,7 +94,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     p->k.n = to.n;
     p->k.inner = to.inner;
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
-    if (!to.n) return mixpi_bad_shapes(c, "there is no largest of 0 elements");
+    if (!to.n) return mixpi_bad_shapes(c, "a maximum needs at least one element");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
                                  "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",

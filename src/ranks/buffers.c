@@ -75,7 +75,7 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
                              "mixp_checkpoint_save, which all ranks call (a buffer is each "
                              "rank's own)",
                              (const char *)t->data + at, n, from, part);
-        /* A rank 0 without memory takes part all the same, because the other ranks wait. */
+        /* A rank 0 without memory still takes part, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }
     return r;

@@ -18,7 +18,7 @@
  * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the
  * piece is copied into the arena, and another gradient may use the buffer. Between walks that are
  * held back (mixp_ranks_hold) each gradient keeps its buffer, so that they take the memory of
- * complete gradients. Each rank chooses its buffers alone: no sum depends on the choice.
+ * complete gradients. Each rank chooses its buffers by itself: no sum depends on the choice.
  */
 typedef struct mixpi_buffer {
     char   *data;               /* device memory */

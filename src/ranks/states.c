@@ -111,7 +111,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                             mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
-    /* A rank 0 without borrowed memory takes part all the same, because the other ranks wait. */
+    /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
     if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
 }

@@ -19,7 +19,7 @@ typedef struct mixpi_scaled {
 static int mixpi_has_own_memory(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Has this context trained a step under delayed scaling? An evaluation does not count, because one
- * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
+ * rank may run an evaluation by itself. Nor does it change the recipe that ranks compare. */
 static int mixpi_scaled_is_on(const mixp_context *ctx) {
     return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE;
 }
@@ -164,7 +164,7 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
             k.src_strides[0] = s->length;
         }
 
-        /* A weight without a state has a place all the same. */
+        /* A weight without a state still has a place. */
         if (s) r = mixpi_note_failure(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
         newest += MIXPI_ROLES;
     }

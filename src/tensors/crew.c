@@ -141,7 +141,7 @@ static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
-/* Like mixpi_crew_stop, but only for errors that one rank meets alone: out of memory, device
+/* Like mixpi_crew_stop, but only for errors that only one rank meets: out of memory, device
  * failures. All ranks make the program's mistakes alike, and may survive them. */
 static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
     const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;

@@ -470,9 +470,10 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r != MIXP_OK) return r;
     if (t->rank < 2)
-        return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                                 "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
-                                 t->name, t->rank);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_SHAPE,
+            "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
+            t->name, t->rank);
     if (!t->count) return MIXP_OK;
     in = (double)(t->count / t->shape[0]);
     out = (double)(t->count / t->shape[1]);

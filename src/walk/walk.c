@@ -28,7 +28,8 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK && g->count) r = mixpi_watcher_gradient(ctx, site, g);
     if (r == MIXP_OK && g->count) r = mixpi_unscaled_count(ctx, g);
 
-    /* The operator's backward passes it on, unless it has begun a step, which loses the call. */
+    /* The operator's backward passes the gradient on. If backward has begun a step, the call is
+     * gone. */
     if (r == MIXP_OK) r = mixpi_run_inside(c, out->count ? c->op->backward : mixpi_walk_nothing);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;

@@ -179,7 +179,7 @@ static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, m
     if (reader && t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader && reader->fallen == 2;
 
-    /* Will the cast be left out? Then it is a site of its own all the same. */
+    /* Is the cast left out? Then the cast still has a site of its own. */
     ctx->watch->reader = mixpi_entry(c)->site;
     ctx->watch->input = i;
     if (!reader) return 0;

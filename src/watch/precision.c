@@ -9,8 +9,8 @@
  * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
  *
  * A product is computed with f32 weights as well. Where the inputs vary little beside their mean, a
- * rounded weight moves all rows alike, and each update moves them anew: the mean of that difference
- * counts too. A product that loses too much then reads f32 weights.
+ * rounded weight moves all rows alike, and each update moves them again: the mean of that
+ * difference counts too. A product that loses too much then reads f32 weights.
  */
 
 enum {

@@ -110,7 +110,7 @@ static void long_sums(void) { CHECK_INT(sums_of_all_dtypes(&world), 0); }
 static void unlike(void) {
     float x[4] = {1, 2, 3, 4};
     const char *why = ddp_mpi_sum(NULL, x, world.rank == 1 ? 3 : 4, MIXP_F32, NULL, PATIENCE);
-    CHECK_TEXT(why, "ranks do not ask alike: rank ");
+    CHECK_TEXT(why, "ranks request different operations: rank ");
     CHECK_TEXT(why, "rank 1");
     CHECK_TEXT(why, "a sum of 3 f32");
     CHECK_TEXT(why, "a sum of 4 f32");
@@ -150,7 +150,7 @@ static void late(void) {
     if (world.rank != world.size - 1) {
         char want[48];
         why = ddp_mpi_sum(NULL, &x, 1, MIXP_F32, NULL, 0.3);
-        sprintf(want, "rank %d did not come in time", world.size - 1);
+        sprintf(want, "rank %d did not answer in time", world.size - 1);
         CHECK_TEXT(why, want);
         if (!test_bad) printf("named\n");
     } else while (MPI_Wtime() - began < 120) poll(NULL, 0, 10);

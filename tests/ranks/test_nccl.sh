@@ -100,8 +100,8 @@ static void a_sum_that_is_late(void) {
         CHECK(ddp_nccl_failed() == NULL);
         CHECK(sum() == NULL);           /* what comes behind it is no sign of life */
         ddp_nccl_look(&waited);
-        CHECK_TEXT(ddp_nccl_failed(), "another rank did not come in time");
-        CHECK_TEXT(sum(), "did not come in time");
+        CHECK_TEXT(ddp_nccl_failed(), "another rank did not answer in time");
+        CHECK_TEXT(sum(), "did not answer in time");
         ddp_nccl_look(&waited);
         CHECK_INT(aborts, 1);
     }
@@ -118,7 +118,7 @@ static void a_rank_that_is_busy(void) {
     CHECK(ddp_nccl_failed() == NULL);
     ddp_nccl_busy(NULL, 0);
     for (i = 0; i < 4; i++) ddp_nccl_look(&waited);
-    CHECK_TEXT(ddp_nccl_failed(), "another rank did not come in time");
+    CHECK_TEXT(ddp_nccl_failed(), "another rank did not answer in time");
 }
 
 static void recorded_sums(void) {
@@ -132,10 +132,10 @@ static void recorded_sums(void) {
 static void a_call_that_goes_on(void) {
     begin();
     met_now = ncclInProgress;
-    CHECK_TEXT(sum(), "another rank did not come in time");
+    CHECK_TEXT(sum(), "another rank did not answer in time");
     CHECK_INT(aborts, 1);
     CHECK(ddp_n.comm == NULL);
-    CHECK_TEXT(sum(), "another rank did not come in time");
+    CHECK_TEXT(sum(), "another rank did not answer in time");
     CHECK_INT(aborts, 1);
 }
 

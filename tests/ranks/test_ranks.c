@@ -1266,7 +1266,7 @@ static void differs(int odd, int size, mixp_result code, const char *what, const
 }
 
 static void refused_at_the_start(void) {
-    differs(ODD_SIZE, 2, MIXP_ERR_RANKS, "the sum of a table: ranks do not ask alike", "");
+    differs(ODD_SIZE, 2, MIXP_ERR_RANKS, "the sum of a table: ranks request different operations", "");
     differs(ODD_SEED, 2, MIXP_ERR_RANKS, "seed is 5 on rank 0", "6 on rank 1");
     differs(ODD_MEAN, 4, MIXP_ERR_RANKS, "mean is 0 on rank 0", "2 on rank 1");
     differs(ODD_VALUE, 2, MIXP_ERR_RANKS, "'up.bias' f32 [48], values", "on rank 1");
@@ -1364,8 +1364,8 @@ static void late_rank(void) {
     p.patience = 0.4;
     got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_ERR_RANKS);
-    CHECK_TEXT(got[0].text, "rank 0 of 2, the sum of a table: rank 1 did not come in time");
-    CHECK_TEXT(got[1].text, "rank 1 of 2, the sum of a table: rank 1 did not come in time");
+    CHECK_TEXT(got[0].text, "rank 0 of 2, the sum of a table: rank 1 did not answer in time");
+    CHECK_TEXT(got[1].text, "rank 1 of 2, the sum of a table: rank 1 did not answer in time");
     p.patience = 0;
     got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_OK);
@@ -1878,7 +1878,7 @@ static int one_stands_still(const mixp_ranks_desc *ranks) {
     const char *why;
     if (ranks->rank) raise(SIGSTOP);
     why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 0.2);
-    CHECK_TEXT(why ? why : "", "rank 1 did not come in time");
+    CHECK_TEXT(why ? why : "", "rank 1 did not answer in time");
     linger = 0.3;
     CHECK_INT(ddp_wait(1), 1);
     CHECK(ddp_now() - began < HANGS / 2);

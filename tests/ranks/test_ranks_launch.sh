@@ -22,7 +22,7 @@ tcp_ranks() {
 missing() {
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$gpt" $options --ranks tcp --rank-seconds 1 \
         --out "$tmp/none" 2>"$tmp/log" && return 1
-    grep -q 'ranks tcp: not all ranks came in time' "$tmp/log"
+    grep -q 'ranks tcp: not all ranks connected in time' "$tmp/log"
 }
 
 check 'two ranks that it forks'                 "$gpt" $options --ranks fork:2 --out "$tmp/forked"

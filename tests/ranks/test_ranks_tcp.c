@@ -131,7 +131,7 @@ static void dtypes(void) {
 static int asks_unlike(const mixp_ranks_desc *ranks) {
     float x[4] = {1, 2, 3, 4};
     const char *why = ddp_tcp_sum(NULL, x, ranks->rank == 1 ? 3 : 4, MIXP_F32, NULL, PATIENCE);
-    CHECK_TEXT(why, "ranks do not ask alike: rank ");
+    CHECK_TEXT(why, "ranks request different operations: rank ");
     CHECK_TEXT(why, "a sum of 3 f32");
     CHECK_TEXT(why, "a sum of 4 f32");
     poll(NULL, 0, 200);
@@ -143,7 +143,7 @@ static void unlike(void) { CHECK_INT(each_rank(3, asks_unlike), 0); }
 static int comes_late(const mixp_ranks_desc *ranks) {
     float x = 1;
     if (ranks->rank == 1) poll(NULL, 0, 1500);
-    else CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, 0.3), "rank 1 did not come in time");
+    else CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, 0.3), "rank 1 did not answer in time");
     return test_bad != 0;
 }
 static int is_killed(const mixp_ranks_desc *ranks) {
@@ -176,7 +176,7 @@ static int never_comes_back(const mixp_ranks_desc *ranks) {
         poll(NULL, 0, 4000);
         return 0;
     }
-    CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 said that it is busy, and did not come back in time");
+    CHECK_TEXT(ddp_tcp_sum(NULL, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 reported that it is busy, and did not return in time");
     CHECK(ddp_tcp_now() - began > 1.5 && ddp_tcp_now() - began < 5);
     return test_bad != 0;
 }
@@ -251,7 +251,7 @@ static void no_world(void) {
     meeting = free_port();
     set_rank(0, 2);
     CHECK_INT(ddp_tcp(0.3, &why).size, 0);
-    CHECK_TEXT(why, "not all ranks came in time");
+    CHECK_TEXT(why, "not all ranks connected in time");
     set_rank(1, 2);
     CHECK_INT(ddp_tcp(0.3, &why).size, 0);
     CHECK_TEXT(why, "rank 0 does not listen at MASTER_ADDR");
@@ -262,7 +262,7 @@ static void no_world(void) {
     }
     set_rank(0, 2);
     CHECK_INT(ddp_tcp(2, &why).size, 0);
-    CHECK_TEXT(why, "not all ranks came in time; one was refused: ranks differ in WORLD_SIZE");
+    CHECK_TEXT(why, "not all ranks connected in time; one was refused: ranks differ in WORLD_SIZE");
     for (i = 0; i < DDP_TCP_MOST; i++) if (ddp_t.socket[i] >= 0) close(ddp_t.socket[i]);
     wait(&status);
     for (i = 0; i < 4; i++) {
@@ -522,7 +522,7 @@ static void taken_rank(void) {
             poll(NULL, 0, 100 + 200 * r);
             set_rank(r == 2 ? 2 : 1, 3);
             (void)ddp_tcp(HANGS, &why);
-            leave(!why ? ddp_tcp_end(0) : strstr(why, "two processes have one RANK") ? 7 : 1);
+            leave(!why ? ddp_tcp_end(0) : strstr(why, "two processes have the same RANK") ? 7 : 1);
         }
     set_rank(0, 3);
     CHECK_INT(ddp_tcp(HANGS, &why).size, 3);
@@ -694,7 +694,7 @@ static void forked_and_busy(void) {
             poll(NULL, 0, 4000);
             leave(0);
         }
-        CHECK_TEXT(d.sum(d.user, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 is busy, and did not come back in time");
+        CHECK_TEXT(d.sum(d.user, &x, 1, MIXP_F32, NULL, 0.5), "rank 1 is busy, and did not return in time");
         CHECK(ddp_now() - began > 1.5 && ddp_now() - began < 3.5);
         fflush(stdout);
         (void)ddp_wait(0);

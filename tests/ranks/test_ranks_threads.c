@@ -115,8 +115,8 @@ static int works_alone(const mixp_ranks_desc *ranks, void *user) {
 }
 static void failures(void) {
     static const struct { ddp_threads_fn *fn; const char *why; int ranks, failed; } all[] = {
-        {asks_unlike, "ranks do not ask alike: rank ", 3, 0},
-        {comes_late, "rank 1 did not come in time", 3, 0}, {leaves, "rank 2 is gone", 2, 0},
+        {asks_unlike, "ranks request different operations: rank ", 3, 0},
+        {comes_late, "rank 1 did not answer in time", 3, 0}, {leaves, "rank 2 is gone", 2, 0},
         {fails, "rank 2 stopped: its function has failed", 2, 1}, {works_alone, "fine", 3, 0}
     };
     size_t i;

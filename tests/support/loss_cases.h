@@ -213,7 +213,7 @@ static void test_loss_refused(void) {
     t = loss_leaf(MIXP_F32, LOSS_ROWS, LOSS_COLS, loss_probs);
     mixp_step_begin(case_c);
     ids = mixp_input(case_c, MIXP_I32, 1, rows, loss_ids);
-    case_refused(mixp_loss_apply(case_c, MIXP_OP_ADD, x, t, NULL), MIXP_ERR_ARGUMENT, "no loss of two tensors");
+    case_refused(mixp_loss_apply(case_c, MIXP_OP_ADD, x, t, NULL), MIXP_ERR_ARGUMENT, "not the id of a loss of two tensors");
     d = none;
     d.smoothing = 0.1f;
     case_refused(mixp_loss_apply(case_c, MIXP_OP_MSE, x, t, &d), MIXP_ERR_ARGUMENT, "mse: this loss has no option smoothing");

@@ -343,9 +343,9 @@ static void test_empty_values(void) {
     heads.heads = 0;
     case_refused(mixp_attention_apply(case_c, mixp_reshape(case_c, w, 4, four_dims), mixp_reshape(case_c, x, 4, no_heads),
                                       mixp_reshape(case_c, x, 4, no_heads), &heads), MIXP_ERR_SHAPE, "attention: ");
-    case_refused(mixp_max(case_c, x, MIXP_ALL, 0), MIXP_ERR_SHAPE, "max: x [0, 3] does not fit: there is no largest of 0 elements");
-    case_refused(mixp_min(case_c, x, MIXP_ALL, 0), MIXP_ERR_SHAPE, "min: x [0, 3] does not fit: there is no smallest of 0 elements");
-    case_refused(mixp_argmin(case_c, x, 0, 0), MIXP_ERR_SHAPE, "argmin: x [0, 3] does not fit: there is no smallest of 0 elements");
+    case_refused(mixp_max(case_c, x, MIXP_ALL, 0), MIXP_ERR_SHAPE, "max: x [0, 3] does not fit: a maximum needs at least one element");
+    case_refused(mixp_min(case_c, x, MIXP_ALL, 0), MIXP_ERR_SHAPE, "min: x [0, 3] does not fit: a minimum needs at least one element");
+    case_refused(mixp_argmin(case_c, x, 0, 0), MIXP_ERR_SHAPE, "argmin: x [0, 3] does not fit: a minimum needs at least one element");
     is_empty("reshape to [3, -1]", mixp_reshape(case_c, x, 2, minus), 2);
     case_refused(mixp_reshape(case_c, x, 2, open), MIXP_ERR_SHAPE, "reshape: x [0, 3]");
     CHECK(mixp_param(case_c, "p", MIXP_F32, 2, x->shape) == NULL);

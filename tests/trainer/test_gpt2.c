@@ -474,7 +474,7 @@ static void gpt2_of_many_files_is_read(void) {
     write_index(f, 9, "three.safetensors");
     expect_refusal("three.safetensors");
     write_index(f, 9, "../two.safetensors");
-    expect_refusal("names ../two.safetensors, which is no file beside it");
+    expect_refusal("names ../two.safetensors, which is not a file in the same folder");
     write_index(f, f->n, "");
     expect_refusal("its weight_map has h.0.ln_2.bias, and no file that it names holds this tensor");
     write_text("model.safetensors.index.json", "{\"weight_map\": {\"a\": 3}}");

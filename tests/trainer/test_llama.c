@@ -693,10 +693,10 @@ static void tensors_that_gguf_lacks_are_refused(void) {
         int         rank;
         int64_t     shape[5], heads;
     } bad[] = {
-        { "a", "not those of its heads", 2, { 4, 2 }, 8 },
-        { "a", "not those of its heads", 2, { 5, 2 }, 2 },
-        { "a", "not those of its heads", 2, { 6, 2 }, 2 },
-        { "a", "not those of its heads", 2, { 4, 2 }, -2 },
+        { "a", "do not divide into heads", 2, { 4, 2 }, 8 },
+        { "a", "do not divide into heads", 2, { 5, 2 }, 2 },
+        { "a", "do not divide into heads", 2, { 6, 2 }, 2 },
+        { "a", "do not divide into heads", 2, { 4, 2 }, -2 },
         { "a", "more than 4 dimensions", 5, { 1, 1, 1, 2, 2 }, 0 },
         { "first", "two tensors have one name", 2, { 4, 2 }, 0 },
         { "", "or empty", 2, { 4, 2 }, 0 },

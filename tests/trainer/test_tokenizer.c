@@ -156,7 +156,7 @@ static void fields_are_named(void) {
     expect("{" MODEL "," BYTES ",\"added_tokens\":[{\"id\":0,\"content\":\"x\"}]}", 1, "added token \"x\" and another token have the number 0");
     expect("{" MODEL "," BYTES ",\"added_tokens\":[{\"id\":3,\"content\":\"x\"},{\"id\":4,\"content\":\"x\"}]}", 1, "have \"x\" twice");
     expect("{" MODEL "," BYTES ",\"added_tokens\":[{\"id\":3}]}", 1, "its added_tokens are malformed");
-    expect("{" MODEL "," BYTES ",\"added_tokens\":{}}", 1, "its added_tokens are no list");
+    expect("{" MODEL "," BYTES ",\"added_tokens\":{}}", 1, "its added_tokens are not a list");
     expect("{" BYTES ",\"model\":{\"vocab\":{\"b\":1},\"merges\":[]}}", 1, "has no token for the byte 0x61");
     expect("{" MODEL "," BYTES ",\"added_tokens\":[{\"id\":3,", 1, "is not whole");
 }

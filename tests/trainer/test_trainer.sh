@@ -215,7 +215,7 @@ check "in 79 columns, all of it" awk 'length > 79 { exit 1 }' help
 check "--help names each word of --guard" grep -q "^  --guard on|off|auto|N  " help
 check "--help writes numbers as people do" sh -c "grep -q 'auto; 1e-6 to 1000000' help && ! grep -q 'e[-+]0' help"
 check "--help has examples" grep -q "^Examples" help
-check "--resume tells what stretches" grep -q -- "--resume .*decay-steps=auto stretches" help
+check "--resume says what a larger --steps lengthens" sh -c "grep -A 2 -e '--resume  ' help | grep -q 'lengthens the schedule'"
 gpt 0 --version; check "--version" grep -Eq '^trainer [0-9]+\.[0-9]+\.[0-9]+$' out
 
 # --- training ---
@@ -340,7 +340,7 @@ check "tokens named in capitals" cmp -s c d
 { npy '<u2' "(5, 670)"; cat raw40.bin; } >a.npy; refuses "an array of two dimensions" 1 "its array has the shape (5, 670)" $small --data a.npy
 { npy '<u2' "(9999,)"; cat raw40.bin; } >a.npy; refuses "a cut array" 1 "promises 9999 tokens of 2 bytes: get the whole file" $small --data a.npy
 { npy '<i2' "(400,)"; awk 'BEGIN { for (i = 0; i < 400; i++) print i == 9 ? 65535 : i % 7 }' | numbers_of; } >a.npy
-refuses "a negative token" 1 "holds a number that is no token: it is negative" $small --data a.npy
+refuses "a negative token" 1 "holds a number that is not a token: it is negative" $small --data a.npy
 printf '\223NUMPY\001\000\377\377xxxxxxxxxxxxxxxxxx' >a.npy; refuses "half a header" 1 "the header of its array is damaged" $small --data a.npy
 awk 'BEGIN { for (i = 0; i < 900; i++) { print 0; print i % 3 ? 16256 : 16448 } }' | numbers_of >float.bin
 refuses "numbers of f32" 1 "holds floating-point numbers of 32 bits" $small --data float.bin
@@ -355,7 +355,7 @@ padded() { awk 'NR % 200 == 9 { print 65535; print 65535; '"$1"' next } { print 
 padded '' '' >pad.bin;                                              refuses "32 bits with some -1" 1 "tokens were of 32 bits" $small --data pad.bin
 padded 'print 65535; print 65535;' 'print 0; print 0;' >pad.bin;    refuses "64 bits with some -1" 1 "tokens were of 64 bits" $small --data pad.bin
 refuses "64 bits with some -1, taken for 32" 1 "tokens were of 64 bits" $small --data pad.bin --token-bits 32
-refuses "where -1 is no token" 1 "holds a number that is no token: it is negative" $small --data pad.bin --token-bits 64
+refuses "where -1 is no token" 1 "holds a number that is not a token: it is negative" $small --data pad.bin --token-bits 64
 awk 'BEGIN { for (i = 0; i < 900; i++) { print 0; print i % 200 == 9 ? 49024 : i % 3 ? 16256 : 16448 } }' | numbers_of >pad.bin
 refuses "f32 with some -1" 1 "holds floating-point numbers of 32 bits" $small --data pad.bin
 cp text pad.bin; refuses "a text named .bin" 1 "looks like a text, or as if its tokens were of 8 bits" $small --data pad.bin
@@ -433,7 +433,7 @@ if [ -r "$root/tests/reference/tokenizer.json" ]; then
     rm -r cut narrow
     refuses "one that is not there" 1 "cannot read nosuch.json: .* Check --tokenizer" $small --data raw.bin --tokenizer nosuch.json
     head -c 9000 words.json >half.json; refuses "half of one" 1 "half.json" $small --data words.bin --tokenizer half.json
-    echo '{"layers": "3"}' >none.json; refuses "another file" 1 "none.json is no tokenizer.json: it has no model" $small --data words.bin --tokenizer none.json
+    echo '{"layers": "3"}' >none.json; refuses "another file" 1 "none.json is not a tokenizer.json: it has no model" $small --data words.bin --tokenizer none.json
     rm -r words words.* half.json none.json
 else skip "a tokenizer" "no tests/reference/tokenizer.json"; fi
 gpt 0 $small --steps 60 --lr 1e-2 --vocab 64 --log-every 60 --eval-every 60 --sample 300 --temperature 100
@@ -863,7 +863,7 @@ check "what it samples with it" cmp -s a out
 gpt 0 --init whole/checkpoint.safetensors --steps 0 --sample 40 --prompt "The" --quiet; sed 1d a >b
 check "so do its weights alone" cmp -s out b
 refuses "but it trains on none" 1 "cannot read text" --out whole --resume --steps 50
-refuses "nor on a byte it has not met" 1 "holds the byte 0x0d, which the model has never met" --init whole/best.safetensors --data odd2 --steps 3
+refuses "nor on a byte it has not met" 1 "holds the byte 0x0d, which the model does not know" --init whole/best.safetensors --data odd2 --steps 3
 refuses "weights of another width" 2 "--width is 16 in whole/config.json" --init whole/best.safetensors --data away/text --width 32
 head -c 2000 away/text | sed 's/fox/dog/' >other
 gpt 0 --init whole/best.safetensors --data other --block 8 --eval-batches 4 --batch 4 --steps 20 --lr 1e-3 --out tuned --threads 1

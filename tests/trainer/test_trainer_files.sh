@@ -288,7 +288,7 @@ still() {
     n=0; while ! grep -q '^ *50 ' log2 2>/dev/null && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
     one=$(tr -d ' ' </proc/$zero/task/$zero/children); kill -STOP "$one"
     wait $zero; got=$?; cat err2
-    test $got -eq 1 && grep -q 'rank 1 did not come in time' err2
+    test $got -eq 1 && grep -q 'rank 1 did not answer in time' err2
 }
 if [ -r /proc/self/task/$$/children ] || [ -r /proc/$$/task/$$/children ]; then check "a rank that stands still" still
 else skip "a rank that stands still: it needs /proc"; fi

@@ -856,7 +856,7 @@ static void scores_are_refused(void) {
     CHECK_INT(mixp_attention_scores(NULL, S_HEADS, most), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_attention_scores(s.w[0], S_HEADS, most), MIXP_ERR_ORDER);
     mixp_context_error(s.ctx, &why);
-    CHECK_TEXT(why, "y is no recorded result of attention");
+    CHECK_TEXT(why, "y is not a recorded result of attention");
     mixp_context_clear_error(s.ctx);
     mixp_step_begin(s.ctx);
     y = scored_apply(&s, 0);
