@@ -9800,6 +9800,11 @@ static int64_t mixpi_panel_codes(const mixpi_heads *h, int parts) {
     return mixpi_ceil_div(h->d, 32) * 1024 * parts;
 }
 
+/* The number of sums of a block of queries: d rounded up to 32 by MIXPI_QUERIES. */
+static int64_t mixpi_tiled_sums(const mixpi_heads *h) {
+    return mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES;
+}
+
 static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
     return (uint16_t *)(void *)mixpi_carve(c, codes / 2);
 }
@@ -9833,7 +9838,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
-    room->sums = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES);
+    room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
     return c.used;
@@ -9841,55 +9846,54 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
 
 /* The scratch memory of a backward task. A head's queries are counted in blocks. */
 typedef struct mixpi_tiled_grad_room {
-    uint16_t *q, *dy;           /* each block of queries, for scores                       */
-    uint16_t *q_turned, *dy_turned;     /* the same, transposed, for dk and dv             */
+    uint16_t *q, *dy;           /* each block of queries, transposed: for scores           */
+    uint16_t *q_over, *dy_over; /* the same, to be summed over queries: for dk and dv      */
     unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
-    float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
+    float *dq;                  /* each block of queries: mixpi_tiled_sums, transposed     */
     uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *keys, *values;    /* a block of keys, for scores                             */
-    uint16_t *keys_across;      /* the same, for dq                                        */
-    float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */
-    uint16_t *p, *g;            /* weights and their gradients in two parts: queries by keys */
-    uint16_t *p_across, *g_across;      /* the same as operands on the right               */
-    mixpi_attention_grad_room plain;    /* delta, dk, dv, p, g; all others for blocks with
-                                           values that are not finite                      */
+    uint16_t *keys_over;        /* the same, to be summed over keys: for dq                */
+    float *scores, *grads;      /* MIXPI_KEYS x MIXPI_QUERIES: weights, score gradients    */
+    uint16_t *p, *g;            /* the same in two parts, to be summed over queries        */
+    uint16_t *g_over;           /* g, to be summed over keys                               */
+    mixpi_attention_grad_room plain;    /* delta, dk, dv; p and g by rows; all others for blocks
+                                           with values that are not finite                 */
 } mixpi_tiled_grad_room;
 
 static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
                                       float *from) {
     const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
     const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
-    const int64_t weights = 2 * MIXPI_QUERIES * MIXPI_KEYS;
+    const int64_t scores = MIXPI_QUERIES * MIXPI_KEYS;
     mixpi_attention_grad_room *plain = &room->plain;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve_codes(&c, blocks * panel);
     room->dy = mixpi_carve_codes(&c, blocks * panel);
-    room->q_turned = mixpi_carve_codes(&c, blocks * panel);
-    room->dy_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->q_over = mixpi_carve_codes(&c, blocks * panel);
+    room->dy_over = mixpi_carve_codes(&c, blocks * panel);
     room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
-    room->dq = mixpi_carve(&c, blocks * MIXPI_QUERIES * h->wide);
+    room->dq = mixpi_carve(&c, blocks * mixpi_tiled_sums(h));
     room->rows = mixpi_carve_codes(&c, panel);
     room->keys = mixpi_carve_codes(&c, 2 * panel);
     room->values = mixpi_carve_codes(&c, 2 * panel);
-    room->keys_across = mixpi_carve_codes(&c, 2 * panel);
-    room->dk_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
-    room->dv_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
-    room->p = mixpi_carve_codes(&c, weights);
-    room->g = mixpi_carve_codes(&c, weights);
-    room->p_across = mixpi_carve_codes(&c, weights);
-    room->g_across = mixpi_carve_codes(&c, weights);
+    room->keys_over = mixpi_carve_codes(&c, 2 * panel);
+    room->scores = mixpi_carve(&c, scores);
+    room->grads = mixpi_carve(&c, scores);
+    room->p = mixpi_carve_codes(&c, 2 * scores);
+    room->g = mixpi_carve_codes(&c, 2 * scores);
+    room->g_over = mixpi_carve_codes(&c, 2 * scores);
 
     plain->q = plain->score_q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     plain->dy = plain->score_dy = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
-    plain->dq = NULL;
+    plain->dq = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     plain->delta = mixpi_carve(&c, h->group * h->t);
     plain->k = mixpi_carve(&c, block);
     plain->k_columns = mixpi_carve(&c, block);
     plain->v_columns = mixpi_carve(&c, block);
     plain->dk = mixpi_carve(&c, block);
     plain->dv = mixpi_carve(&c, block);
-    plain->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    plain->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    plain->p = mixpi_carve(&c, scores);
+    plain->g = mixpi_carve(&c, scores);
     return c.used;
 }
 
@@ -15310,7 +15314,7 @@ MIXPI_WITH_PAIRS(bf16, MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16)
  * 32 queries and a block of 64 keys. q, k, v and dy are bf16, or f16 whose numbers are split into
  * two bf16 numbers, which is exact. A weight or its gradient is split into its upper 8 bits and a
  * rounded rest of 8 bits, so that 16 bits are kept. Products of two parts begin with the smaller
- * parts. "Turned" in a name means transposed.
+ * parts.
  *
  * A product by tiles would turn the Inf of v into NaN where a part of its weight is 0. So tiles
  * read 0 for a number that is not finite. In the forward pass such a number's scores, or its
@@ -15358,55 +15362,49 @@ MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint1
     for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_turn)(to + i, panel + i, 32);
 }
 
-/* Makes operands on the right from a panel of keys, to be summed over keys: 32 columns of d after
- * 32. half: which 32 keys of a block of 64. */
-MIXPI_K void MIXPI_P(tiled_across)(const mixpi_heads *h, const uint16_t *panel, int half,
-                                   uint16_t *block) {
-    const int64_t steps = mixpi_ceil_div(h->d, 32);
-    for (int64_t s = 0; s < steps; s++)
-        for (int p = 0; p < h->parts; p++) {
-            uint16_t *to = block + ((2 * s + half) * h->parts + p) * 1024;
-            MIXPI_P(tiles_across)(to, panel + (s * h->parts + p) * 1024, 32, 32, 32);
-        }
+/* Makes operands on the left, to be summed over keys, from a panel of keys or values: 32 rows of d
+ * after 32, each with both halves of a block. half: which 32 keys. */
+MIXPI_K void MIXPI_P(tiled_over_keys)(const mixpi_heads *h, const uint16_t *panel, int half,
+                                      uint16_t *block) {
+    const int64_t codes = h->parts * 1024, all = mixpi_panel_codes(h, h->parts);
+    for (int64_t i = 0; i < all; i += 1024) {
+        uint16_t *to = block + i / codes * 2 * codes + half * codes + i % codes;
+        MIXPI_P(tiles_a_turned)(to, panel + i, 32, 32, 32);
+    }
+}
+
+/* to = from', both in blocks of 16 by 16; from has `rows` rows. */
+MIXPI_K void MIXPI_P(transpose_blocks)(float *to, int64_t ldt, const float *from, int64_t ldf,
+                                       int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i += 16)
+        for (int64_t j = 0; j < columns; j += 16)
+            MIXPI_P(transpose16)(to + j * ldt + i, ldt, from + i * ldf + j, ldf);
 }
 
 /* --- products --- */
 
-/* scores[rows, n] = scale * q k'. keys: two panels. n is whole vectors. */
-MIXPI_K void MIXPI_P(tiled_scores)(const mixpi_heads *h, int64_t rows, int64_t n, float scale,
-                                   const uint16_t *q, const uint16_t *keys, float *scores) {
-    const mixpi_v by = mixpi_vset(scale);
-    mixpi_tiles t;
-    memset(&t, 0, sizeof t);
-    t.a = q;
-    t.a_row = 64;
-    t.a_below = 1024;
-    t.a_step = h->score_parts * 2048;
-    t.steps = mixpi_ceil_div(h->d, 32);
-    t.c_row = MIXPI_KEYS;
-    t.rows = rows;
-    t.how = MIXPI_P(tiled_scores_by)(h);
-    for (int64_t j = 0; j < n; j += 32) {
-        t.b = keys + j / 32 * mixpi_panel_codes(h, h->score_parts);
-        t.c = scores + j;
-        t.columns = n - j;
-        MIXPI_P(tiles_sum)(&t);
-    }
-    if (scale == 1.0f) return;
-    for (int64_t i = 0; i < rows; i++, scores += MIXPI_KEYS) MIXPI_P(scale_row)(scores, n, by);
+/* The two parts of weights, in the upper 16 bits: high is the upper 8 significant bits, low the
+ * rest, rounded to 8. */
+MIXPI_V mixpi_vbits MIXPI_P(tiled_high)(mixpi_v x) { return mixpi_rbits(x) & 0xFFFF0000u; }
+MIXPI_V mixpi_vbits MIXPI_P(tiled_low)(mixpi_v x)
+{ return mixpi_rbits(mixpi_vsub(x, mixpi_rof(MIXPI_P(tiled_high)(x)))) + 0x8000u; }
+
+/* Stores 32 weights as a row of an operand on the left, in two parts. Returns the lanes of weights
+ * that are not finite. */
+MIXPI_V __mmask32 MIXPI_P(tiled_put_row)(uint16_t *to, mixpi_v x, mixpi_v y) {
+    const __m512i exponent = _mm512_set1_epi16(0x7F80);
+    const __m512i high = MIXPI_P(tiles_upper)(MIXPI_P(tiled_high)(x), MIXPI_P(tiled_high)(y));
+    _mm512_storeu_si512(to, high);
+    _mm512_storeu_si512(to + 1024,
+                        MIXPI_P(tiles_upper)(MIXPI_P(tiled_low)(x), MIXPI_P(tiled_low)(y)));
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(high, exponent), exponent);
 }
 
-/* Splits two vectors of weights: the upper 8 bits to `high`, the rest, rounded to 8 bits, to `low`.
- * Returns the lanes of `high` that are not finite. */
-MIXPI_V __mmask32 MIXPI_P(tiled_split)(mixpi_v x, mixpi_v y, uint16_t *high, uint16_t *low) {
-    const __m512i exponent = _mm512_set1_epi16(0x7F80);
-    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
-    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
-    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
-    const __m512i codes = MIXPI_P(tiles_upper)(p, q);
-    _mm512_storeu_si512(high, codes);
-    _mm512_storeu_si512(low, MIXPI_P(tiles_upper)(r, s));
-    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(codes, exponent), exponent);
+/* Stores the weights of two keys as a row of an operand on the right, in two parts. */
+MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
+    const mixpi_vbits low = MIXPI_P(tiled_low)(y) & 0xFFFF0000u;
+    _mm512_storeu_si512(to, (__m512i)(mixpi_rbits(x) >> 16 | MIXPI_P(tiled_high)(y)));
+    _mm512_storeu_si512(to + 1024, (__m512i)(MIXPI_P(tiled_low)(x) >> 16 | low));
 }
 
 /* Splits rows of n weights, in whole vectors, to two steps of an operand on the left. Returns
@@ -15416,31 +15414,11 @@ MIXPI_K unsigned MIXPI_P(tiled_weights)(const float *weights, int64_t rows, int6
     __mmask32 bad = 0;
     for (int64_t i = 0; i < rows; i++, weights += MIXPI_KEYS, to += 32)
         for (int64_t j = 0; j < n; j += 32) {
-            uint16_t *step = to + j * 64;
             mixpi_v y = mixpi_vzero();
             if (j + 16 < n) y = mixpi_vload(weights + j + 16);
-            bad |= MIXPI_P(tiled_split)(mixpi_vload(weights + j), y, step, step + 1024);
+            bad |= MIXPI_P(tiled_put_row)(to + j * 64, mixpi_vload(weights + j), y);
         }
     return bad;
-}
-
-/* The product of weights, an operand on the left that tiled_weights made of n columns, by the
- * columns [column, column + 32) of b, an operand of keys that tiled_across made. */
-MIXPI_V mixpi_tiles MIXPI_P(tiled_weighed)(const mixpi_heads *h, int64_t rows, int64_t n,
-                                           const uint16_t *weights, const uint16_t *b,
-                                           int64_t column) {
-    mixpi_tiles t;
-    memset(&t, 0, sizeof t);
-    t.a = weights;
-    t.a_row = 64;
-    t.a_below = 1024;
-    t.a_step = 4096;
-    t.b = b + column * 64 * h->parts;
-    t.steps = mixpi_ceil_div(n, 32);
-    t.rows = rows;
-    t.columns = mixpi_min(32, h->wide - column);
-    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_A : MIXPI_TILES_SPLIT;
-    return t;
 }
 
 /* --- forward --- *
@@ -15457,9 +15435,9 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
     const mixpi_heads *h = &job->heads;
     const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
     const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
-    const int64_t panel = mixpi_panel_codes(h, h->score_parts), codes = h->parts * 1024;
-    const int64_t block = k0 / MIXPI_KEYS, wide = mixpi_panel_codes(h, h->parts);
-    uint16_t *keys = room->keys + block * 2 * panel, *values = room->values + block * 2 * wide;
+    const int64_t panel = mixpi_panel_codes(h, h->score_parts), block = k0 / MIXPI_KEYS;
+    uint16_t *keys = room->keys + block * 2 * panel;
+    uint16_t *values = room->values + block * 2 * mixpi_panel_codes(h, h->parts);
     room->odd[block] = 0;
     for (int half = 0; half < 2; half++) {
         const int64_t row = k0 + 32 * half, rows = mixpi_min(32, last - row);
@@ -15467,11 +15445,7 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
             room->odd[block] |= 1;
         if (MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->parts, room->rows))
             room->odd[block] |= 2;
-
-        /* For each 32 rows of d: both halves, one after the other. */
-        for (int64_t i = 0; i < wide; i += 1024)
-            MIXPI_P(tiles_a_turned)
-            (values + i / codes * 2 * codes + half * codes + i % codes, room->rows + i, 32, 32, 32);
+        MIXPI_P(tiled_over_keys)(h, room->rows, half, values);
     }
 }
 
@@ -15536,15 +15510,6 @@ MIXPI_V mixpi_v MIXPI_P(tiled_top)(const float *scores, int64_t n, int64_t reach
     return mixpi_vmax(even, odd);
 }
 
-/* Stores the weights of two keys as a row of an operand on the right, in two parts. */
-MIXPI_V void MIXPI_P(tiled_put_pair)(uint16_t *to, mixpi_v x, mixpi_v y) {
-    const mixpi_vbits p = mixpi_rbits(x) & 0xFFFF0000u, q = mixpi_rbits(y) & 0xFFFF0000u;
-    const mixpi_vbits r = mixpi_rbits(mixpi_vsub(x, mixpi_rof(p))) + 0x8000u;
-    const mixpi_vbits s = mixpi_rbits(mixpi_vsub(y, mixpi_rof(q))) + 0x8000u;
-    _mm512_storeu_si512(to, (__m512i)(p >> 16 | q));
-    _mm512_storeu_si512(to + 1024, (__m512i)(r >> 16 | (s & 0xFFFF0000u)));
-}
-
 /* Turns the scores of 16 queries, from query `first` of the block on, into weights, and updates
  * their largest scores and sums. The weights go to p, and overwrite the scores. factors: receives
  * what the old results must be multiplied by. whole: there are MIXPI_KEYS keys, and each query sees
@@ -15607,11 +15572,8 @@ MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_til
     rows.scores = room->rows_of_scores;
     rows.o = room->factors;
     for (i = 0; i < MIXPI_QUERIES; i++) mixpi_vstore(rows.o + 16 * i, mixpi_vset(1.0f));
-    for (j = 0; j < n; j += 16)
-        for (i = 0; i < s->rows; i += 16)
-            MIXPI_P(transpose16)
-            (rows.scores + i * MIXPI_KEYS + j, MIXPI_KEYS, s->scores + j * MIXPI_QUERIES + i,
-             MIXPI_QUERIES);
+    MIXPI_P(transpose_blocks)
+    (rows.scores, MIXPI_KEYS, s->scores, MIXPI_QUERIES, n, s->rows);
     for (i = 0; i < s->rows; i++)
         MIXPI_P(scale_row)(rows.scores + i * MIXPI_KEYS, n, mixpi_vset(job->k->scale));
     MIXPI_P(queries_weigh)(&by_rows, &rows, at);
@@ -15731,7 +15693,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
     const int bends = mixpi_attention_bends(k) || !(k->scale >= 0.0f);
     float     factors[MIXPI_QUERIES] = { 0 };
-    int64_t   k0, last, i, j;
+    int64_t   k0, last, i;
     int       odd_q;
     mixpi_met_queries s;
     s.head = head;
@@ -15761,10 +15723,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     }
 
     /* A row for each query. */
-    for (j = 0; j < h->wide; j += 16)
-        for (i = 0; i < s.rows; i += 16)
-            MIXPI_P(transpose16)
-            (s.o + i * h->wide + j, h->wide, room->sums + j * MIXPI_QUERIES + i, MIXPI_QUERIES);
+    MIXPI_P(transpose_blocks)(s.o, h->wide, room->sums, MIXPI_QUERIES, h->wide, s.rows);
     MIXPI_P(queries_end)(job, &s);
 }
 
@@ -15791,32 +15750,32 @@ MIXPI_K void MIXPI_P(tiled_task)(void *arg, int64_t index, int worker) {
     MIXPI_AMX_RELEASE();
 }
 
-/* --- backward --- */
-
-/* Transposes a panel: rows of d that are summed over queries. */
-MIXPI_K void MIXPI_P(tiled_turn)(const mixpi_heads *h, const uint16_t *panel, uint16_t *to) {
-    const int64_t codes = mixpi_panel_codes(h, h->parts);
-    for (int64_t i = 0; i < codes; i += 1024)
-        MIXPI_P(tiles_a_turned)(to + i, panel + i, 32, 32, 32);
-}
+/* --- backward --- *
+ *
+ * Scores and their gradients have a row for each key and a lane for each query, as in the forward
+ * pass. A row is then a row of an operand on the left for dv and dk, which are summed over queries.
+ * Two rows are a row of an operand on the right for dq, which is summed over keys and has a lane
+ * for each query until all keys are added.
+ */
 
 /* The number of a block of queries among those of the group. */
 MIXPI_V int64_t MIXPI_P(tiled_block)(const mixpi_heads *h, int64_t head, int64_t q0) {
     return head % h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES) + q0 / MIXPI_QUERIES;
 }
 
-/* Makes two operands from a block of rows of q or dy: a panel, and its transpose. Returns nonzero
- * if a number is not finite. */
-MIXPI_K unsigned MIXPI_P(tiled_pair)(const mixpi_heads *h, const mixpi_tiled_grad_room *room,
-                                     mixp_in a, mixpi_head at, int64_t q0, uint16_t *panel,
-                                     uint16_t *transposed) {
+/* Makes two operands on the right from a block of rows of q or dy: columns, to be summed over d,
+ * and `over`, to be summed over queries. Returns nonzero if a number is not finite. */
+MIXPI_K unsigned MIXPI_P(tiled_pair)(const mixpi_heads *h, uint16_t *panel, mixp_in a,
+                                     mixpi_head at, int64_t q0, uint16_t *columns,
+                                     uint16_t *over) {
     const int64_t  rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    const int64_t  codes = mixpi_panel_codes(h, h->parts);
     const unsigned odd = MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->score_parts, panel);
-    if (h->parts != h->score_parts) {
-        (void)MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->parts, room->rows);
-        panel = room->rows;
-    }
-    MIXPI_P(tiled_turn)(h, panel, transposed);
+    MIXPI_P(tiled_columns)(h, h->score_parts, panel, columns);
+    if (h->parts != h->score_parts)
+        (void)MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->parts, panel);
+    for (int64_t i = 0; i < codes; i += 1024)
+        MIXPI_P(tiles_across)(over + i, panel + i, 32, 32, 32);
     return odd;
 }
 
@@ -15828,121 +15787,18 @@ MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
     const mixpi_head at_q = mixpi_head_at(&k->q_at, h, head), at_dy = mixpi_head_merged(h, head);
     const int64_t block = MIXPI_P(tiled_block)(h, head, q0), panel = mixpi_panel_codes(h, h->parts);
     const int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), at = block * panel;
+    const int64_t sums = mixpi_tiled_sums(h);
     const mixp_in dy = job->k->dy;
     float *delta = room->plain.delta + head % h->group * h->t + q0;
     unsigned odd;
 
-    odd = MIXPI_P(tiled_pair)(h, room, k->q, at_q, q0, room->q + at, room->q_turned + at);
-    odd |= MIXPI_P(tiled_pair)(h, room, dy, at_dy, q0, room->dy + at, room->dy_turned + at);
+    odd = MIXPI_P(tiled_pair)(h, room->rows, k->q, at_q, q0, room->q + at, room->q_over + at);
+    odd |= MIXPI_P(tiled_pair)(h, room->rows, dy, at_dy, q0, room->dy + at, room->dy_over + at);
     room->odd[block] = odd != 0;
 
-    memset(room->dq + block * MIXPI_QUERIES * h->wide, 0,
-           (size_t)(MIXPI_QUERIES * h->wide) * sizeof(float));
+    memset(room->dq + block * sums, 0, (size_t)sums * sizeof(float));
     MIXPI_P(head_rows)(h, dy, at_dy, q0, rows, rows, room->plain.dy);
     MIXPI_P(attention_deltas)(job, head, q0, rows, room->plain.dy, room->plain.k, delta);
-}
-
-/* attention_met of attention.c, for blocks that meet a number that is not finite. dq: that of the
- * block of queries. */
-MIXPI_SELDOM
-MIXPI_K void MIXPI_P(tiled_odd_met)(const mixpi_attention_grad_job *job,
-                                    const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
-                                    float *dq) {
-    const mixp_attention_args *k = &job->k->forward;
-    const mixpi_heads *h = &job->heads;
-    const int64_t head = m->at.head, k0 = m->at.key, q0 = m->at.query;
-    mixpi_attention_grad_room r = room->plain;
-    r.dq = dq;
-    MIXPI_P(head_rows)
-    (h, k->v, mixpi_head_met(&k->v_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
-    MIXPI_P(columns_of)(h, r.k, r.v_columns);
-    MIXPI_P(head_rows)
-    (h, k->k, mixpi_head_met(&k->k_at, h, head), k0, m->at.n, MIXPI_KEYS, r.k);
-    MIXPI_P(columns_of)(h, r.k, r.k_columns);
-    MIXPI_P(head_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, m->rows, m->rows, r.q);
-    MIXPI_P(head_rows)(h, job->k->dy, mixpi_head_merged(h, head), q0, m->rows, m->rows, r.dy);
-    MIXPI_P(attention_met)(job, &r, m, 0);
-}
-
-/* sums[d, n] += turned[d, 32 queries] weights[32 queries, n], the sums in rows of MIXPI_KEYS. */
-MIXPI_K void MIXPI_P(tiled_add_by_keys)(const mixpi_heads *h, int64_t n, const uint16_t *turned,
-                                        const uint16_t *weights, float *sums) {
-    mixpi_tiles t;
-    memset(&t, 0, sizeof t);
-    t.a_row = 64;
-    t.a_below = 1024;
-    t.steps = 1;
-    t.c_row = MIXPI_KEYS;
-    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
-    t.more = 1;
-    for (int64_t i = 0; i < h->d; i += 32)
-        for (int64_t j = 0; j < n; j += 32) {
-            t.a = turned + i * 32 * h->parts;
-            t.b = weights + j * 64;
-            t.c = sums + i * MIXPI_KEYS + j;
-            t.rows = mixpi_min(32, h->d - i);
-            t.columns = n - j;
-            MIXPI_P(tiles_sum)(&t);
-        }
-}
-
-/* Makes operands on the right, summed over queries, of weights that tiled_weights has split. */
-MIXPI_V void MIXPI_P(tiled_weights_across)(const uint16_t *weights, int64_t rows, int64_t n,
-                                           uint16_t *to) {
-    const int64_t codes = mixpi_ceil_div(n, 32) * 2048;
-    for (int64_t i = 0; i < codes; i += 1024)
-        MIXPI_P(tiles_across)(to + i, weights + i, 32, 32, rows);
-}
-
-/* attention_met by tiles. odd: is a number of the block of keys not finite? */
-MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
-                                const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
-                                int odd) {
-    const mixpi_heads *h = &job->heads;
-    const int64_t block = MIXPI_P(tiled_block)(h, m->at.head, m->at.query);
-    const int64_t at = block * mixpi_panel_codes(h, h->parts);
-    const int64_t rows = m->rows, n = (m->at.n + 15) / 16 * 16;
-    float *dq = room->dq + block * MIXPI_QUERIES * h->wide, *p = room->plain.p, *g = room->plain.g;
-    unsigned bad = odd || room->odd[block];
-
-    /* Weights and score gradients, in two parts. */
-    if (!bad) {
-        MIXPI_P(tiled_scores)
-        (h, rows, n, job->k->forward.scale, room->q + at, room->keys, p);
-        MIXPI_P(tiled_scores)(h, rows, n, 1.0f, room->dy + at, room->values, g);
-        MIXPI_P(block_grads)(job, &room->plain, m->at, rows, m->first);
-        bad = MIXPI_P(tiled_weights)(p, rows, n, room->p);
-        bad |= MIXPI_P(tiled_weights)(g, rows, n, room->g);
-    }
-    if (bad) {
-        MIXPI_P(tiled_odd_met)(job, room, m, dq);
-        return;
-    }
-
-    /* The three products that take them. */
-    MIXPI_P(tiled_weights_across)(room->p, rows, n, room->p_across);
-    MIXPI_P(tiled_weights_across)(room->g, rows, n, room->g_across);
-    MIXPI_P(tiled_add_by_keys)(h, n, room->dy_turned + at, room->p_across, room->dv_turned);
-    MIXPI_P(tiled_add_by_keys)(h, n, room->q_turned + at, room->g_across, room->dk_turned);
-    for (int64_t c = 0; c < h->wide; c += 32) {
-        mixpi_tiles t = MIXPI_P(tiled_weighed)(h, rows, n, room->g, room->keys_across, c);
-        t.c = dq + c;
-        t.c_row = h->wide;
-        t.more = 1;
-        MIXPI_P(tiles_sum)(&t);
-    }
-}
-
-/* rows[MIXPI_KEYS, wide] += the transpose of sums, whose rows have MIXPI_KEYS. */
-MIXPI_K void MIXPI_P(tiled_add_turned)(const mixpi_heads *h, const float *sums, float *rows) {
-    float turned[16 * 16] __attribute__((__aligned__(64)));
-    for (int64_t key = 0; key < MIXPI_KEYS; key += 16)
-        for (int64_t c = 0; c < h->wide; c += 16) {
-            float *to = rows + key * h->wide + c;
-            MIXPI_P(transpose16)(turned, 16, sums + c * MIXPI_KEYS + key, MIXPI_KEYS);
-            for (int i = 0; i < 16; i++, to += h->wide)
-                mixpi_vstore(to, mixpi_vadd(mixpi_vload(to), mixpi_vload(turned + 16 * i)));
-        }
 }
 
 /* Makes the operands of the block of keys from k0 on. Returns nonzero if a key or value that a
@@ -15959,15 +15815,197 @@ MIXPI_K unsigned MIXPI_P(tiled_grad_keys)(const mixpi_attention_grad_job *job,
     for (int half = 0; half < 2; half++) {
         const int64_t row = k0 + 32 * half;
         const int64_t rows = mixpi_min(32, mixpi_keys_of(k, head) - row);
-        odd |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, room->rows);
-        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->values + half * panel);
-        odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, room->rows);
-        MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->keys + half * panel);
-        if (h->parts != h->score_parts)
-            (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, room->rows);
-        MIXPI_P(tiled_across)(h, room->rows, half, room->keys_across);
+        uint16_t *keys = room->keys + half * panel, *values = room->values + half * panel;
+        odd |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, values);
+        odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, keys);
+        if (h->parts != h->score_parts) {
+            keys = room->rows;
+            (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, keys);
+        }
+        MIXPI_P(tiled_over_keys)(h, keys, half, room->keys_over);
     }
     return odd;
+}
+
+/* attention_met of attention.c, for blocks that meet a number that is not finite. dq: that of the
+ * block of queries. */
+MIXPI_SELDOM
+MIXPI_K void MIXPI_P(tiled_odd_met)(const mixpi_attention_grad_job *job,
+                                    const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                    float *dq) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t head = m->at.head, k0 = m->at.key, q0 = m->at.query;
+    const mixpi_attention_grad_room *r = &room->plain;
+    MIXPI_P(head_rows)
+    (h, k->v, mixpi_head_met(&k->v_at, h, head), k0, m->at.n, MIXPI_KEYS, r->k);
+    MIXPI_P(columns_of)(h, r->k, r->v_columns);
+    MIXPI_P(head_rows)
+    (h, k->k, mixpi_head_met(&k->k_at, h, head), k0, m->at.n, MIXPI_KEYS, r->k);
+    MIXPI_P(columns_of)(h, r->k, r->k_columns);
+    MIXPI_P(head_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, m->rows, m->rows, r->q);
+    MIXPI_P(head_rows)(h, job->k->dy, mixpi_head_merged(h, head), q0, m->rows, m->rows, r->dy);
+
+    MIXPI_P(transpose_blocks)(r->dq, h->wide, dq, MIXPI_QUERIES, h->wide, MIXPI_QUERIES);
+    MIXPI_P(attention_met)(job, r, m, 0);
+    MIXPI_P(transpose_blocks)(dq, MIXPI_QUERIES, r->dq, h->wide, MIXPI_QUERIES, h->wide);
+}
+
+/* Turns scores and the products of dy by v of 16 queries, from query `first` of the block on, into
+ * weights and the gradients of q k'. Both are 0 where a query does not see a key, up to a whole
+ * step of keys. whole: there are MIXPI_KEYS keys and MIXPI_QUERIES queries, and each query sees
+ * all. */
+MIXPI_V void MIXPI_P(tiled_grads_body)(const mixpi_attention_grad_job *job,
+                                       const mixpi_tiled_grad_room *room,
+                                       const mixpi_met_block *m, int64_t first, const int whole) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    const int64_t query = m->at.query + first, group = m->at.head % h->group;
+    const int64_t n = whole ? MIXPI_KEYS : m->at.n, end = (n + 31) / 32 * 32;
+    const __mmask16 there = (__mmask16)MIXPI_P(tiles_lanes)(m->rows - first);
+    const mixpi_v lse = _mm512_maskz_loadu_ps(there, k->lse + m->at.head * h->t + query);
+    const mixpi_v delta = _mm512_maskz_loadu_ps(there, room->plain.delta + group * h->t + query);
+    const mixpi_v scale = mixpi_vset(k->scale);
+    float *p = room->scores + first, *g = room->grads + first;
+    for (int64_t j = 0; j < end; j++, p += MIXPI_QUERIES, g += MIXPI_QUERIES) {
+        __mmask16 sees = (__mmask16)0xFFFF;
+        if (!whole) {
+            sees = j < n ? MIXPI_P(tiled_sees)(m->first + first, j) : (__mmask16)0;
+            sees = (__mmask16)(sees & there);
+        }
+        mixpi_v e = MIXPI_P(tiled_below)(mixpi_vload(p), scale, lse);
+        mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g), delta), scale);
+        e = MIXPI_P(tiled_exp)(sees, e);
+        mixpi_vstore(p, e);
+        mixpi_vstore(g, _mm512_maskz_mul_ps(sees, e, d));
+    }
+}
+MIXPI_K void MIXPI_P(tiled_grads)(const mixpi_attention_grad_job *job,
+                                  const mixpi_tiled_grad_room *room, const mixpi_met_block *m) {
+    const int whole = m->at.n == MIXPI_KEYS && m->first >= MIXPI_KEYS && m->rows == MIXPI_QUERIES;
+    for (int64_t i = 0; i < MIXPI_QUERIES; i += 16) {
+        if (whole) MIXPI_P(tiled_grads_body)(job, room, m, i, 1);
+        else MIXPI_P(tiled_grads_body)(job, room, m, i, 0);
+    }
+}
+
+/* tiled_grads by the rows of attention.c, for a cap, a mask or dropout. */
+MIXPI_K void MIXPI_P(tiled_grads_by_rows)(const mixpi_attention_grad_job *job,
+                                          const mixpi_tiled_grad_room *room,
+                                          const mixpi_met_block *m) {
+    const int64_t n = (m->at.n + 15) / 16 * 16, end = (n + 31) / 32 * 32;
+    const size_t  beyond = (size_t)((MIXPI_QUERIES - m->rows) * MIXPI_KEYS) * sizeof(float);
+    const size_t  rest = (size_t)((end - n) * MIXPI_QUERIES) * sizeof(float);
+    float *p = room->plain.p, *g = room->plain.g;
+    MIXPI_P(transpose_blocks)(p, MIXPI_KEYS, room->scores, MIXPI_QUERIES, n, m->rows);
+    MIXPI_P(transpose_blocks)(g, MIXPI_KEYS, room->grads, MIXPI_QUERIES, n, m->rows);
+    for (int64_t i = 0; i < m->rows; i++)
+        MIXPI_P(scale_row)(p + i * MIXPI_KEYS, n, mixpi_vset(job->k->forward.scale));
+    MIXPI_P(block_grads)(job, &room->plain, m->at, m->rows, m->first);
+
+    /* 0 beyond the queries and the keys. */
+    memset(p + m->rows * MIXPI_KEYS, 0, beyond);
+    memset(g + m->rows * MIXPI_KEYS, 0, beyond);
+    MIXPI_P(transpose_blocks)(room->scores, MIXPI_QUERIES, p, MIXPI_KEYS, MIXPI_QUERIES, n);
+    MIXPI_P(transpose_blocks)(room->grads, MIXPI_QUERIES, g, MIXPI_KEYS, MIXPI_QUERIES, n);
+    memset(room->scores + n * MIXPI_QUERIES, 0, rest);
+    memset(room->grads + n * MIXPI_QUERIES, 0, rest);
+}
+
+/* Splits weights and their gradients, of n keys, to operands. Returns nonzero if one of them is not
+ * finite. */
+MIXPI_K unsigned MIXPI_P(tiled_grad_operands)(const mixpi_tiled_grad_room *room, int64_t n) {
+    const float *p = room->scores, *g = room->grads;
+    const int64_t end = (n + 31) / 32 * 32;
+    __mmask32 bad = 0;
+    for (int64_t j = 0; j < end; j += 2, p += 2 * MIXPI_QUERIES, g += 2 * MIXPI_QUERIES) {
+        const mixpi_v left = mixpi_vload(g), left_next = mixpi_vload(g + 32);
+        const mixpi_v right = mixpi_vload(g + 16), right_next = mixpi_vload(g + 48);
+        const int64_t step = j / 32 * 2048, row = step + j % 32 * 32;
+        uint16_t *pair = room->g_over + step + j % 32 * 16;
+        bad |= MIXPI_P(tiled_put_row)(room->p + row, mixpi_vload(p), mixpi_vload(p + 16));
+        bad |= MIXPI_P(tiled_put_row)(room->p + row + 32, mixpi_vload(p + 32),
+                                      mixpi_vload(p + 48));
+        bad |= MIXPI_P(tiled_put_row)(room->g + row, left, right);
+        bad |= MIXPI_P(tiled_put_row)(room->g + row + 32, left_next, right_next);
+        MIXPI_P(tiled_put_pair)(pair, left, left_next);
+        MIXPI_P(tiled_put_pair)(pair + 512, right, right_next);
+    }
+    return bad;
+}
+
+/* sums[n keys, d] += weights[n keys, 32 queries] over[32 queries, d], the sums in rows of
+ * h->wide. */
+MIXPI_K void MIXPI_P(tiled_add_by_keys)(const mixpi_heads *h, int64_t n, const uint16_t *weights,
+                                        const uint16_t *over, float *sums) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.steps = 1;
+    t.c_row = h->wide;
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_A : MIXPI_TILES_SPLIT_BACK;
+    t.more = 1;
+    for (int64_t i = 0; i < n; i += 32)
+        for (int64_t c = 0; c < h->wide; c += 32) {
+            t.a = weights + i * 64;
+            t.b = over + c * 32 * h->parts;
+            t.c = sums + i * h->wide + c;
+            t.rows = n - i;
+            t.columns = h->wide - c;
+            MIXPI_P(tiles_sum)(&t);
+        }
+}
+
+/* sums[d, queries] += keys'[d, n keys] g[n keys, queries], the sums in rows of MIXPI_QUERIES. */
+MIXPI_K void MIXPI_P(tiled_add_by_queries)(const mixpi_heads *h, int64_t n, int64_t queries,
+                                           const uint16_t *keys, const uint16_t *g, float *sums) {
+    mixpi_tiles t;
+    memset(&t, 0, sizeof t);
+    t.a_row = 64;
+    t.a_below = 1024;
+    t.a_step = h->parts * 2048;
+    t.b = g;
+    t.steps = mixpi_ceil_div(n, 32);
+    t.c_row = MIXPI_QUERIES;
+    t.columns = queries;
+    t.how = h->parts == 1 ? MIXPI_TILES_SPLIT_B : MIXPI_TILES_SPLIT;
+    t.more = 1;
+    for (int64_t c = 0; c < h->d; c += 32) {
+        t.a = keys + c * 64 * h->parts;
+        t.c = sums + c * MIXPI_QUERIES;
+        t.rows = h->d - c;
+        MIXPI_P(tiles_sum)(&t);
+    }
+}
+
+/* attention_met by tiles. odd: is a number of the block of keys not finite? */
+MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
+                                const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
+                                int odd) {
+    const mixpi_heads *h = &job->heads;
+    const int64_t block = MIXPI_P(tiled_block)(h, m->at.head, m->at.query), n = m->at.n;
+    const int64_t at = block * mixpi_panel_codes(h, h->parts);
+    float   *dq = room->dq + block * mixpi_tiled_sums(h);
+    unsigned bad = odd || room->odd[block];
+
+    /* Weights and score gradients, in two parts. */
+    if (!bad) {
+        MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
+        MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
+        if (mixpi_attention_bends(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
+        else MIXPI_P(tiled_grads)(job, room, m);
+        bad = MIXPI_P(tiled_grad_operands)(room, n);
+    }
+    if (bad) {
+        MIXPI_P(tiled_odd_met)(job, room, m, dq);
+        return;
+    }
+
+    /* The three products that take them. */
+    MIXPI_P(tiled_add_by_keys)(h, n, room->p, room->dy_over + at, room->plain.dv);
+    MIXPI_P(tiled_add_by_keys)(h, n, room->g, room->q_over + at, room->plain.dk);
+    MIXPI_P(tiled_add_by_queries)(h, n, m->rows, room->keys_over, room->g_over, dq);
 }
 
 /* attention_keys by tiles. */
@@ -15978,14 +16016,11 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
     const mixpi_heads *h = &job->heads;
     const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
     const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    const size_t  turned = (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS) * sizeof(float);
     const int     odd = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
     float *dk = room->plain.dk, *dv = room->plain.dv;
     mixpi_met_block m;
     memset(dk, 0, bytes);
     memset(dv, 0, bytes);
-    memset(room->dk_turned, 0, turned);
-    memset(room->dv_turned, 0, turned);
 
     /* Every block of queries adds to both gradients. */
     for (int64_t g = 0; g < h->group; g++)
@@ -15993,20 +16028,28 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
             if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
                 MIXPI_P(tiled_met)(job, room, &m, odd);
 
-    MIXPI_P(tiled_add_turned)(h, room->dk_turned, dk);
-    MIXPI_P(tiled_add_turned)(h, room->dv_turned, dv);
     if (job->k->dk.data)
         MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);
     if (job->k->dv.data)
         MIXPI_P(head_put)(h, job->k->dv, mixpi_head_met(&k->v_at, h, head), k0, keys, dv);
 }
 
+/* Writes the dq of a block of queries. */
+MIXPI_K void MIXPI_P(tiled_put_dq)(const mixpi_attention_grad_job *job,
+                                   const mixpi_tiled_grad_room *room, int64_t head, int64_t q0) {
+    const mixpi_heads *h = &job->heads;
+    const mixpi_head at = mixpi_head_at(&job->k->forward.q_at, h, head);
+    const float *sums = room->dq + MIXPI_P(tiled_block)(h, head, q0) * mixpi_tiled_sums(h);
+    float *rows = room->plain.dq;
+    MIXPI_P(transpose_blocks)(rows, h->wide, sums, MIXPI_QUERIES, h->wide, MIXPI_QUERIES);
+    MIXPI_P(head_put)(h, job->k->dq, at, q0, mixpi_min(MIXPI_QUERIES, h->t - q0), rows);
+}
+
 /* attention_grad_task by tiles, if tiles multiply these dtypes. */
 MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
     const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
-    const mixp_attention_args *k = &job->k->forward;
     const mixpi_heads *h = &job->heads;
-    const int64_t head = index * h->group, blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    const int64_t head = index * h->group;
     mixpi_tiled_grad_room room;
     int64_t g, i;
     if (!h->tiles) {
@@ -16016,15 +16059,14 @@ MIXPI_K void MIXPI_P(tiled_grad_task)(void *arg, int64_t index, int worker) {
 
     (void)mixpi_tiled_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
     for (g = 0; g < h->group; g++)
-        for (i = 0; i < blocks; i++) MIXPI_P(tiled_load)(job, &room, head + g, i * MIXPI_QUERIES);
+        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_load)(job, &room, head + g, i);
 
     MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
     for (i = 0; i < h->keys; i += MIXPI_KEYS) MIXPI_P(tiled_against_keys)(job, &room, head, i);
     MIXPI_AMX_RELEASE();
 
     for (g = 0; job->k->dq.data && g < h->group; g++)
-        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
-                          room.dq + g * blocks * MIXPI_QUERIES * h->wide);
+        for (i = 0; i < h->t; i += MIXPI_QUERIES) MIXPI_P(tiled_put_dq)(job, &room, head + g, i);
 }
 
 /* --- the two sets --- */

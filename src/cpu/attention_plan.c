@@ -237,6 +237,11 @@ static int64_t mixpi_panel_codes(const mixpi_heads *h, int parts) {
     return mixpi_ceil_div(h->d, 32) * 1024 * parts;
 }
 
+/* The number of sums of a block of queries: d rounded up to 32 by MIXPI_QUERIES. */
+static int64_t mixpi_tiled_sums(const mixpi_heads *h) {
+    return mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES;
+}
+
 static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
     return (uint16_t *)(void *)mixpi_carve(c, codes / 2);
 }
@@ -270,7 +275,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->rows_of_scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->factors = mixpi_carve(&c, MIXPI_QUERIES * 16);
-    room->sums = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES);
+    room->sums = mixpi_carve(&c, mixpi_tiled_sums(h));
     room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     room->plain = mixpi_carve(&c, (MIXPI_QUERIES + 1) * h->wide);
     return c.used;
@@ -278,55 +283,54 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
 
 /* The scratch memory of a backward task. A head's queries are counted in blocks. */
 typedef struct mixpi_tiled_grad_room {
-    uint16_t *q, *dy;           /* each block of queries, for scores                       */
-    uint16_t *q_turned, *dy_turned;     /* the same, transposed, for dk and dv             */
+    uint16_t *q, *dy;           /* each block of queries, transposed: for scores           */
+    uint16_t *q_over, *dy_over; /* the same, to be summed over queries: for dk and dv      */
     unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
-    float *dq;                  /* MIXPI_QUERIES rows for each block of queries            */
+    float *dq;                  /* each block of queries: mixpi_tiled_sums, transposed     */
     uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *keys, *values;    /* a block of keys, for scores                             */
-    uint16_t *keys_across;      /* the same, for dq                                        */
-    float *dk_turned, *dv_turned;       /* d rounded up to 32 by MIXPI_KEYS                */
-    uint16_t *p, *g;            /* weights and their gradients in two parts: queries by keys */
-    uint16_t *p_across, *g_across;      /* the same as operands on the right               */
-    mixpi_attention_grad_room plain;    /* delta, dk, dv, p, g; all others for blocks with
-                                           values that are not finite                      */
+    uint16_t *keys_over;        /* the same, to be summed over keys: for dq                */
+    float *scores, *grads;      /* MIXPI_KEYS x MIXPI_QUERIES: weights, score gradients    */
+    uint16_t *p, *g;            /* the same in two parts, to be summed over queries        */
+    uint16_t *g_over;           /* g, to be summed over keys                               */
+    mixpi_attention_grad_room plain;    /* delta, dk, dv; p and g by rows; all others for blocks
+                                           with values that are not finite                 */
 } mixpi_tiled_grad_room;
 
 static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
                                       float *from) {
     const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
     const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
-    const int64_t weights = 2 * MIXPI_QUERIES * MIXPI_KEYS;
+    const int64_t scores = MIXPI_QUERIES * MIXPI_KEYS;
     mixpi_attention_grad_room *plain = &room->plain;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve_codes(&c, blocks * panel);
     room->dy = mixpi_carve_codes(&c, blocks * panel);
-    room->q_turned = mixpi_carve_codes(&c, blocks * panel);
-    room->dy_turned = mixpi_carve_codes(&c, blocks * panel);
+    room->q_over = mixpi_carve_codes(&c, blocks * panel);
+    room->dy_over = mixpi_carve_codes(&c, blocks * panel);
     room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
-    room->dq = mixpi_carve(&c, blocks * MIXPI_QUERIES * h->wide);
+    room->dq = mixpi_carve(&c, blocks * mixpi_tiled_sums(h));
     room->rows = mixpi_carve_codes(&c, panel);
     room->keys = mixpi_carve_codes(&c, 2 * panel);
     room->values = mixpi_carve_codes(&c, 2 * panel);
-    room->keys_across = mixpi_carve_codes(&c, 2 * panel);
-    room->dk_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
-    room->dv_turned = mixpi_carve(&c, mixpi_ceil_div(h->d, 32) * 32 * MIXPI_KEYS);
-    room->p = mixpi_carve_codes(&c, weights);
-    room->g = mixpi_carve_codes(&c, weights);
-    room->p_across = mixpi_carve_codes(&c, weights);
-    room->g_across = mixpi_carve_codes(&c, weights);
+    room->keys_over = mixpi_carve_codes(&c, 2 * panel);
+    room->scores = mixpi_carve(&c, scores);
+    room->grads = mixpi_carve(&c, scores);
+    room->p = mixpi_carve_codes(&c, 2 * scores);
+    room->g = mixpi_carve_codes(&c, 2 * scores);
+    room->g_over = mixpi_carve_codes(&c, 2 * scores);
 
     plain->q = plain->score_q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     plain->dy = plain->score_dy = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
-    plain->dq = NULL;
+    plain->dq = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
     plain->delta = mixpi_carve(&c, h->group * h->t);
     plain->k = mixpi_carve(&c, block);
     plain->k_columns = mixpi_carve(&c, block);
     plain->v_columns = mixpi_carve(&c, block);
     plain->dk = mixpi_carve(&c, block);
     plain->dv = mixpi_carve(&c, block);
-    plain->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
-    plain->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    plain->p = mixpi_carve(&c, scores);
+    plain->g = mixpi_carve(&c, scores);
     return c.used;
 }
 
