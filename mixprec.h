@@ -288,7 +288,7 @@
  *     typical training             examples/amp/typical.c
  *     gradient clipping            examples/amp/clipping.c
  *     gradient accumulation        examples/amp/accumulation.c
- *     gradient penalty             examples/amp/penalty.c (at an input; without double backward)
+ *     gradient penalty             examples/amp/penalty.c (mixp_jvp in place of create_graph)
  *     several models, losses and   examples/amp/several.c
  *       optimizers
  *     custom autograd functions    examples/amp/own_product.c (low dtype), own_function.c (f32)
@@ -297,7 +297,7 @@
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
  * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
- * may be part of a loss: see mixp_jvp.
+ * or a weight may be part of a loss: see mixp_jvp. So may the norm of a gradient: see penalty.c.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -4242,7 +4242,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are fourteen:
+ * changes nothing and is no error. There are fifteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -4268,6 +4268,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
+ * - A checkpoint was saved between the micro-batches of an update.
  * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
  *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
@@ -5127,6 +5128,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *     const int64_t row[2] = {1, 2}, all[2] = {rows, 2};
  *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
  *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
+ *
+ * The norm of a gradient as part of a loss (PyTorch's create_graph=True): with a parameter as x,
+ * and its gradient divided by the norm of all gradients as tangent, the results for all parameters
+ * add up to that norm, and mixp_backward gives its exact gradients: examples/amp/penalty.c.
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
@@ -6516,11 +6521,13 @@ typedef struct mixp_checkpoint {
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
- * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
- * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
- * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
- * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
- * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
+ * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. A save
+ * between the micro-batches of an update gives a warning, because a resumed run would lack their
+ * gradients. Waits for the device. If states are sharded over ranks, all ranks call it, and rank 0
+ * writes the complete file, which loads on any number of ranks, with or without sharding. Likewise
+ * if several ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's
+ * has the buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many
+ * ranks.
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
  * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
@@ -6530,7 +6537,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
- * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
+ * bit for bit as if it had never stopped: a load also forgets the gradients of earlier
+ * micro-batches, except those in your views. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
  * current ones: change them after loading. A group is known by its parameters, in whatever order
  * the program makes its groups; files of versions that did not record them are matched by number.
@@ -6543,8 +6551,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
- * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
- * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
+ * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks. Each
+ * rank gets its own buffers back. A file with those of another number of ranks is an error,
  * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
  * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
  * ranks; with sharded states also for those of the largest parameter.
@@ -33119,7 +33127,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     static const char *const texts[] = {
-        "unknown: no guard is on, or the step was not sampled; the next step is sampled",
+        "unknown: start a guard to find it; if one is on, it did not sample this step, and samples "
+        "the next step",
         "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
         "falls back to f32",
         "a gradient overflowed: the loss scale was too large and was lowered",
@@ -35564,11 +35573,31 @@ static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     return own;
 }
 
+/* Warns of gradients that wait for the other micro-batches of their update. */
+static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
+    mixp_context *ctx = what->ctx;
+    const mixp_tensor *waits = NULL;
+    if (ctx->walk.walked_in <= ctx->training.updated_in) return;
+    for (int o = 0; o < what->n_optimizers; o++) {
+        const mixp_optimizer *opt = what->optimizers[o];
+        for (int64_t k = 0; k < opt->count && !waits; k++)
+            if (!opt->slots[k].grad && opt->slots[k].param->grad) waits = opt->slots[k].param;
+    }
+    if (!waits) return;
+    mixpi_warn(ctx,
+               "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, "
+               "of '%.60s' for example, which a checkpoint does not hold. If an accumulation is "
+               "under way, save after its update: a resumed run would lack these micro-batches. "
+               "Otherwise call mixp_zero_grad before you save",
+               waits->name);
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
+    mixpi_warn_of_gradients(what);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
@@ -35967,7 +35996,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
 
-    /* Low copies and windows of buffers that knew the old weights are void. */
+    /* Low copies, gradients and windows of buffers that knew the old weights are void. Gradients
+     * in views are the program's. */
+    mixpi_crew_forget(ctx);
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)

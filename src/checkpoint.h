@@ -49,11 +49,13 @@ typedef struct mixp_checkpoint {
 } mixp_checkpoint;
 
 /* Saves to path every parameter and buffer of the context and every view that an optimizer trains.
- * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits
- * for the device. If states are sharded over ranks, all ranks call it, and rank 0 writes the
- * complete file, which loads on any number of ranks, with or without sharding. Likewise if several
- * ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's has the
- * buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many ranks.
+ * Each must have a unique name. Call it after mixp_scaler_update: gradients are not saved. A save
+ * between the micro-batches of an update gives a warning, because a resumed run would lack their
+ * gradients. Waits for the device. If states are sharded over ranks, all ranks call it, and rank 0
+ * writes the complete file, which loads on any number of ranks, with or without sharding. Likewise
+ * if several ranks have buffers of MIXP_BUFFER_OWN, which rank 0 collects in host memory: rank 0's
+ * has the buffer's name in the file, rank 2's "mixprec.rank.2.NAME". Such a file loads on as many
+ * ranks.
  *
  * MIXP_ERR_ARGUMENT: a name is missing or used twice; or a metadata key is NULL, used twice,
  * "format", or begins with "mixprec". MIXP_ERR_ORDER: the scaler awaits its update. MIXP_ERR_IO,
@@ -63,7 +65,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what);
 
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
- * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
+ * bit for bit as if it had never stopped: a load also forgets the gradients of earlier
+ * micro-batches, except those in your views. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
  * current ones: change them after loading. A group is known by its parameters, in whatever order
  * the program makes its groups; files of versions that did not record them are matched by number.
@@ -76,8 +79,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * of delayed scaling, that state starts from its beginning. If the file has state of the spike
  * check, a predictive rule, the guard or averages that the program does not use, that state is
  * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
- * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
- * Each rank gets its own buffers back. A file with those of another number of ranks is an error,
+ * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks. Each
+ * rank gets its own buffers back. A file with those of another number of ranks is an error,
  * MIXP_ERR_SHAPE, unless fresh_buffers is set: then the own buffers in the file are ignored, and
  * their shapes may differ. Needs host memory for the file's data, also for the own buffers of other
  * ranks; with sharded states also for those of the largest parameter.

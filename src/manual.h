@@ -288,7 +288,7 @@
  *     typical training             examples/amp/typical.c
  *     gradient clipping            examples/amp/clipping.c
  *     gradient accumulation        examples/amp/accumulation.c
- *     gradient penalty             examples/amp/penalty.c (at an input; without double backward)
+ *     gradient penalty             examples/amp/penalty.c (mixp_jvp in place of create_graph)
  *     several models, losses and   examples/amp/several.c
  *       optimizers
  *     custom autograd functions    examples/amp/own_product.c (low dtype), own_function.c (f32)
@@ -297,5 +297,5 @@
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
  * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
- * may be part of a loss: see mixp_jvp.
+ * or a weight may be part of a loss: see mixp_jvp. So may the norm of a gradient: see penalty.c.
  */

@@ -59,6 +59,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
  *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
  *
+ * The norm of a gradient as part of a loss (PyTorch's create_graph=True): with a parameter as x,
+ * and its gradient divided by the norm of all gradients as tangent, the results for all parameters
+ * add up to that norm, and mixp_backward gives its exact gradients: examples/amp/penalty.c.
+ *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
  * gather, embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp,

@@ -215,11 +215,31 @@ static char *mixpi_own_collect(mixp_context *ctx, mixpi_report *r) {
     return own;
 }
 
+/* Warns of gradients that wait for the other micro-batches of their update. */
+static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
+    mixp_context *ctx = what->ctx;
+    const mixp_tensor *waits = NULL;
+    if (ctx->walk.walked_in <= ctx->training.updated_in) return;
+    for (int o = 0; o < what->n_optimizers; o++) {
+        const mixp_optimizer *opt = what->optimizers[o];
+        for (int64_t k = 0; k < opt->count && !waits; k++)
+            if (!opt->slots[k].grad && opt->slots[k].param->grad) waits = opt->slots[k].param;
+    }
+    if (!waits) return;
+    mixpi_warn(ctx,
+               "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, "
+               "of '%.60s' for example, which a checkpoint does not hold. If an accumulation is "
+               "under way, save after its update: a resumed run would lack these micro-batches. "
+               "Otherwise call mixp_zero_grad before you save",
+               waits->name);
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
     if (result != MIXP_OK) return mixpi_crew_stop_alone(what ? what->ctx : NULL, result);
+    mixpi_warn_of_gradients(what);
     const mixpi_crew *crew = mixpi_states_crew(what);
     const int owned = mixpi_own_bytes(what->ctx) > 0;
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
@@ -618,7 +638,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
         else memcpy(item->memory, item->e.data, item->e.bytes);
     }
 
-    /* Low copies and windows of buffers that knew the old weights are void. */
+    /* Low copies, gradients and windows of buffers that knew the old weights are void. Gradients
+     * in views are the program's. */
+    mixpi_crew_forget(ctx);
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)

@@ -370,7 +370,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     static const char *const texts[] = {
-        "unknown: no guard is on, or the step was not sampled; the next step is sampled",
+        "unknown: start a guard to find it; if one is on, it did not sample this step, and samples "
+        "the next step",
         "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
         "falls back to f32",
         "a gradient overflowed: the loss scale was too large and was lowered",

@@ -1871,6 +1871,55 @@ static void test_between_step_and_update(void) {
     mixp_context_free(p.ctx);
 }
 
+/* One micro-batch of the loss sum(w^2) or, if large, 4 sum(w^2): gradients 2 w or 8 w. */
+static void micro_batch(mixp_context *ctx, mixp_tensor *w, int large) {
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    CHECK_INT(mixp_backward(ctx, mixp_scale(ctx, mixp_sum(ctx, mixp_square(ctx, w), MIXP_ALL, 0), large ? 4 : 1)),
+              MIXP_OK);
+}
+
+/* Between two micro-batches: a save gives a warning, since the file lacks their gradients, and a load forgets them. No
+ * warning where an update or mixp_zero_grad came last. lr 1: a step subtracts the gradient. */
+static void test_between_micro_batches(void) {
+    static const int64_t shape[1] = { 2 };
+    static const float   begin[2] = { 3.0f, -5.0f };
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    int way;
+    sgd.lr = 1.0;
+    for (way = 0; way < 4; way++) {         /* a save behind: a micro-batch, an update, zero_grad, a load */
+        mixp_context   *ctx = mixp_context_new(NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+        mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+        mixp_checkpoint all;
+        float           got[2];
+        memset(&all, 0, sizeof all);
+        all.ctx = ctx;
+        all.optimizers = &opt;
+        all.n_optimizers = 1;
+        CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+        CHECK_INT(mixp_write(w, begin, MIXP_F32, 2), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_save("begin", &all), MIXP_OK);
+        micro_batch(ctx, w, 1);
+        if (way == 1) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        if (way == 2) CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
+        if (way == 3) CHECK_INT(mixp_checkpoint_load("begin", &all), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_save("micro", &all), MIXP_OK);
+        if (way == 0) CHECK_TEXT(mixp_context_warning(ctx), "save after its update");
+        else CHECK(!*mixp_context_warning(ctx));
+
+        /* After a load the next micro-batch is the first: w - 2 w. */
+        if (way != 1) CHECK_INT(mixp_checkpoint_load("begin", &all), MIXP_OK);
+        if (way == 1) CHECK_INT(mixp_write(w, begin, MIXP_F32, 2), MIXP_OK);
+        if (way == 1) CHECK_INT(mixp_zero_grad(opt), MIXP_OK);
+        micro_batch(ctx, w, 0);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_INT(mixp_read(w, got, MIXP_F32, 2), MIXP_OK);
+        CHECK(got[0] == -3.0f && got[1] == 5.0f);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+}
+
 /* What the kind of an optimizer lacks may hold anything in a group, and nesterov any truth: what is
  * saved of it loads. */
 static void test_groups_with_anything(void) {
@@ -2362,6 +2411,7 @@ int main(int argc, char **argv) {
     RUN(test_values);
     RUN(test_save_refuses);
     RUN(test_between_step_and_update);
+    RUN(test_between_micro_batches);
     RUN(test_a_parameter_called_spike);
     RUN(test_groups_with_anything);
     RUN(test_out_of_memory);

@@ -122,10 +122,89 @@ static void test_of_nothing(void) {
         }
 }
 
+/* --- the norm of a gradient in a loss -------------------------------------------------------- */
+
+enum { NORM_ROWS = 6, NORM_IN = 3, NORM_HIDDEN = 4, NORM_WEIGHTS = 2 };
+typedef struct normed {
+    mixp_context *ctx;
+    mixp_tensor  *w[NORM_WEIGHTS], *loss;
+    float         x[NORM_ROWS * NORM_IN];
+} normed;
+
+/* Walks a loss back. Returns the norm of its gradients by the weights. */
+static double norm_of_gradients(normed *n, mixp_tensor **d) {
+    static const int64_t shape[2] = { NORM_ROWS, NORM_IN };
+    mixp_context *ctx = n->ctx;
+    mixp_tensor  *h;
+    double square = 0.0;
+    int i;
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    for (i = 0; i < NORM_WEIGHTS; i++) n->w[i]->grad = NULL;
+    h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, n->x), n->w[0], NULL));
+    h = mixp_add_scalar(ctx, mixp_linear(ctx, h, n->w[1], NULL), -1.0f);
+    n->loss = mixp_mean(ctx, mixp_square(ctx, h), MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(ctx, n->loss), MIXP_OK);
+    for (i = 0; i < NORM_WEIGHTS; i++) {
+        float g[NORM_HIDDEN * NORM_IN];
+        int64_t k;
+        CHECK_INT(mixp_read(n->w[i]->grad, g, MIXP_F32, n->w[i]->count), MIXP_OK);
+        for (k = 0; k < n->w[i]->count; k++) square += (double)g[k] * (double)g[k];
+    }
+    for (i = 0; i < NORM_WEIGHTS && d; i++)
+        MIXP_NO_GRAD(ctx) d[i] = mixp_scale(ctx, n->w[i]->grad, (float)(1.0 / sqrt(square)));
+    return sqrt(square);
+}
+
+/* Along the gradient, mixp_jvp is the gradient's norm, and its gradients are those of the norm: central differences
+ * of the norm that a walk back gives. */
+static void test_norm_of_a_gradient(void) {
+    static const int64_t in[2] = { NORM_HIDDEN, NORM_IN }, out[2] = { 1, NORM_HIDDEN };
+    static const float   eps = 1e-2f;
+    mixp_tensor *d[NORM_WEIGHTS], *norm;
+    float got[NORM_WEIGHTS][NORM_HIDDEN * NORM_IN], w[NORM_HIDDEN * NORM_IN];
+    double want;
+    normed n;
+    int i;
+    memset(&n, 0, sizeof n);
+    n.ctx = mixp_context_new(NULL);
+    n.w[0] = mixp_param(n.ctx, "w1", MIXP_F32, 2, in);
+    n.w[1] = mixp_param(n.ctx, "w2", MIXP_F32, 2, out);
+    for (i = 0; i < NORM_WEIGHTS; i++) CHECK_INT(mixp_init_normal(n.w[i], 0.2, 0.7), MIXP_OK);
+    for (i = 0; i < NORM_ROWS * NORM_IN; i++) n.x[i] = (float)(i * 7 % 11 - 5) / 4.0f;
+
+    want = norm_of_gradients(&n, d);
+    norm = mixp_add(n.ctx, mixp_jvp(n.ctx, n.loss, n.w[0], d[0]), mixp_jvp(n.ctx, n.loss, n.w[1], d[1]));
+    CHECK_NEAR(mixp_item(norm), want, 1e-5 * want);
+    for (i = 0; i < NORM_WEIGHTS; i++) n.w[i]->grad = NULL;
+    CHECK_INT(mixp_backward(n.ctx, norm), MIXP_OK);
+    for (i = 0; i < NORM_WEIGHTS; i++)
+        CHECK_INT(mixp_read(n.w[i]->grad, got[i], MIXP_F32, n.w[i]->count), MIXP_OK);
+
+    for (i = 0; i < NORM_WEIGHTS; i++) {
+        int64_t k;
+        for (k = 0; k < n.w[i]->count; k++) {
+            double above, below;
+            CHECK_INT(mixp_read(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
+            w[k] += eps;
+            CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
+            above = norm_of_gradients(&n, NULL);
+            w[k] -= 2 * eps;
+            CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
+            below = norm_of_gradients(&n, NULL);
+            w[k] += eps;
+            CHECK_INT(mixp_write(n.w[i], w, MIXP_F32, n.w[i]->count), MIXP_OK);
+            CHECK_NEAR((double)got[i][k], (above - below) / (2.0 * (double)eps), 2e-3);
+        }
+    }
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
+}
+
 int main(void) {
     jvp_run_cases();
     RUN(test_left_by_a_jump);
     RUN(test_names_of_sites);
     RUN(test_of_nothing);
+    RUN(test_norm_of_a_gradient);
     return test_report();
 }
