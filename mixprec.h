@@ -181,7 +181,7 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            SIMD but AMX     close
  *
- * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
+ * ANY BATCH: on a CPU a row's result has the same bits whatever other rows are in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on
@@ -1874,7 +1874,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
             mixpi_spike_judge(plan, s, kind, values[kind]);
     mixpi_spike_settle(plan, s);
 
-    /* A spike is skipped; what is no spike enters the averages. */
+    /* A spike is skipped; a step that is not a spike enters the averages. */
     if (s->of) {
         step->skip = 1;
         if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
@@ -2420,7 +2420,7 @@ typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
 MIXPREC_HD int mixpi_amax_is_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
 
-/* limit / amax, at most the largest f32; 1 where that says nothing. */
+/* limit / amax, at most the largest f32; 1 if amax is 0, Inf or NaN. */
 MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
     float s;
     if (!mixpi_amax_is_usable(amax)) return 1.0f;
@@ -2493,23 +2493,24 @@ MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
 
 /* --- attention: rows whose largest score repeats ---
  *
- * Two keys of equal score, the others far below: y is the mean of two values of 8 or 11 bits, half
- * the time halfway between two numbers, plus dust. Rounding to nearest follows the dust, which may
- * have one sign in many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y,
- * which pulls the gradient of q in one direction until training fails (arXiv 2510.04212; there the
- * sum is stored before its division, with the same effect). Weights are not the cause: their
- * products with v are summed in f32. So y of such a row is rounded up or down with the
- * probabilities that make its mean right, by a hash of its own bits: no row depends on another.
+ * If two keys have equal scores and all others are far below, y is the mean of two values of 8 or
+ * 11 bits, plus a small remainder from the other keys. Half of these means lie halfway between two
+ * numbers. Rounding to nearest then follows the sign of the remainder, which may be the same in
+ * many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y, which pulls the
+ * gradient of q in one direction until training fails (arXiv 2510.04212; there the sum is stored
+ * before its division, with the same effect). Weights are not the cause: their products with v are
+ * summed in f32. So y of such a row is rounded up or down with the probabilities that make its mean
+ * right, by a hash of its own bits: no row depends on another.
  */
 
-/* Is the sum of a row's weights, of which the largest is 1, a small number of ones and dust? More
- * dust than 2^-12 moves y off the half. Of rows whose weights are spread, one in 2,000 has such a
- * sum by chance. */
+/* Is the sum of a row's weights, of which the largest is 1, within 2^-12 of an integer from 2 to 8,
+ * but not equal to it? A larger remainder moves y away from halfway. Of rows whose weights are
+ * spread, one in 2,000 has such a sum by chance. */
 MIXPREC_HD int mixpi_top_repeats(float sum) {
-    float dust;
+    float rest;
     if (!(sum > 1.5f && sum < 8.5f)) return 0;
-    dust = sum - (float)(int32_t)(sum + 0.5f);
-    return (dust > 0.0f && dust < 0.000244140625f) || (dust < 0.0f && dust > -0.000244140625f);
+    rest = sum - (float)(int32_t)(sum + 0.5f);
+    return (rest > 0.0f && rest < 0.000244140625f) || (rest < 0.0f && rest > -0.000244140625f);
 }
 /* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
  * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */
@@ -2571,7 +2572,7 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 /* Converts n elements of any dtype to any other, with this machine's best instruction set, in the
  * calling thread. Integers convert exactly or saturate; fractions are truncated, as in C. dst may
  * be src when dst's elements are not wider; otherwise dst and src must not overlap. Any alignment
- * will do. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, or an overlap. MIXP_ERR_DTYPE: an unknown
+ * is allowed. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, or an overlap. MIXP_ERR_DTYPE: an unknown
  * dtype. On an error dst is unchanged. */
 MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
                                      mixp_dtype from, int64_t n);
@@ -2593,8 +2594,8 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * message. MIXP_ERR_DEVICE: message says in one line which promise is broken, and what to do:
  * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. MIXP_OK
  * with a message that begins with "slow: ": the results are right, but the build lacks
- * optimisation, vector instructions or threads that the machine has (of a build in parts, the
- * host's part is asked), or AMX, which the processor has, is not used. message then says why: the
+ * optimisation, vector instructions or threads that the machine has (in a build in parts: the
+ * host's part lacks them), or AMX, which the processor has, is not used. message then says why: the
  * system does not save tiles, the system refuses tiles to this process, or a known product is
  * wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
@@ -3844,9 +3845,9 @@ typedef enum mixp_comparison {
     MIXP_COMPARE_LE, MIXP_COMPARE_COUNT
 } mixp_comparison;
 
-/* y = 1 where a is as `how` says beside b, else 0, over shape (rank 0..8), y dense; a stride of 0
- * repeats an element. Compares values exactly; a NaN is only NE to everything. a and b: real, u8
- * or i32 each. */
+/* y = 1 where the comparison `how` of a with b holds, else 0, over shape (rank 0..8), y dense; a
+ * stride of 0 repeats an element. Compares values exactly; a NaN is only NE to everything. a and b:
+ * real, u8 or i32 each. */
 typedef struct mixp_compare_args {
     mixp_comparison how;
     int      rank;
@@ -7242,7 +7243,7 @@ extern "C" {
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* Around rooms that take little of a step: gcc optimises what stands between them for size. Before
+/* Around rooms that take little of a step: gcc optimises the code between them for size. Before
  * version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_SELDOM_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
@@ -7252,7 +7253,7 @@ extern "C" {
 #  define MIXPI_SELDOM_END
 #endif
 
-/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises what stands
+/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code
  * between them for size, as -Oz does. */
 #if defined(MIXPREC_SMALL) && defined(__clang__)
 #  define MIXPI_SMALL_BEGIN \
@@ -7371,14 +7372,15 @@ static void mixpi_float_set(mixpi_float_mode m) { (void)m; }
 static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) { return m; }
 #endif
 
-/* Sets the thread to a mode, unless it is in it. Returns what it was, for mixpi_float_leave. */
+/* Sets the thread's mode, unless it has this mode. Returns the mode before, for
+ * mixpi_float_leave. */
 static mixpi_float_mode mixpi_float_enter(mixpi_float_mode to) {
     const mixpi_float_mode was = mixpi_float_get();
     if ((was ^ to) & ~(mixpi_float_mode)MIXPI_FLOAT_FLAGS) mixpi_float_set(to);
     return was;
 }
 
-/* Sets the thread back. Exceptions that would have trapped leave no flag. */
+/* Restores the thread's mode. Exceptions that would have trapped leave no flag. */
 static void mixpi_float_leave(mixpi_float_mode was) { (void)mixpi_float_enter(was); }
 
 /* Lets no exception of this thread trap. Returns what it was, for mixpi_float_leave. */
@@ -11105,7 +11107,7 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
                      to == MIXP_F16 || to == MIXP_BF16, 0);
 }
 
-/* --- what states of fewer bytes make of a register of codes -------------------------------- */
+/* --- states of fewer bytes: a register of codes -------------------------------------------- */
 enum { mixpi_vlanes = sizeof(mixpi_vbits) / sizeof(uint32_t) };
 typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_parts;
 
@@ -15671,7 +15673,7 @@ MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
 }
 
 /* Adds the products of weights with numbers of v that are not finite, for the queries that see
- * their keys. The weights stand in the place of the scores. */
+ * their keys. The array of scores holds the weights. */
 MIXPI_SELDOM
 MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
@@ -18714,7 +18716,7 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 }
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
- * `reported`: on_error must hear of a failure once, even if it cleared the error. */
+ * `reported`: on_error is called once for a failure, even if it cleared the error. */
 static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
                                             mixp_result r) {
     return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);
@@ -23549,7 +23551,7 @@ static mixp_result mixpi_delayed_advance(mixp_context *ctx) {
 }
 /* --- recipes: what quantising an operand loses ----------------------------------------------- *
  *
- * In steps that the guard samples. watch/settle.c decides by it.
+ * The loss is measured in steps that the guard samples; watch/settle.c uses it to decide fallbacks.
  */
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
@@ -29470,7 +29472,7 @@ MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mi
 MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
-/* A row. Its functions stand by their whole names, so that a search for one finds its row. */
+/* A row. It has the complete names of its functions, so that a search for a name finds the row. */
 #define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
     { #name, MIXP_CLASS_##cls, attrs, infer, forward, backward, NULL }
 #define MIXPI_UNARY_ROW(name, cls)                                                        \
@@ -35546,7 +35548,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_state state;
     mixpi_plan plan;
 
-    /* What stands in the file. */
+    /* List the items of the file. */
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
@@ -37037,8 +37039,8 @@ static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
 }
 /* --- rows ------------------------------------------------------------------------------- *
  *
- * The looks of all sites lie one behind the other in device memory, because the device sends them
- * to the host in one copy. Their memory grows with the number of sites: between steps, or at the
+ * The looks of all sites are one array in device memory, because the device sends them to the host
+ * in one copy. Their memory grows with the number of sites: between steps, or at the
  * first look at a new site in a sampled step. No captured step is sampled, so no graph knows the
  * addresses of rows.
  */

@@ -3856,7 +3856,7 @@ __global__ void __launch_bounds__(quantise_threads)
         quantise8(q, key, i, (int)least(8, n - i), s);
 }
 
-/* The first element of block b; blocks of one row lie one behind the other. */
+/* The first element of block b; blocks of one row follow each other. */
 __device__ inline int64_t block_start(const mixp_quantise_args &k, int64_t b) {
     int64_t wide = k.cols / k.block_cols;
     if (k.block_rows == 1) return b * k.block_cols;
@@ -7256,7 +7256,7 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
 }
 /* ==== 6. GEMM ============================================================== >>gemm ====
  *
- * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
+ * cuBLASLt is column-major. The row-major c = op(a) op(b) is its column-major product
  * c' = op(b)' op(a)': the operands change places and nothing is transposed.
  *
  * cuBLASLt takes a and b of one dtype, c of that dtype or f32, and a bias of c's dtype. Other
@@ -7668,7 +7668,7 @@ inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
             plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
 }
 
-/* Sets the modes of scales. at: stands for their addresses until a product has its own. */
+/* Sets the modes of scales. at: a sample of their addresses, until a product sets its own. */
 inline bool plan_set_modes(Plan *p, const void *at) {
     int32_t of_a = p->key.modes % 16, of_b = p->key.modes / 16;
     if (!p->key.modes) return true;
@@ -8938,7 +8938,7 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     }
 }
 
-/* Does storing y of a row with this sum toss a coin for each element? */
+/* Is each element of y rounded at random, in a row with this sum? */
 __device__ inline bool is_tossed(const Heads &h, float sum) {
     return h.out.dtype != MIXP_F32 && !h.out.accumulate && mixpi_top_repeats(sum);
 }

@@ -987,7 +987,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
             mixpi_spike_judge(plan, s, kind, values[kind]);
     mixpi_spike_settle(plan, s);
 
-    /* A spike is skipped; what is no spike enters the averages. */
+    /* A spike is skipped; a step that is not a spike enters the averages. */
     if (s->of) {
         step->skip = 1;
         if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;

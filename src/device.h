@@ -484,9 +484,9 @@ typedef enum mixp_comparison {
     MIXP_COMPARE_LE, MIXP_COMPARE_COUNT
 } mixp_comparison;
 
-/* y = 1 where a is as `how` says beside b, else 0, over shape (rank 0..8), y dense; a stride of 0
- * repeats an element. Compares values exactly; a NaN is only NE to everything. a and b: real, u8
- * or i32 each. */
+/* y = 1 where the comparison `how` of a with b holds, else 0, over shape (rank 0..8), y dense; a
+ * stride of 0 repeats an element. Compares values exactly; a NaN is only NE to everything. a and b:
+ * real, u8 or i32 each. */
 typedef struct mixp_compare_args {
     mixp_comparison how;
     int      rank;

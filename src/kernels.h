@@ -52,7 +52,7 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 /* Converts n elements of any dtype to any other, with this machine's best instruction set, in the
  * calling thread. Integers convert exactly or saturate; fractions are truncated, as in C. dst may
  * be src when dst's elements are not wider; otherwise dst and src must not overlap. Any alignment
- * will do. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, or an overlap. MIXP_ERR_DTYPE: an unknown
+ * is allowed. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, or an overlap. MIXP_ERR_DTYPE: an unknown
  * dtype. On an error dst is unchanged. */
 MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
                                      mixp_dtype from, int64_t n);
@@ -74,8 +74,8 @@ MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
  * message. MIXP_ERR_DEVICE: message says in one line which promise is broken, and what to do:
  * fast-math, arithmetic in a wider type, another rounding mode, FTZ or DAZ, wrong results. MIXP_OK
  * with a message that begins with "slow: ": the results are right, but the build lacks
- * optimisation, vector instructions or threads that the machine has (of a build in parts, the
- * host's part is asked), or AMX, which the processor has, is not used. message then says why: the
+ * optimisation, vector instructions or threads that the machine has (in a build in parts: the
+ * host's part lacks them), or AMX, which the processor has, is not used. message then says why: the
  * system does not save tiles, the system refuses tiles to this process, or a known product is
  * wrong. Otherwise message is "". */
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);

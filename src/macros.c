@@ -26,7 +26,7 @@
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* Around rooms that take little of a step: gcc optimises what stands between them for size. Before
+/* Around rooms that take little of a step: gcc optimises the code between them for size. Before
  * version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
 #  define MIXPI_SELDOM_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
@@ -36,7 +36,7 @@
 #  define MIXPI_SELDOM_END
 #endif
 
-/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises what stands
+/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises the code
  * between them for size, as -Oz does. */
 #if defined(MIXPREC_SMALL) && defined(__clang__)
 #  define MIXPI_SMALL_BEGIN \

@@ -181,7 +181,7 @@
  *     products with an f32 factor            same            all SIMD same    close
  *     attention                              same            SIMD but AMX     close
  *
- * ANY BATCH: on a CPU a row's result has the same bits whatever other rows stand in its batch,
+ * ANY BATCH: on a CPU a row's result has the same bits whatever other rows are in its batch,
  * whatever follows it in its sequence, and with or without a cache of keys and values (the field
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on

@@ -183,7 +183,7 @@ typedef struct mixpi_scales { float in, out; } mixpi_scales;
 
 MIXPREC_HD int mixpi_amax_is_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
 
-/* limit / amax, at most the largest f32; 1 where that says nothing. */
+/* limit / amax, at most the largest f32; 1 if amax is 0, Inf or NaN. */
 MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
     float s;
     if (!mixpi_amax_is_usable(amax)) return 1.0f;
@@ -256,23 +256,24 @@ MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
 
 /* --- attention: rows whose largest score repeats ---
  *
- * Two keys of equal score, the others far below: y is the mean of two values of 8 or 11 bits, half
- * the time halfway between two numbers, plus dust. Rounding to nearest follows the dust, which may
- * have one sign in many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y,
- * which pulls the gradient of q in one direction until training fails (arXiv 2510.04212; there the
- * sum is stored before its division, with the same effect). Weights are not the cause: their
- * products with v are summed in f32. So y of such a row is rounded up or down with the
- * probabilities that make its mean right, by a hash of its own bits: no row depends on another.
+ * If two keys have equal scores and all others are far below, y is the mean of two values of 8 or
+ * 11 bits, plus a small remainder from the other keys. Half of these means lie halfway between two
+ * numbers. Rounding to nearest then follows the sign of the remainder, which may be the same in
+ * many rows: y is biased by up to a quarter of a unit, and so is delta = dy . y, which pulls the
+ * gradient of q in one direction until training fails (arXiv 2510.04212; there the sum is stored
+ * before its division, with the same effect). Weights are not the cause: their products with v are
+ * summed in f32. So y of such a row is rounded up or down with the probabilities that make its mean
+ * right, by a hash of its own bits: no row depends on another.
  */
 
-/* Is the sum of a row's weights, of which the largest is 1, a small number of ones and dust? More
- * dust than 2^-12 moves y off the half. Of rows whose weights are spread, one in 2,000 has such a
- * sum by chance. */
+/* Is the sum of a row's weights, of which the largest is 1, within 2^-12 of an integer from 2 to 8,
+ * but not equal to it? A larger remainder moves y away from halfway. Of rows whose weights are
+ * spread, one in 2,000 has such a sum by chance. */
 MIXPREC_HD int mixpi_top_repeats(float sum) {
-    float dust;
+    float rest;
     if (!(sum > 1.5f && sum < 8.5f)) return 0;
-    dust = sum - (float)(int32_t)(sum + 0.5f);
-    return (dust > 0.0f && dust < 0.000244140625f) || (dust < 0.0f && dust > -0.000244140625f);
+    rest = sum - (float)(int32_t)(sum + 0.5f);
+    return (rest > 0.0f && rest < 0.000244140625f) || (rest < 0.0f && rest > -0.000244140625f);
 }
 /* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
  * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */

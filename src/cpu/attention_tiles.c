@@ -356,7 +356,7 @@ MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
 }
 
 /* Adds the products of weights with numbers of v that are not finite, for the queries that see
- * their keys. The weights stand in the place of the scores. */
+ * their keys. The array of scores holds the weights. */
 MIXPI_SELDOM
 MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,

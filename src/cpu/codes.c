@@ -1,6 +1,6 @@
 #pragma once
 #include "vectors.c"
-/* --- what states of fewer bytes make of a register of codes -------------------------------- */
+/* --- states of fewer bytes: a register of codes -------------------------------------------- */
 enum { mixpi_vlanes = sizeof(mixpi_vbits) / sizeof(uint32_t) };
 typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_parts;
 

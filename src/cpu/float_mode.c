@@ -41,14 +41,15 @@ static void mixpi_float_set(mixpi_float_mode m) { (void)m; }
 static mixpi_float_mode mixpi_float_untrapped(mixpi_float_mode m) { return m; }
 #endif
 
-/* Sets the thread to a mode, unless it is in it. Returns what it was, for mixpi_float_leave. */
+/* Sets the thread's mode, unless it has this mode. Returns the mode before, for
+ * mixpi_float_leave. */
 static mixpi_float_mode mixpi_float_enter(mixpi_float_mode to) {
     const mixpi_float_mode was = mixpi_float_get();
     if ((was ^ to) & ~(mixpi_float_mode)MIXPI_FLOAT_FLAGS) mixpi_float_set(to);
     return was;
 }
 
-/* Sets the thread back. Exceptions that would have trapped leave no flag. */
+/* Restores the thread's mode. Exceptions that would have trapped leave no flag. */
 static void mixpi_float_leave(mixpi_float_mode was) { (void)mixpi_float_enter(was); }
 
 /* Lets no exception of this thread trap. Returns what it was, for mixpi_float_leave. */

@@ -203,7 +203,7 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     }
 }
 
-/* Does storing y of a row with this sum toss a coin for each element? */
+/* Is each element of y rounded at random, in a row with this sum? */
 __device__ inline bool is_tossed(const Heads &h, float sum) {
     return h.out.dtype != MIXP_F32 && !h.out.accumulate && mixpi_top_repeats(sum);
 }

@@ -2,7 +2,7 @@
 #include "sums.cu"
 /* ==== 6. GEMM ============================================================== >>gemm ====
  *
- * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
+ * cuBLASLt is column-major. The row-major c = op(a) op(b) is its column-major product
  * c' = op(b)' op(a)': the operands change places and nothing is transposed.
  *
  * cuBLASLt takes a and b of one dtype, c of that dtype or f32, and a bias of c's dtype. Other
@@ -414,7 +414,7 @@ inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
             plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
 }
 
-/* Sets the modes of scales. at: stands for their addresses until a product has its own. */
+/* Sets the modes of scales. at: a sample of their addresses, until a product sets its own. */
 inline bool plan_set_modes(Plan *p, const void *at) {
     int32_t of_a = p->key.modes % 16, of_b = p->key.modes / 16;
     if (!p->key.modes) return true;

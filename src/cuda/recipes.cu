@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(quantise_threads)
         quantise8(q, key, i, (int)least(8, n - i), s);
 }
 
-/* The first element of block b; blocks of one row lie one behind the other. */
+/* The first element of block b; blocks of one row follow each other. */
 __device__ inline int64_t block_start(const mixp_quantise_args &k, int64_t b) {
     int64_t wide = k.cols / k.block_cols;
     if (k.block_rows == 1) return b * k.block_cols;

@@ -188,7 +188,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     mixpi_state state;
     mixpi_plan plan;
 
-    /* What stands in the file. */
+    /* List the items of the file. */
     memset(&state, 0, sizeof state);
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);

@@ -7,7 +7,7 @@
 #include "picking.c"
 /* --- the table ------------------------------------------------------------------------- */
 
-/* A row. Its functions stand by their whole names, so that a search for one finds its row. */
+/* A row. It has the complete names of its functions, so that a search for a name finds the row. */
 #define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
     { #name, MIXP_CLASS_##cls, attrs, infer, forward, backward, NULL }
 #define MIXPI_UNARY_ROW(name, cls)                                                        \

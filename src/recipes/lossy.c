@@ -3,7 +3,7 @@
 #include "../tensors/watcher.c"
 /* --- recipes: what quantising an operand loses ----------------------------------------------- *
  *
- * In steps that the guard samples. watch/settle.c decides by it.
+ * The loss is measured in steps that the guard samples; watch/settle.c uses it to decide fallbacks.
  */
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;

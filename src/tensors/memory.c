@@ -32,7 +32,7 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 }
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
- * `reported`: on_error must hear of a failure once, even if it cleared the error. */
+ * `reported`: on_error is called once for a failure, even if it cleared the error. */
 static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
                                             mixp_result r) {
     return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);

@@ -2,8 +2,8 @@
 #include "sites.c"
 /* --- rows ------------------------------------------------------------------------------- *
  *
- * The looks of all sites lie one behind the other in device memory, because the device sends them
- * to the host in one copy. Their memory grows with the number of sites: between steps, or at the
+ * The looks of all sites are one array in device memory, because the device sends them to the host
+ * in one copy. Their memory grows with the number of sites: between steps, or at the
  * first look at a new site in a sampled step. No captured step is sampled, so no graph knows the
  * addresses of rows.
  */
