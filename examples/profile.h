@@ -274,9 +274,9 @@ static void profile_print(profile_printer print) {
     rest -= profile.ranks;
     if (profile.ranks > 0) profile_line(print, "", "waiting for ranks", profile.ranks, 0);
     profile_line(print, "", "the rest: host code", rest, 0);
-    profile_line(print, "", "a step, all of it", profile.wall, 0);
+    profile_line(print, "", "a whole step", profile.wall, 0);
     if (profile.inner->wait)
-        print("Each kernel was waited for: without --profile a step on %s is faster.\n",
+        print("The profile waits for each kernel: without --profile a step on %s is faster.\n",
               profile.inner->name);
 }
 

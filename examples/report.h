@@ -1454,12 +1454,12 @@ static void report_draw_sites(const report_data *d, FILE *f) {
     int         i, n = 0, more = 0;
     for (i = 0; i < d->n_notes; i++) n += d->notes[i].begins;
     if (n == 0) {
-        report_empty(f, "Sites that fell back", "None: everything was stored as autocast says.");
+        report_empty(f, "Sites that fell back", "None: every site stored the dtype of autocast.");
         return;
     }
     more = n > MOST ? n - MOST : 0;
     a.bottom = 10 + ROW * (n - more);
-    report_panel(f, "Sites that fell back", "what does not fit fp16 is stored in f32 until it does: no action "
+    report_panel(f, "Sites that fell back", "values that do not fit fp16 are stored in f32 until they fit: no action "
                  "needed &nbsp; bar: in f32 &nbsp; triangle: where that began",
                  (int)a.bottom + (more ? 66 : 50), "Sites that fell back to f32, and when");
     for (i = n = 0; i < d->n_notes && n < MOST; i++)

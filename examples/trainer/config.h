@@ -378,11 +378,11 @@ static void find_sizes(config *c, const char *weights, const char *const *given)
     }
     if (kind == CONFIG_OTHER) free(read_json(path, 1 << 20, "", &root));    /* may say why */
     if (kind == CONFIG_OTHER)
-        die(1, "%s is neither a run's nor a GPT-2's: put the config.json of %s there, or remove it", path,
-            weights);
+        die(1, "%s is neither the config.json of a run nor that of a GPT-2 model: put the config.json of "
+            "%s there, or remove it", path, weights);
     if (kind == CONFIG_GPT2 && d.model[0])
-        die(1, "%s is a GPT-2's, and %s beside it a run's checkpoint: put the run's config.json there, or "
-               "remove it", path, weights);
+        die(1, "%s is the config.json of a GPT-2 model, and %s beside it is a run's checkpoint: put the "
+            "run's config.json there, or remove it", path, weights);
     if (kind == CONFIG_NONE && !d.model[0]) {
         if (access(weights, F_OK) == 0) need_sizes(c, weights, path, given);
         return;

@@ -39,7 +39,7 @@ static void find_default_data(char *path, size_t space, const char *program) {
             snprintf(path, space, "%.*s%smixprec.h", folder, program, places[i]);
             if (stat(path, &info) == 0) return;
         }
-    die(1, "no text to train on: mixprec.h is not here nor beside the program. "
+    die(1, "no text to train on: mixprec.h is neither in this folder nor beside the program. "
            "Name a file with --data FILE");
 }
 

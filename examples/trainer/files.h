@@ -36,7 +36,7 @@ static mixp_result check_loaded(const trainer *t) {
     if (counts && t->best_step >= 0 && t->best_step <= t->step && !isnan(t->best_val))
         return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_FORMAT,
-                             "no run has saved these: step %lld, last_skip %lld, best_step %lld, "
+                             "no run can have saved these values: step %lld, last_skip %lld, best_step %lld, "
                              "best_val %g", (long long)t->step, (long long)t->last_skip,
                              (long long)t->best_step, t->best_val);
 }
@@ -296,7 +296,7 @@ static void keep_checkpoint(const trainer *t) {
     char          path[PATH_SPACE];
     if (c->resume) note_checkpoint(t, &now);
     if (c->resume && !same_file(&now, &t->loaded))
-        die(1, "another trainer has trained in %s meanwhile: start again, to go on from there",
+        die(1, "another trainer has trained in %s meanwhile: run the command again to continue from its checkpoint",
             c->out);
     if (!c->resume && !c->overwrite && !only_looks(t) && in_folder(c, CHECKPOINT, path))
         die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "

@@ -237,7 +237,7 @@ static void log_line(trainer *t, double loss, double val) {
     if (!t->c.quiet && !t->rows++) print_names();
     if (!t->c.quiet) print_row(t, &v, loss, val, each);
     if (!t->c.quiet && t->train_loss != ABSENT)
-        say_line("train", "loss %.4f on training data, as val is taken", t->train_loss);
+        say_line("train", "loss %.4f on as many batches of the training data", t->train_loss);
     if (!t->c.quiet && val != ABSENT) print_utilization(t, each);
     t->seconds = 0;
     t->timed_steps = 0;
@@ -282,11 +282,11 @@ static void tell_events(trainer *t) {
     for (; mixp_guard_event(t->ctx, i, &e); i++) {
         t->events = e.number + 1;
         if (!what[e.kind] || t->c.quiet || t->events_told++ > MOST) continue;
-        if (t->events_told > MOST) say_line("guard", "goes on; the report has all of it");
+        if (t->events_told > MOST) say_line("guard", "further events are in the report");
         else say_line("guard", "step %lld: %s: %s", (long long)t->step, e.site, what[e.kind]);
         if (t->events_told == 1 && e.kind <= MIXP_EVENT_FLUSHED)
-            say_line("", "(fp16 does not hold its numbers, so it stores f32 until they fit: "
-                     "no action needed)");
+            say_line("", "(its values do not fit fp16, so the site stores f32 until they "
+                     "fit: no action needed)");
     }
 }
 

@@ -32,7 +32,7 @@ static inline int launched_as(const char *mpi, const char *slurm, const char *to
     const char *text = getenv(mpi);
     if (!text) text = getenv(slurm);
     if (!text) text = getenv(torch);
-    if (!text) die(2, "--ranks nccl: the launcher says no rank: start it with mpirun or srun");
+    if (!text) die(2, "--ranks nccl: the launcher sets no rank: start it with mpirun or srun");
     return atoi(text);
 }
 
@@ -49,7 +49,7 @@ static inline mixp_ranks_desc start_nccl(config *c) {
     if (why) die(1, "--ranks nccl: %s", why);
 #else
     (void)c;
-    die(2, "--ranks nccl: this trainer was built without: see ranks.h");
+    die(2, "--ranks nccl: this trainer was built without NCCL: see ranks.h");
 #endif
     return d;
 }
@@ -68,7 +68,7 @@ static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
     if (!d.size) die(1, "--ranks mpi: MPI could not be started");
 #else
     (void)argc, (void)argv;
-    die(2, "--ranks mpi: this trainer was built without: see ranks.h");
+    die(2, "--ranks mpi: this trainer was built without MPI: see ranks.h");
 #endif
     return d;
 }
@@ -175,7 +175,7 @@ static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
     } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
     else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
     else if (strcmp(c->ranks, "tcp") == 0) d = start_tcp(c);
-    else die(2, "--ranks \"%s\" is none of fork:N (N from 1 to %d), tcp, mpi, nccl", c->ranks, DDP_RANKS);
+    else die(2, "--ranks \"%s\" is not one of fork:N (N from 1 to %d), tcp, mpi, nccl", c->ranks, DDP_RANKS);
     d.seconds = c->rank_seconds;
     d.shard = c->shard > 0;
     d.scatter = c->shard > 1;

@@ -354,7 +354,7 @@ static void gpt2_with_half_a_config_is_refused(void) {
     expect_refusal("has no n_head: take the one that belongs to the weights");
     f = fopen(in_folder_of_test("config.json"), "w");
     CHECK(f && fputs("{\"model_type\":\"llama\",\"n_layer\":2}", f) >= 0 && fclose(f) == 0);
-    expect_refusal("config.json is neither a run's nor a GPT-2's");
+    expect_refusal("config.json is neither the config.json of a run nor that of a GPT-2 model");
 }
 
 /* What is written has GPT-2's layout, and is read back to the bit. */

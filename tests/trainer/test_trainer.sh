@@ -613,8 +613,8 @@ else
     gpt 0 $small --steps 2 --device cuda:1; check "--device cuda:1 is the second" grep -q "^run .*, cuda:1, " out
     gpt 0 $small --steps 20 --lr 1e-2 --out gpu_profile --profile
     check "--profile of a GPU trains the same weights" cmp -s gpu_auto/checkpoint.safetensors gpu_profile/checkpoint.safetensors
-    check "and says that it waits" grep -q "^Each kernel was waited for: without --profile a step on cuda is faster" out
-    gpt 0 $small --steps 5 --device cpu --profile; check "a CPU waits for nothing" sh -c '! grep -q "waited for" out && grep -q "^GEMM" out'
+    check "and says that it waits" grep -q "^The profile waits for each kernel: without --profile a step on cuda is faster" out
+    gpt 0 $small --steps 5 --device cpu --profile; check "a CPU waits for nothing" sh -c '! grep -q "waits for each kernel" out && grep -q "^GEMM" out'
     refuses "a GPU that is not there" 1 "cuda:2: there is no such GPU; --device cpu" $small --device cuda:2
     refuses "a GPU without graphs"    2 "this is cuda:1: leave it out"         $small --device cuda:1 --graph
     NO_GPU=1; export NO_GPU
@@ -635,14 +635,14 @@ check "and the same configuration" cmp -s plain_run/config.json profiled/config.
 # about A B WITHIN. Each of 30 lines is rounded to 0.001 ms, and to 0.1 %.
 about='function about(a, b, within) { return a - b <= within && b - a <= within }'
 check "the groups and the rest are the whole step" awk "$about"'
-    /^memory/ { exit } /^a step, all of it/ { all = $6 } /^the rest/ { sum += $5; if ($5 < 0) bad = 1 }
+    /^memory/ { exit } /^a whole step/ { all = $4 } /^the rest/ { sum += $5; if ($5 < 0) bad = 1 }
     /^(GEMM|attention|elementwise|optimizer|guard[+]log) / { sum += $2 } END { exit !(all > 0 && !bad && about(sum, all, 0.016)) }' table
 check "the lines of a group are the group" awk "$about"'
     function done() { if (lines && !about(sum, group, 0.016)) bad = 1; groups += lines > 0; lines = sum = 0 }
     /^memory/ { exit } /^[a-z]/ { done(); group = $2 } /^  / { lines++; sum += $(NF - 2) }
     END { exit bad || groups != 3 }' table
 check "the shares are those of the times" awk "$about"'
-    /^memory/ { exit } /^(GEMM|attention|elementwise|optimizer) / { ms[$1] = $2; share[$1] = $3 } /^a step/ { all = $6 }
+    /^memory/ { exit } /^(GEMM|attention|elementwise|optimizer) / { ms[$1] = $2; share[$1] = $3 } /^a whole step/ { all = $4 }
     END { for (g in ms) { n++; if (!about(share[g] * all, 100 * ms[g], 0.06 * all + 0.2)) bad = 1 } exit n != 4 || bad }' table
 calls() { awk -v name="$1" 'index($0, name) == 1 { print $NF }' table; }
 check "calls are those of a step" test "$(calls '  update')" = 1.0 -a "$(calls '  embedding  ')" = 4.0 -a "$(calls '  dropout')" = 20.0
@@ -759,7 +759,7 @@ check "a row has tokens, seconds and the time" sh -c "test $(rows | wc -l) -eq 9
 check "of which a step takes 2 batches of 4 x 8" sh -c "test -z '$(rows | awk '$2 != $1 * 64')'"
 check "seconds go on where they were" test -z "$(rows | awk '$3 + 0 < last { print } { last = $3 + 0 }')"
 check "and the time is now" test -z "$(rows | awk -v now="$now" '$4 < now - 600 || $4 > now')"
-check "training data are validated on, too" sh -c 'grep -c "\"val\":[0-9.]*,\"train\":[0-9.]*," told/metrics.jsonl | grep -qx 5 && grep -Eq "^train    loss [0-9]+\.[0-9]{4} on training data" out'
+check "training data are validated on, too" sh -c 'grep -c "\"val\":[0-9.]*,\"train\":[0-9.]*," told/metrics.jsonl | grep -qx 5 && grep -Eq "^train    loss [0-9]+\.[0-9]{4} on as many batches of the training data" out'
 csv() { awk -F, -v step="$1" -v column="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == column) n = i } $1 == step { print $n }' told/metrics.csv; }
 check "--csv writes each row" test "$(wc -l <told/metrics.csv)" -eq 10
 check "with its numbers" test "$(csv 30 loss)" = "$(sed -n 's/^{"step":30,"loss":\([0-9.]*\),.*/\1/p' told/metrics.jsonl)" -a "$(csv 30 tokens)" = 1920 -a -z "$(csv 5 val)"
@@ -995,8 +995,8 @@ if [ -w /dev/full ]; then
 else skip "a full disk under stdout" "no /dev/full"; fi
 
 # --- ranks ---
-refuses "ranks of no kind"     2 "none of fork:N"        $small --ranks threads:4
-refuses "too many ranks"       2 "none of fork:N"        $small --ranks fork:1000
+refuses "ranks of no kind"     2 "not one of fork:N"        $small --ranks threads:4
+refuses "too many ranks"       2 "not one of fork:N"        $small --ranks fork:1000
 refuses "MPI is not built in"  2 "built without"         $small --ranks mpi
 best() { sed -n 's/^\(best val [0-9.]*\).*/\1/p' out; }
 gpt 0 $small --steps 6 --accumulate 2; one=$(best); one=${one:-it learned nothing}

@@ -37,7 +37,7 @@ check "a run to spoil" gpt 0 $small --steps 4 --eval-every 2 --out whole
 lowest="000 000 000 000 000 000 000 200" largest="377 377 377 377 377 377 377 177"
 minus="373 377 377 377 377 377 377 377" nan="000 000 000 000 000 000 370 177"
 resumed() { rm -rf spoiled; cp -R whole spoiled; poke spoiled/checkpoint.safetensors "$@"
-    says 1 "no run has saved these: step .* The best one lies beside it" --out spoiled --resume --steps 9 --accumulate 2; }
+    says 1 "no run can have saved these values: step .* The best one lies beside it" --out spoiled --resume --steps 9 --accumulate 2; }
 check "a step before the first"          resumed value.step $minus
 check "a step that cannot be multiplied" resumed value.step $lowest
 check "a step that cannot be added to"   resumed value.step $largest
@@ -325,7 +325,7 @@ check "and they are right" grep -q '"heads": "4"' alone/config.json
 beside twice <form/config.json; sed -i.bak 's/"heads": "4"/"heads": "4", "heads": "4"/' twice/config.json
 check "a name that appears twice is refused" says 1 'names "heads" twice' --init twice/best.safetensors --data text --eval-only
 echo '{"model_type": "llama", "hidden_size": 16}' | beside foreign_kind
-check "a config.json of another program is refused" says 1 "foreign_kind/config.json is neither a run's nor a GPT-2's" \
+check "a config.json of another program is refused" says 1 "foreign_kind/config.json is neither the config.json of a run nor that of a GPT-2 model" \
     --init foreign_kind/best.safetensors --data text --eval-only
 # A file of a version that wrote no description.
 beside older <form/config.json; rm older/config.json
