@@ -1060,6 +1060,8 @@ typedef struct mixp_scaler_state {
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
     float   ahead;              /* under a guard: the scale after the newest overflow by the rule
                                    without a guard; 0 = a clean step has set the scale     */
+    int32_t buffer_bad;         /* 1: since the last update, a step was skipped for a buffer:
+                                   see mixp_step_state.bad_buffer                          */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
@@ -1182,7 +1184,7 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
-    s->loss_bad = 0;
+    s->loss_bad = s->buffer_bad = 0;
     s->skipped = found_inf != 0;
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
@@ -1194,7 +1196,7 @@ MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rul
     s->updates++;
     s->skips++;
     s->found_inf = 0;
-    s->loss_bad = 0;
+    s->loss_bad = s->buffer_bad = 0;
     s->skipped = 1;
     if (!r->fixed) mixpi_scaler_remember(s);
 }
@@ -1328,6 +1330,8 @@ typedef struct mixp_agreement {
     float   loss;               /* mean over the ranks, where loss spikes are detected     */
     int32_t part_rank;          /* scattered sums: the rank with the first Inf or NaN, plus
                                    1; stats.bad_element counts from that rank's piece on */
+    int32_t buffer_rank;        /* the lowest rank with a bad buffer, plus 1; 0 = none     */
+    uint64_t buffer;            /* that rank's: see mixp_step_state.bad_buffer             */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1344,8 +1348,26 @@ typedef struct mixp_step_state {
     int64_t steps, applied, skipped;
     mixp_agreement agreed;      /* what all ranks found, where there are several           */
     mixp_spike_state spike;
+    uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
+    uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
+                                   newest step: a mixpi_bad_word; 0 = none                 */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
+
+/* A buffer's number, an element, and whether the element is NaN, as one word. A larger word is
+ * earlier. Never 0. */
+MIXPREC_HD uint64_t mixpi_bad_word(int64_t buffer, int64_t element, int is_nan) {
+    const uint64_t most = ((uint64_t)1 << 22) - 1u, last = ((uint64_t)1 << 40) - 1u;
+    const uint64_t number = (uint64_t)buffer < most ? (uint64_t)buffer : most;
+    return ((uint64_t)1 << 63) - (number << 41 | ((uint64_t)element & last) << 1 | (is_nan != 0));
+}
+MIXPREC_HD uint64_t mixpi_bad_place(uint64_t word) { return ((uint64_t)1 << 63) - word; }
+MIXPREC_HD int64_t mixpi_bad_number(uint64_t word)
+{ return (int64_t)(mixpi_bad_place(word) >> 41); }
+MIXPREC_HD int64_t mixpi_bad_element(uint64_t word) {
+    return (int64_t)(mixpi_bad_place(word) >> 1 & (((uint64_t)1 << 40) - 1u));
+}
+MIXPREC_HD int mixpi_bad_is_nan(uint64_t word) { return (int)(mixpi_bad_place(word) & 1u); }
 
 /* a + b; *lost becomes the rounding error (Knuth). */
 MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
@@ -1885,6 +1907,17 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
+/* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
+ * scale cures it: to a guard it is an overflow in the forward pass. */
+MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    s->bad_buffer = s->agreed.ranks ? s->agreed.buffer : s->buffer_found;
+    s->buffer_found = 0;
+    if (!plan->check || !s->bad_buffer) return 0;
+    if (scaler && !s->stopped) scaler->found_inf = scaler->buffer_bad = 1;
+    return 1;
+}
+
 /* All scalar work of one step, except the scalars of the groups' updates. Returns 1 if the step is
  * applied. */
 MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
@@ -1897,6 +1930,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (plan->look_only) return 0;
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
+    bad |= mixpi_step_buffers(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -1942,6 +1976,8 @@ enum {
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* where, and whether NaN      */
     MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
                                 /* the first Inf or NaN in this rank's part of the sums */
+    MIXP_AGREE_BUFFER,          /* number of this rank's bad buffer, plus 1; 0 = none      */
+    MIXP_AGREE_BUFFER_ELEMENT, MIXP_AGREE_BUFFER_NAN,
     MIXP_AGREE_WORDS
 };
 
@@ -1993,6 +2029,10 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
+    if (!s->buffer_found) return;
+    row[MIXP_AGREE_BUFFER] = (double)(mixpi_bad_number(s->buffer_found) + 1);
+    row[MIXP_AGREE_BUFFER_ELEMENT] = (double)mixpi_bad_element(s->buffer_found);
+    row[MIXP_AGREE_BUFFER_NAN] = (double)mixpi_bad_is_nan(s->buffer_found);
 }
 
 /* Completes the row where sums are scattered: this rank has looked only at its part of the sums. */
@@ -2054,6 +2094,15 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     a->bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_NAN]);
 }
 
+/* Records rank r's bad buffer, if r is the lowest rank with one. */
+MIXPREC_HD void mixpi_agree_buffer(const double *row, int r, mixp_agreement *a) {
+    if (a->buffer_rank || !(row[MIXP_AGREE_BUFFER] > 0.0)) return;
+    a->buffer_rank = r + 1;
+    a->buffer = mixpi_bad_word(mixpi_whole_of(row[MIXP_AGREE_BUFFER]) - 1,
+                               mixpi_whole_of(row[MIXP_AGREE_BUFFER_ELEMENT]),
+                               row[MIXP_AGREE_BUFFER_NAN] > 0.0);
+}
+
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
                                 mixp_scaler_state *scaler) {
@@ -2073,6 +2122,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         loss += row[MIXP_AGREE_LOSS];
         if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
+        mixpi_agree_buffer(row, r, &s->agreed);
     }
 
     s->agreed.ranks = size;
@@ -3632,6 +3682,60 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
+/* Finds what a step has made Inf or NaN in its buffers: elements of `now` that are Inf or NaN and
+ * were finite in `before`. *found becomes the mixpi_bad_word of the first of them, in the order of
+ * parts, if that is larger than *found. The arrays are aligned to 8 bytes. f32, f64, f16, bf16. All
+ * pointers: device memory. */
+typedef struct mixp_check_part {
+    const void *now, *before;
+    int64_t     count, number;      /* number: of the buffer, ascending                    */
+    mixp_dtype  dtype;
+} mixp_check_part;
+
+typedef struct mixp_check_buffers_args {
+    int             n_parts;
+    uint64_t       *found;
+    mixp_check_part parts[MIXP_RESTORE_PARTS];
+} mixp_check_buffers_args;
+
+/* The numbers of a dtype in a word of 8 bytes. */
+typedef struct mixpi_lanes {
+    uint64_t exponent;          /* the exponents' bits                                     */
+    uint64_t unit;              /* each exponent's lowest bit                              */
+    uint64_t sign;              /* the signs                                               */
+    int      bits;              /* of one number                                           */
+} mixpi_lanes;
+
+MIXPREC_HD mixpi_lanes mixpi_lanes_of(mixp_dtype dtype) {
+    const int wide = dtype == MIXP_F64, single = dtype == MIXP_F32, half = dtype == MIXP_F16;
+    const uint64_t every = wide ? 1u : single ? 0x100000001u : 0x1000100010001u;
+    mixpi_lanes l;
+    l.bits = wide ? 64 : single ? 32 : 16;
+    l.sign = every << (l.bits - 1);
+    l.unit = every << (wide ? 52 : single ? 23 : half ? 10 : 7);
+    l.exponent = l.sign - l.unit;
+    return l;
+}
+
+/* The signs' places of the numbers of `word` that are Inf or NaN: there, exponent plus unit carries
+ * into the sign. The other bits are undefined. */
+MIXPREC_HD uint64_t mixpi_lanes_carry(const mixpi_lanes *l, uint64_t word)
+{ return (word & l->exponent) + l->unit; }
+
+/* The mixpi_bad_word of the first number of word number i that is bad now and was not before; 0 if
+ * there is none. */
+MIXPREC_HD uint64_t mixpi_lanes_bad(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
+                                    uint64_t now, uint64_t before) {
+    const uint64_t bad =
+        mixpi_lanes_carry(l, now) & ~mixpi_lanes_carry(l, before) & l->sign;
+    const int in_word = 64 / l->bits;
+    int at = 0;
+    if (!bad) return 0;
+    while (!(bad >> (at * l->bits) & (l->sign & (0 - l->sign)))) at++;
+    now = now << (64 - l->bits * (at + 1)) << 1 >> 1 >> (64 - l->bits);
+    return mixpi_bad_word(p->number, i * in_word + at, now > l->exponent >> (64 - l->bits));
+}
+
 /* The most backoffs by which the guard lowers a scale below the rule's own backoff. It stops at a
  * scale of 2: at 1 and below, the gradient's site falls back instead. */
 enum { MIXPI_MOST_BACKOFFS = 16 };
@@ -3673,14 +3777,14 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
- * loss. So up to `forgives` skips in a row with a non-finite loss leave the scale as it is; the
+ * loss or buffer. So up to `forgives` skips in a row with one leave the scale as it is; the
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
  * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
  * gradients (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {
-    const int bad = s->found_inf, forward = s->loss_bad;
+    const int bad = s->found_inf, forward = s->loss_bad || s->buffer_bad;
     const float before = s->scale;
     if (!bad || s->forgiven_at != falls) s->forgiven = 0;
     s->forgiven_at = falls;
@@ -3965,6 +4069,8 @@ typedef struct mixp_kernels {
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
     /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
+    /* NULL: a step may make its buffers Inf or NaN. */
+    mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -4413,9 +4519,20 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *         mixp_scaler_update(scaler);           skipped: the batch does not count
  *     } while (mixp_retry(scaler, 3));
  *
- * A step with a finite loss and finite gradients is applied, and an Inf that it wrote into a buffer
- * stays. This happens if only a bounded function, such as tanh, reads the state in that step: keep
- * the operators that make the state in f32 with mixp_guard_pin.
+ * INF AND NAN. A step that makes an element of a buffer Inf or NaN has overflowed, even if its loss
+ * and its gradients are finite, as where only tanh reads the state. The device skips the step and
+ * restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. To a
+ * guard this is an overflow in the forward pass: it leaves the loss scale, and the site that
+ * overflowed falls back to f32. Without a guard the skip lowers the scale, as a loss of Inf does.
+ * Without a scaler, or with a disabled one, the step is applied, with a warning and the same
+ * fields in the verdict. mixp_retry_loss repeats an evaluation that does this.
+ *
+ * An element that was Inf or NaN before the window may stay so or change to the other: a mask, or a
+ * running maximum that begins at -Inf. Your program means what it writes with mixp_write, mixp_fill
+ * or mixp_init_...: these writes are not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max
+ * or your own code writes the buffer in the same window. Integers are not checked, nor are writes
+ * after mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer:
+ * use an activation, or a frozen parameter.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
@@ -4430,16 +4547,19 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
- * buffer first. An evaluation between two micro-batches belongs to their window. A step that an
- * error ends belongs to the window of the next step: its writes stay, unless the update skips.
- * Loading a file ends a window.
+ * buffer first. An evaluation between two micro-batches belongs to their window. Loading a file
+ * ends a window. If a call fails in a step, and no update ends that step, the next mixp_step_begin
+ * or mixp_eval_begin undoes the step's writes, except into buffers that a micro-batch before it in
+ * the window wrote first. A step that is left without an error and without an update belongs to
+ * the window of the next step.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched,
- * and the buffers keep what the step wrote, as after each error. A write outside a window or
- * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched.
+ * If a buffer of any rank becomes Inf or NaN, all ranks skip, and their verdicts name that rank. A
+ * write outside a window or after the update (a teacher) is not sent: all ranks must write the same
+ * bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */
@@ -6325,7 +6445,8 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
  * at most once before each step. MIXP_ERR_ORDER: called twice, or no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless its gradients are non-finite. Without an earlier mixp_scaler_unscale it also
+/* Steps opt unless its gradients are non-finite, or the step has made an element of a buffer
+ * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also
  * unscales, without writing the gradients. Gradients that you changed after unscaling are checked
  * again. A skipped step returns MIXP_OK: see mixp_scaler_verdict.
  *
@@ -6381,7 +6502,9 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_NON_FINITE,       /* a gradient is Inf or NaN                             */
     MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
     MIXP_SKIP_SPIKE_LOSS,
-    MIXP_SKIP_STOPPED           /* an index was out of range on a device; see the error's message */
+    MIXP_SKIP_STOPPED,          /* an index was out of range on a device; see the error's message */
+    MIXP_SKIP_BUFFER            /* all gradients are finite, but the step made an element of a
+                                   buffer Inf or NaN: see BUFFERS                       */
 } mixp_skip_reason;
 
 /* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */
@@ -6395,8 +6518,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
                                    the program computed before and reads again, such as a cache of
                                    keys and values, unless it is a buffer               */
-    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
-                                   the site */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
+                                   so; a guard would find the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
                                    of -Inf over a whole row */
     MIXP_ORIGIN_COUNT
@@ -6415,13 +6538,14 @@ typedef struct mixp_verdict {
                                    they are; NaN if not computed (no scaler, no max_norm)  */
     float        largest, clip; /* largest finite |gradient|; clip coefficient applied     */
     double       lr;            /* learning rate used for group 0                          */
-    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; NULL = none */
+    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if there is none,
+                                   the first buffer that the step made Inf or NaN; NULL = none */
     int64_t      bad_element;   /* its first bad element; an overflow nearer the loss often arrives
                                    here as NaN                                             */
     int          bad_is_nan;    /* 1 = NaN, 0 = Inf                                        */
-    int          bad_rank;      /* rank of the bad gradient; bad_tensor is then the one nearest the
-                                   loss on that rank. -1 = no bad gradient, or only the sum over the
-                                   ranks is bad */
+    int          bad_rank;      /* rank of the bad gradient or buffer. Of a gradient, bad_tensor is
+                                   then the one nearest the loss on that rank. -1 = no bad gradient
+                                   or buffer, or only the sum over the ranks is bad       */
     mixp_skip_reason reason;
     double       spike_z;       /* distance of the loss or the norm above its mean, in sd: the
                                    larger of the two */
@@ -6935,11 +7059,12 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
 /* For an evaluation: do { mixp_step_begin(ctx); MIXP_NO_GRAD(ctx) ... loss ... } while
  * (mixp_retry_loss(ctx, loss));
  *
- * Returns 1 if the loss is not finite and a guard is on: the next step is sampled and stores f32 at
- * all sites. The evaluation is thus repeated in f32, and sites that leave their range fall back
- * (with ranks they store f32 in that step but do not fall back). Returns 0 if the loss is finite,
- * no guard is on, or the evaluation was already repeated. loss: one element, from this step. Waits
- * for the device. */
+ * Returns 1 if a guard is on, and the loss is not finite or the evaluation has made an element of a
+ * buffer Inf or NaN (see BUFFERS): the next step is sampled and stores f32 at all sites. The
+ * evaluation is thus repeated in f32, and sites that leave their range fall back (with ranks they
+ * store f32 in that step but do not fall back). Returns 0 if loss and buffers are finite, no guard
+ * is on, or the evaluation was already repeated. loss: one element, from this step. Waits for the
+ * device. */
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
 
 /* --- observers ------------------------------------------------------------------------------- *
@@ -9070,6 +9195,7 @@ static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_b
 
 /* --- looks --- */
 
+#define MIXPI_CHECK_WORDS 128 /* words of 8 bytes in a block of check_buffers */
 #define MIXPI_LOOK_LANES 16
 #define MIXPI_EXPONENTS  MIXP_EXPONENTS
 
@@ -17015,6 +17141,62 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 
 MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 
+/* --- buffers that became Inf or NaN --- */
+
+/* Is any number of the block Inf or NaN? */
+MIXPI_K int MIXPI_P(check_any)(const mixpi_lanes *l, const char *now) {
+    const uint64_t exponent = l->exponent, unit = l->unit;
+    uint64_t any[8], word[8], all = 0;
+    int i, j;
+    memset(any, 0, sizeof any);
+    for (i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
+        memcpy(word, now + 8 * i, sizeof word);
+        for (j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
+    }
+    for (j = 0; j < 8; j++) all |= any[j];
+    return (all & l->sign) != 0;
+}
+
+/* Looks at `bytes` bytes, at most 8 for each word from number i on. */
+MIXPI_K uint64_t MIXPI_P(check_words)(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
+                                      int64_t bytes) {
+    const char *now = (const char *)p->now + 8 * i, *before = (const char *)p->before + 8 * i;
+    uint64_t found = 0;
+    for (; bytes > 0 && !found; i++, bytes -= 8, now += 8, before += 8) {
+        uint64_t is = 0, was = 0;
+        if (bytes >= 8) {
+            memcpy(&is, now, 8);
+            memcpy(&was, before, 8);
+        } else {
+            memcpy(&is, now, (size_t)bytes);
+            memcpy(&was, before, (size_t)bytes);
+        }
+        found = mixpi_lanes_bad(p, l, i, is, was);
+    }
+    return found;
+}
+
+/* Reads what was there before only in blocks where a number is bad now. */
+MIXPI_K uint64_t MIXPI_P(check_part)(const mixp_check_part *p) {
+    const mixpi_lanes l = mixpi_lanes_of(p->dtype);
+    const int64_t bytes = p->count * l.bits / 8, block = 8 * MIXPI_CHECK_WORDS;
+    uint64_t found = 0;
+    for (int64_t at = 0; at < bytes && !found; at += block) {
+        const int64_t n = mixpi_min(block, bytes - at);
+        if (n == block && !MIXPI_P(check_any)(&l, (const char *)p->now + at)) continue;
+        found = MIXPI_P(check_words)(p, &l, at / 8, n);
+    }
+    return found;
+}
+
+MIXPI_K mixp_result MIXPI_P(check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k) {
+    uint64_t found = 0;
+    (void)x;
+    for (int i = 0; i < k->n_parts && !found; i++) found = MIXPI_P(check_part)(&k->parts[i]);
+    if (found > *k->found) *k->found = found;
+    return MIXP_OK;
+}
+
 #if !MIXPI_BORROWS
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
@@ -17611,7 +17793,7 @@ MIXPI_SMALL_END
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_CODER(quantise), MIXPI_CODER(hadamard), NULL,\
-    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore                                    \
+    NULL, MIXPI_CODER(recode), NULL, mixpi_cpu_restore, MIXPI_P(check_buffers)            \
 }
 MIXPI_LINKED const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -18239,6 +18421,7 @@ typedef struct mixpi_backup {
                                    until a step writes the buffer                          */
     uint64_t     window;        /* the window whose first write filled data; 0 = none      */
     uint64_t     kept_in;       /* generation of that write                                */
+    uint64_t     computed;      /* the newest window that wrote computed values; 0 = none  */
     mixp_buffer_ranks ranks;
 } mixpi_backup;
 
@@ -18249,6 +18432,7 @@ typedef struct mixpi_buffers {
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
+    uint64_t failures;          /* errors.failures when the newest step began              */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */
@@ -19638,6 +19822,7 @@ static void mixpi_window_new(mixp_context *ctx, int state) {
 /* A step or an evaluation begins. Steps without an update between them share a window, as the
  * micro-batches of one update do. An evaluation between such steps belongs to their window. */
 static void mixpi_window_begin(mixp_context *ctx) {
+    ctx->buffers.failures = ctx->errors.failures;
     if (ctx->buffers.state == MIXPI_IN_STEP) return;
     mixpi_window_new(ctx, ctx->evaluates ? MIXPI_IN_EVALUATION : MIXPI_IN_STEP);
 }
@@ -19703,6 +19888,52 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     return MIXP_OK;
 }
 
+/* Like mixpi_write_begin, for a write of computed values: the step checks them. The program means
+ * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
+static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
+    mixpi_backup *b = mixpi_backup_of(t);
+    const mixp_result r = mixpi_write_begin(t, who);
+    if (r == MIXP_OK && b) b->computed = t->ctx->buffers.window;
+    return r;
+}
+
+/* --- checking ------------------------------------------------------------------------------- */
+
+static mixp_result mixpi_check_run(mixp_context *ctx, mixp_check_buffers_args *k) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    mixp_result r = MIXP_OK;
+    if (k->n_parts && kernels->check_buffers)
+        r = mixpi_note_failure(ctx, "check_buffers", kernels->check_buffers(&ctx->exec, k));
+    k->n_parts = 0;
+    return r;
+}
+
+/* Finds the first element, of the buffers computed since the step began, that was finite before
+ * and is Inf or NaN now. found: device memory, raised to its mixpi_bad_word. only: 0, or the
+ * generation whose writes are checked. */
+static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint64_t only) {
+    mixp_check_buffers_args k;
+    mixp_result r = MIXP_OK;
+    if (!ctx->buffers.all.count) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.found = found;
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        const mixp_tensor *t = b->buffer;
+        mixp_check_part *part = &k.parts[k.n_parts];
+        if (!mixpi_backup_is_valid(b) || b->computed < ctx->buffers.first) continue;
+        if (!mixpi_is_real(t->dtype) && t->dtype != MIXP_F64) continue;
+        if (only && b->kept_in != only) continue;
+        part->now = t->data;
+        part->before = b->data;
+        part->count = t->count;
+        part->number = i;
+        part->dtype = t->dtype;
+        if (++k.n_parts == MIXP_RESTORE_PARTS) r = mixpi_check_run(ctx, &k);
+    }
+    return r == MIXP_OK ? mixpi_check_run(ctx, &k) : r;
+}
+
 /* --- restoring ------------------------------------------------------------------------------ */
 
 /* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
@@ -19742,6 +19973,27 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
         if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
+}
+
+/* Puts back the buffers whose first write in their window was in the current step or evaluation. */
+static mixp_result mixpi_backups_rewind(mixp_context *ctx, const char *who) {
+    mixp_result r = MIXP_OK;
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        mixpi_backup *b = mixpi_backup_at(ctx, i);
+        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
+        mixpi_note_write(b->buffer, who);
+        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
+        b->window = 0; /* the next write keeps the bytes again */
+    }
+    return r;
+}
+
+/* Before a step or an evaluation begins: if a call of the step before has failed, and no update
+ * has ended that step, undoes its writes. */
+static mixp_result mixpi_window_recover(mixp_context *ctx) {
+    const int failed = ctx->errors.failures != ctx->buffers.failures;
+    if (!failed || ctx->buffers.state != MIXPI_IN_STEP) return MIXP_OK;
+    return mixpi_backups_rewind(ctx, "a failed step");
 }
 /* --- context --------------------------------------------------------------------------- */
 
@@ -20307,7 +20559,7 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    const mixpi_backup *b;
+    mixpi_backup *b;
     if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
     b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
@@ -20315,6 +20567,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
                    "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
                    "cannot restore it: call mixp_buffer_save before the write",
                    b->buffer->name);
+    if (b) b->computed = t->ctx->buffers.window;
     mixpi_note_write(t, "mixp_tensor_touch");
 }
 
@@ -20393,7 +20646,7 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    r = mixpi_write_begin(to, "mixp_copy");
+    r = mixpi_write_computed(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }
@@ -20768,7 +21021,9 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
 MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
     mixp_result r;
     mixpi_backup *b = mixpi_need_buffer(buffer, "mixp_buffer_save", &r);
-    return b ? mixpi_backup_keep(b) : r;
+    if (b) r = mixpi_backup_keep(b);
+    if (b && r == MIXP_OK) b->computed = buffer->ctx->buffers.window;
+    return r;
 }
 
 MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i) {
@@ -22785,6 +23040,7 @@ static void mixpi_recover(mixp_context *ctx) {
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
+    const mixp_result buffers = mixpi_window_recover(ctx);
     const mixp_result regions = mixpi_regions_check(ctx);
     const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
 
@@ -22801,6 +23057,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->generation++;
     mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
+    if (buffers != MIXP_OK) return buffers;
     return regions != MIXP_OK ? regions : watched;
 }
 
@@ -30282,7 +30539,7 @@ static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
     state->scale = scale;
     state->ahead = 0.0f;
     state->found_inf = 0;
-    state->loss_bad = 0;
+    state->loss_bad = state->buffer_bad = 0;
 }
 
 /* Replaces the state. Its scale counts as new, as after an update. */
@@ -32724,6 +32981,34 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
     return r;
 }
 
+/* Before the decision of a step: finds what the window made Inf or NaN. */
+static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
+    return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
+}
+
+/* The buffer of a mixpi_bad_word; NULL: there is none. */
+static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
+    return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
+}
+
+/* After a step without a scaler, which nothing skips: warns of a buffer that became Inf or NaN. */
+static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
+    mixp_step_state s;
+    const mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    const mixp_tensor *t = r == MIXP_OK ? mixpi_bad_buffer(opt->ctx, s.bad_buffer) : NULL;
+    char on_rank[32] = "";
+    if (!t) return r;
+    if (s.agreed.ranks)
+        snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
+    mixpi_warn(opt->ctx,
+               "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
+               "'%.60s'%s, and without a scaler no step is skipped: use a scaler, of "
+               "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
+               (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
+               (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
+    return MIXP_OK;
+}
+
 /* The update of an optimizer without a scaler. */
 static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
@@ -32734,6 +33019,7 @@ static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_result r = mixpi_crew_share_buffers(ctx);
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
+    if (r == MIXP_OK) r = mixpi_buffers_warn(opt);
     mixpi_window_end(ctx);
     return r;
 }
@@ -32934,6 +33220,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* The device decides, after a look if the decision needs one; the update, the averages and the
      * counts follow its decision. */
+    r = mixpi_buffers_check(opt);
+    if (r != MIXP_OK) return r;
     if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
     else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
@@ -33141,7 +33429,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
+        "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
+        "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number"
     };
@@ -33153,7 +33442,19 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
     if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
-    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+    if (s->spike.of) return MIXP_SKIP_SPIKE_NORM;
+    return s->bad_buffer && !s->stats.found_inf ? MIXP_SKIP_BUFFER : MIXP_SKIP_NON_FINITE;
+}
+
+/* Names the buffer that became Inf or NaN, if all gradients are finite. */
+static void mixpi_verdict_buffer(const mixp_optimizer *opt, const mixp_step_state *s,
+                                 mixp_verdict *v) {
+    const mixp_tensor *t = mixpi_bad_buffer(opt->ctx, s->bad_buffer);
+    if (!t) return;
+    v->bad_tensor = t->name;
+    v->bad_element = mixpi_bad_element(s->bad_buffer);
+    v->bad_is_nan = mixpi_bad_is_nan(s->bad_buffer);
+    if (s->agreed.ranks) v->bad_rank = (int)s->agreed.buffer_rank - 1;
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
@@ -33182,12 +33483,16 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.loss_bad = s.loss_bad != 0;
     const int is_watched = (mixpi_watched(opt->ctx) & MIXPI_WATCHED) != 0;
     if (s.skip && is_watched) opt->ctx->watcher->origin(opt->ctx, &v);
-    else if (s.skip && v.loss_bad) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.reason = mixpi_skip_reason(&s);
+    const int is_forward = v.loss_bad || v.reason == MIXP_SKIP_BUFFER;
+    if (s.skip && !is_watched && is_forward) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf) return v;
+    if (!s.stats.found_inf) {
+        mixpi_verdict_buffer(opt, &s, &v);
+        return v;
+    }
 
     /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
@@ -33219,14 +33524,16 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
+    const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
-        "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
-        "learning rate",
+        "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
-        bad.loss_bad ? "The loss itself is not finite. " : "", bad.bad_is_nan ? "NaN" : "Inf",
+        bad.loss_bad ? "The loss itself is not finite. " : "",
+        is_buffer ? "All gradients are finite. First bad element:" : "First bad gradient:",
+        bad.bad_is_nan ? "NaN" : "Inf", is_buffer ? "the buffer " : "",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element, on_rank);
 }
 
@@ -35904,6 +36211,7 @@ static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     s->retried = s->epoch + s->ctx->capture.replays;
     s->ctx->capture.replayed = 0;
     if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->found_inf, &none, sizeof none);
+    if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->buffer_bad, &none, sizeof none);
     if (load != MIXP_OK) return load;
     return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }
@@ -36631,6 +36939,7 @@ struct mixpi_watch {
     int         n_pins;
     int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
     int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
+    int         overflowed;     /* first site that overflowed since the update; 0 = none      */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
     int32_t     posted_bits;    /* bits of the optimizers of the posted update */
@@ -38058,7 +38367,7 @@ typedef struct mixpi_skip_words {
 
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
-        { "a gradient was not finite", NULL,
+        { "a gradient or a buffer was not finite", NULL,
           "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
           "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
@@ -38070,7 +38379,8 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "a weight or a buffer of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
-        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
+        { "the loss is not finite, or a buffer became so", NULL,
+          "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
           "Leave a score of each row unmasked, or mask with a finite number" }
     };
@@ -38739,12 +39049,24 @@ static void mixpi_settle_operands(mixp_context *ctx, int number) {
     }
 }
 
+/* The first site, in the order of the step, that made non-finite values from finite ones, or 0. */
+static int mixpi_first_overflow(const mixpi_watch *w) {
+    int first = 0;
+    for (int n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_number(w, n);
+        if (!(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
+        if (!first || site->place < mixpi_site_number(w, first)->place) first = n;
+    }
+    return first;
+}
+
 /* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
 static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
     mixpi_watch *w = ctx->watch;
     int n, known = w->n_sites;
     w->settled = 1;
     w->settling_bad = mixpi_began_forward(origin);
+    if (!w->overflowed) w->overflowed = mixpi_first_overflow(w);
     w->inspect_all |= w->settling_bad;
 
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
@@ -38916,11 +39238,16 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     const float scale = state->past[0] > 0.0f ? state->past[0] : state->scale;
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
+    /* Loss and gradients were finite, but a site overflowed: its values have reached a buffer. */
+    if (state->skipped && !w->origin && w->overflowed) {
+        w->origin = MIXP_ORIGIN_FORWARD;
+        w->origin_site = w->overflowed;
+    }
     if (state->skipped && w->looked && w->whole && !w->origin && scale < 1.0f)
         w->origin = MIXP_ORIGIN_UNSCALE;
     const int forward = state->skipped && mixpi_began_forward((mixp_origin)w->origin);
 
-    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
+    w->found = w->found_site = w->overflowed = w->looked = w->acted = w->probed = 0;
     int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
 
     /* An applied update needs no more samples than usual. */
@@ -39350,16 +39677,13 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     return 1;
 }
 
-/* An evaluation that is repeated starts from the buffers that it met. */
-static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
-    mixp_result r = MIXP_OK;
-    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
-        const mixpi_backup *b = mixpi_backup_at(ctx, i);
-        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_note_write(b->buffer, "mixp_retry_loss");
-        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
-    }
-    return r;
+/* Has this evaluation made an element of a buffer Inf or NaN? Waits for the device. */
+static int mixpi_evaluation_is_bad(mixp_context *ctx) {
+    uint64_t found = 0, *at = (uint64_t *)mixpi_context_scratch(ctx, sizeof found);
+    mixp_result r = at ? mixpi_device_zero(ctx, at, sizeof *at) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_backups_check(ctx, at, ctx->generation);
+    if (r == MIXP_OK) r = mixpi_download(ctx, &found, at, sizeof found);
+    return r == MIXP_OK && found;
 }
 
 /* Repeats an evaluation once. Without a guard a repetition would change nothing. */
@@ -39369,8 +39693,9 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     double value = 0.0;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
     int again = !w->repeated && mixpi_check_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
-    if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
+                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
+                (!mixpi_f64_is_finite(value) || mixpi_evaluation_is_bad(ctx));
+    if (again && mixpi_backups_rewind(ctx, "mixp_retry_loss") != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
 }
@@ -39606,7 +39931,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
     w->looked = w->whole = w->settled = w->probed = 0;
     w->walked = w->unseen = 0;
-    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->found = w->found_site = w->overflowed = w->origin = w->origin_site = 0;
     w->met = 0;
     w->event_step = w->updated_step = 0;
     w->first_event = w->n_events;
@@ -39864,7 +40189,7 @@ static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_sum"));
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -39872,7 +40197,7 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
-    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_begin(t, "mixp_ranks_max"));
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max"));
     if (r != MIXP_OK) return r;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);

@@ -6524,6 +6524,36 @@ __global__ void restore_parts(const __grid_constant__ mixp_restore_args k) {
     }
 }
 
+/* A word of 8 bytes of an array that has only `bytes` more. */
+__device__ inline uint64_t check_word(const char *p, int64_t bytes) {
+    uint64_t word = 0;
+    if (bytes >= 8) return *reinterpret_cast<const uint64_t *>(p);
+    for (int64_t i = 0; i < bytes; i++) word |= (uint64_t)(uint8_t)p[i] << (8 * i);
+    return word;
+}
+
+/* Finds what a step has made Inf or NaN in its buffers. Threads take the words of 8 bytes in turn,
+ * and read what was there before only where a number is bad now. */
+__global__ void check_parts(const __grid_constant__ mixp_check_buffers_args k) {
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    uint64_t found = 0;
+    for (int p = 0; p < k.n_parts && !found; p++) {
+        const mixp_check_part part = k.parts[p];
+        const mixpi_lanes l = mixpi_lanes_of(part.dtype);
+        const char *now = static_cast<const char *>(part.now);
+        const char *before = static_cast<const char *>(part.before);
+        const int64_t bytes = part.count * l.bits / 8;
+        for (int64_t i = first; 8 * i < bytes && !found; i += step) {
+            const uint64_t is = check_word(now + 8 * i, bytes - 8 * i);
+            if (!(mixpi_lanes_carry(&l, is) & l.sign)) continue;
+            found = mixpi_lanes_bad(&part, &l, i, is, check_word(before + 8 * i, bytes - 8 * i));
+        }
+    }
+    if (found)
+        atomicMax(reinterpret_cast<unsigned long long *>(k.found), (unsigned long long)found);
+}
+
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
 __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
                             const int32_t *stop) {
@@ -7233,6 +7263,21 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
     const int64_t blocks = ceil_div((int64_t)most, 16 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
     return k.report("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
+}
+
+static mixp_result mixpi_cuda_check_buffers(const mixp_exec *x,
+                                            const mixp_check_buffers_args *args) {
+    Kernel k(x);
+    if (!k.state) return MIXP_ERR_ORDER;
+
+    /* A thread takes four words of the largest part. */
+    int64_t most = 0;
+    for (int i = 0; i < args->n_parts; i++)
+        most = args->parts[i].count > most ? args->parts[i].count : most;
+    const int64_t blocks = ceil_div(most, 8 * look_threads);
+    const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
+    return k.report("check_buffers",
+                    MIXPI_LAUNCH(check_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -10754,7 +10799,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_lose,
                                     mixpi_cuda_recode,
                                     mixpi_cuda_gemm_narrow,
-                                    mixpi_cuda_restore };
+                                    mixpi_cuda_restore,
+                                    mixpi_cuda_check_buffers };
 
 /* The epilogues of a context whose description names none, from a capability on. One measurement
  * decides a row (tests/cuda/gpu.sh, bench_cuda): flags that make GPT-2's step faster there. On an

@@ -173,6 +173,8 @@ typedef struct mixp_scaler_state {
     int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
     float   ahead;              /* under a guard: the scale after the newest overflow by the rule
                                    without a guard; 0 = a clean step has set the scale     */
+    int32_t buffer_bad;         /* 1: since the last update, a step was skipped for a buffer:
+                                   see mixp_step_state.bad_buffer                          */
 } mixp_scaler_state;
 
 /* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
@@ -295,7 +297,7 @@ MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule
     s->updates++;
     s->found_inf = 0;
     if (!r->fixed) mixpi_scaler_remember(s);
-    s->loss_bad = 0;
+    s->loss_bad = s->buffer_bad = 0;
     s->skipped = found_inf != 0;
     if (found_inf) mixpi_scaler_overflow(s, r);
     else           mixpi_scaler_clean(s, r);
@@ -307,7 +309,7 @@ MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rul
     s->updates++;
     s->skips++;
     s->found_inf = 0;
-    s->loss_bad = 0;
+    s->loss_bad = s->buffer_bad = 0;
     s->skipped = 1;
     if (!r->fixed) mixpi_scaler_remember(s);
 }
@@ -441,6 +443,8 @@ typedef struct mixp_agreement {
     float   loss;               /* mean over the ranks, where loss spikes are detected     */
     int32_t part_rank;          /* scattered sums: the rank with the first Inf or NaN, plus
                                    1; stats.bad_element counts from that rank's piece on */
+    int32_t buffer_rank;        /* the lowest rank with a bad buffer, plus 1; 0 = none     */
+    uint64_t buffer;            /* that rank's: see mixp_step_state.bad_buffer             */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -457,8 +461,26 @@ typedef struct mixp_step_state {
     int64_t steps, applied, skipped;
     mixp_agreement agreed;      /* what all ranks found, where there are several           */
     mixp_spike_state spike;
+    uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
+    uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
+                                   newest step: a mixpi_bad_word; 0 = none                 */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
+
+/* A buffer's number, an element, and whether the element is NaN, as one word. A larger word is
+ * earlier. Never 0. */
+MIXPREC_HD uint64_t mixpi_bad_word(int64_t buffer, int64_t element, int is_nan) {
+    const uint64_t most = ((uint64_t)1 << 22) - 1u, last = ((uint64_t)1 << 40) - 1u;
+    const uint64_t number = (uint64_t)buffer < most ? (uint64_t)buffer : most;
+    return ((uint64_t)1 << 63) - (number << 41 | ((uint64_t)element & last) << 1 | (is_nan != 0));
+}
+MIXPREC_HD uint64_t mixpi_bad_place(uint64_t word) { return ((uint64_t)1 << 63) - word; }
+MIXPREC_HD int64_t mixpi_bad_number(uint64_t word)
+{ return (int64_t)(mixpi_bad_place(word) >> 41); }
+MIXPREC_HD int64_t mixpi_bad_element(uint64_t word) {
+    return (int64_t)(mixpi_bad_place(word) >> 1 & (((uint64_t)1 << 40) - 1u));
+}
+MIXPREC_HD int mixpi_bad_is_nan(uint64_t word) { return (int)(mixpi_bad_place(word) & 1u); }
 
 /* a + b; *lost becomes the rounding error (Knuth). */
 MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
@@ -998,6 +1020,17 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
+/* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
+ * scale cures it: to a guard it is an overflow in the forward pass. */
+MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    s->bad_buffer = s->agreed.ranks ? s->agreed.buffer : s->buffer_found;
+    s->buffer_found = 0;
+    if (!plan->check || !s->bad_buffer) return 0;
+    if (scaler && !s->stopped) scaler->found_inf = scaler->buffer_bad = 1;
+    return 1;
+}
+
 /* All scalar work of one step, except the scalars of the groups' updates. Returns 1 if the step is
  * applied. */
 MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
@@ -1010,6 +1043,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (plan->look_only) return 0;
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
+    bad |= mixpi_step_buffers(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -1055,6 +1089,8 @@ enum {
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* where, and whether NaN      */
     MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
                                 /* the first Inf or NaN in this rank's part of the sums */
+    MIXP_AGREE_BUFFER,          /* number of this rank's bad buffer, plus 1; 0 = none      */
+    MIXP_AGREE_BUFFER_ELEMENT, MIXP_AGREE_BUFFER_NAN,
     MIXP_AGREE_WORDS
 };
 
@@ -1106,6 +1142,10 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
     row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
+    if (!s->buffer_found) return;
+    row[MIXP_AGREE_BUFFER] = (double)(mixpi_bad_number(s->buffer_found) + 1);
+    row[MIXP_AGREE_BUFFER_ELEMENT] = (double)mixpi_bad_element(s->buffer_found);
+    row[MIXP_AGREE_BUFFER_NAN] = (double)mixpi_bad_is_nan(s->buffer_found);
 }
 
 /* Completes the row where sums are scattered: this rank has looked only at its part of the sums. */
@@ -1167,6 +1207,15 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
     a->bad_is_nan = (int32_t)mixpi_whole_of(row[MIXP_AGREE_NAN]);
 }
 
+/* Records rank r's bad buffer, if r is the lowest rank with one. */
+MIXPREC_HD void mixpi_agree_buffer(const double *row, int r, mixp_agreement *a) {
+    if (a->buffer_rank || !(row[MIXP_AGREE_BUFFER] > 0.0)) return;
+    a->buffer_rank = r + 1;
+    a->buffer = mixpi_bad_word(mixpi_whole_of(row[MIXP_AGREE_BUFFER]) - 1,
+                               mixpi_whole_of(row[MIXP_AGREE_BUFFER_ELEMENT]),
+                               row[MIXP_AGREE_BUFFER_NAN] > 0.0);
+}
+
 /* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
                                 mixp_scaler_state *scaler) {
@@ -1186,6 +1235,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         loss += row[MIXP_AGREE_LOSS];
         if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
+        mixpi_agree_buffer(row, r, &s->agreed);
     }
 
     s->agreed.ranks = size;

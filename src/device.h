@@ -271,6 +271,60 @@ typedef struct mixp_restore_args {
     mixp_restore_part parts[MIXP_RESTORE_PARTS];
 } mixp_restore_args;
 
+/* Finds what a step has made Inf or NaN in its buffers: elements of `now` that are Inf or NaN and
+ * were finite in `before`. *found becomes the mixpi_bad_word of the first of them, in the order of
+ * parts, if that is larger than *found. The arrays are aligned to 8 bytes. f32, f64, f16, bf16. All
+ * pointers: device memory. */
+typedef struct mixp_check_part {
+    const void *now, *before;
+    int64_t     count, number;      /* number: of the buffer, ascending                    */
+    mixp_dtype  dtype;
+} mixp_check_part;
+
+typedef struct mixp_check_buffers_args {
+    int             n_parts;
+    uint64_t       *found;
+    mixp_check_part parts[MIXP_RESTORE_PARTS];
+} mixp_check_buffers_args;
+
+/* The numbers of a dtype in a word of 8 bytes. */
+typedef struct mixpi_lanes {
+    uint64_t exponent;          /* the exponents' bits                                     */
+    uint64_t unit;              /* each exponent's lowest bit                              */
+    uint64_t sign;              /* the signs                                               */
+    int      bits;              /* of one number                                           */
+} mixpi_lanes;
+
+MIXPREC_HD mixpi_lanes mixpi_lanes_of(mixp_dtype dtype) {
+    const int wide = dtype == MIXP_F64, single = dtype == MIXP_F32, half = dtype == MIXP_F16;
+    const uint64_t every = wide ? 1u : single ? 0x100000001u : 0x1000100010001u;
+    mixpi_lanes l;
+    l.bits = wide ? 64 : single ? 32 : 16;
+    l.sign = every << (l.bits - 1);
+    l.unit = every << (wide ? 52 : single ? 23 : half ? 10 : 7);
+    l.exponent = l.sign - l.unit;
+    return l;
+}
+
+/* The signs' places of the numbers of `word` that are Inf or NaN: there, exponent plus unit carries
+ * into the sign. The other bits are undefined. */
+MIXPREC_HD uint64_t mixpi_lanes_carry(const mixpi_lanes *l, uint64_t word)
+{ return (word & l->exponent) + l->unit; }
+
+/* The mixpi_bad_word of the first number of word number i that is bad now and was not before; 0 if
+ * there is none. */
+MIXPREC_HD uint64_t mixpi_lanes_bad(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
+                                    uint64_t now, uint64_t before) {
+    const uint64_t bad =
+        mixpi_lanes_carry(l, now) & ~mixpi_lanes_carry(l, before) & l->sign;
+    const int in_word = 64 / l->bits;
+    int at = 0;
+    if (!bad) return 0;
+    while (!(bad >> (at * l->bits) & (l->sign & (0 - l->sign)))) at++;
+    now = now << (64 - l->bits * (at + 1)) << 1 >> 1 >> (64 - l->bits);
+    return mixpi_bad_word(p->number, i * in_word + at, now > l->exponent >> (64 - l->bits));
+}
+
 /* The most backoffs by which the guard lowers a scale below the rule's own backoff. It stops at a
  * scale of 2: at 1 and below, the gradient's site falls back instead. */
 enum { MIXPI_MOST_BACKOFFS = 16 };
@@ -312,14 +366,14 @@ MIXPREC_HD void mixpi_scaler_surface(mixp_scaler_state *s, const mixp_scaler_rul
 }
 
 /* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
- * loss. So up to `forgives` skips in a row with a non-finite loss leave the scale as it is; the
+ * loss or buffer. So up to `forgives` skips in a row with one leave the scale as it is; the
  * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
  * finds nothing to fix must not keep a run from ending. Where a guard is on and has seen the
  * gradients (narrow), two skips find the scale to which many backoffs lead. */
 MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
                                             int32_t forgives, int32_t falls,
                                             const mixp_look *narrow) {
-    const int bad = s->found_inf, forward = s->loss_bad;
+    const int bad = s->found_inf, forward = s->loss_bad || s->buffer_bad;
     const float before = s->scale;
     if (!bad || s->forgiven_at != falls) s->forgiven = 0;
     s->forgiven_at = falls;
@@ -604,6 +658,8 @@ typedef struct mixp_kernels {
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
     /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
+    /* NULL: a step may make its buffers Inf or NaN. */
+    mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

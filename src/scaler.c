@@ -227,7 +227,7 @@ static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
     state->scale = scale;
     state->ahead = 0.0f;
     state->found_inf = 0;
-    state->loss_bad = 0;
+    state->loss_bad = state->buffer_bad = 0;
 }
 
 /* Replaces the state. Its scale counts as new, as after an update. */

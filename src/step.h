@@ -40,7 +40,8 @@
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
  * at most once before each step. MIXP_ERR_ORDER: called twice, or no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless its gradients are non-finite. Without an earlier mixp_scaler_unscale it also
+/* Steps opt unless its gradients are non-finite, or the step has made an element of a buffer
+ * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also
  * unscales, without writing the gradients. Gradients that you changed after unscaling are checked
  * again. A skipped step returns MIXP_OK: see mixp_scaler_verdict.
  *
@@ -96,7 +97,9 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_NON_FINITE,       /* a gradient is Inf or NaN                             */
     MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
     MIXP_SKIP_SPIKE_LOSS,
-    MIXP_SKIP_STOPPED           /* an index was out of range on a device; see the error's message */
+    MIXP_SKIP_STOPPED,          /* an index was out of range on a device; see the error's message */
+    MIXP_SKIP_BUFFER            /* all gradients are finite, but the step made an element of a
+                                   buffer Inf or NaN: see BUFFERS                       */
 } mixp_skip_reason;
 
 /* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */
@@ -110,8 +113,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads. So counts what
                                    the program computed before and reads again, such as a cache of
                                    keys and values, unless it is a buffer               */
-    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
-                                   the site */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite, or a buffer became
+                                   so; a guard would find the site */
     MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask
                                    of -Inf over a whole row */
     MIXP_ORIGIN_COUNT
@@ -130,13 +133,14 @@ typedef struct mixp_verdict {
                                    they are; NaN if not computed (no scaler, no max_norm)  */
     float        largest, clip; /* largest finite |gradient|; clip coefficient applied     */
     double       lr;            /* learning rate used for group 0                          */
-    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; NULL = none */
+    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if there is none,
+                                   the first buffer that the step made Inf or NaN; NULL = none */
     int64_t      bad_element;   /* its first bad element; an overflow nearer the loss often arrives
                                    here as NaN                                             */
     int          bad_is_nan;    /* 1 = NaN, 0 = Inf                                        */
-    int          bad_rank;      /* rank of the bad gradient; bad_tensor is then the one nearest the
-                                   loss on that rank. -1 = no bad gradient, or only the sum over the
-                                   ranks is bad */
+    int          bad_rank;      /* rank of the bad gradient or buffer. Of a gradient, bad_tensor is
+                                   then the one nearest the loss on that rank. -1 = no bad gradient
+                                   or buffer, or only the sum over the ranks is bad       */
     mixp_skip_reason reason;
     double       spike_z;       /* distance of the loss or the norm above its mean, in sd: the
                                    larger of the two */

@@ -391,9 +391,20 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  *         mixp_scaler_update(scaler);           skipped: the batch does not count
  *     } while (mixp_retry(scaler, 3));
  *
- * A step with a finite loss and finite gradients is applied, and an Inf that it wrote into a buffer
- * stays. This happens if only a bounded function, such as tanh, reads the state in that step: keep
- * the operators that make the state in f32 with mixp_guard_pin.
+ * INF AND NAN. A step that makes an element of a buffer Inf or NaN has overflowed, even if its loss
+ * and its gradients are finite, as where only tanh reads the state. The device skips the step and
+ * restores the buffers. The verdict has MIXP_SKIP_BUFFER, the buffer's name and the element. To a
+ * guard this is an overflow in the forward pass: it leaves the loss scale, and the site that
+ * overflowed falls back to f32. Without a guard the skip lowers the scale, as a loss of Inf does.
+ * Without a scaler, or with a disabled one, the step is applied, with a warning and the same
+ * fields in the verdict. mixp_retry_loss repeats an evaluation that does this.
+ *
+ * An element that was Inf or NaN before the window may stay so or change to the other: a mask, or a
+ * running maximum that begins at -Inf. Your program means what it writes with mixp_write, mixp_fill
+ * or mixp_init_...: these writes are not checked, unless mixp_copy, mixp_ranks_sum, mixp_ranks_max
+ * or your own code writes the buffer in the same window. Integers are not checked, nor are writes
+ * after mixp_scaler_step. A table that a step computes with new Inf, such as a mask, is no buffer:
+ * use an activation, or a frozen parameter.
  *
  * THE WINDOW. A window begins with mixp_step_begin. It ends with the update: mixp_scaler_update, or
  * mixp_optimizer_step without a scaler. Several steps before one update (micro-batches) are one
@@ -408,16 +419,19 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * mixp_step_begin stays. A program that never calls mixp_step_begin has no windows, and its buffers
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
- * buffer first. An evaluation between two micro-batches belongs to their window. A step that an
- * error ends belongs to the window of the next step: its writes stay, unless the update skips.
- * Loading a file ends a window.
+ * buffer first. An evaluation between two micro-batches belongs to their window. Loading a file
+ * ends a window. If a call fails in a step, and no update ends that step, the next mixp_step_begin
+ * or mixp_eval_begin undoes the step's writes, except into buffers that a micro-batch before it in
+ * the window wrote first. A step that is left without an error and without an update belongs to
+ * the window of the next step.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
  * steps, before mixp_scaler_step: each step compares this. Where ranks differ, the step is skipped
- * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched,
- * and the buffers keep what the step wrote, as after each error. A write outside a window or
- * after the update (a teacher) is not sent: all ranks must write the same bytes there. */
+ * with MIXP_ERR_RANKS, which names the buffer if all ranks run on CPUs: the weights are untouched.
+ * If a buffer of any rank becomes Inf or NaN, all ranks skip, and their verdicts name that rank. A
+ * write outside a window or after the update (a teacher) is not sent: all ranks must write the same
+ * bytes there. */
 typedef enum mixp_buffer_ranks {
     MIXP_BUFFER_OWN,            /* each rank has its own (an RNN's state). Not compared. A
                                    checkpoint holds one of each rank: see mixp_checkpoint_save */

@@ -265,11 +265,12 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
 /* For an evaluation: do { mixp_step_begin(ctx); MIXP_NO_GRAD(ctx) ... loss ... } while
  * (mixp_retry_loss(ctx, loss));
  *
- * Returns 1 if the loss is not finite and a guard is on: the next step is sampled and stores f32 at
- * all sites. The evaluation is thus repeated in f32, and sites that leave their range fall back
- * (with ranks they store f32 in that step but do not fall back). Returns 0 if the loss is finite,
- * no guard is on, or the evaluation was already repeated. loss: one element, from this step. Waits
- * for the device. */
+ * Returns 1 if a guard is on, and the loss is not finite or the evaluation has made an element of a
+ * buffer Inf or NaN (see BUFFERS): the next step is sampled and stores f32 at all sites. The
+ * evaluation is thus repeated in f32, and sites that leave their range fall back (with ranks they
+ * store f32 in that step but do not fall back). Returns 0 if loss and buffers are finite, no guard
+ * is on, or the evaluation was already repeated. loss: one element, from this step. Waits for the
+ * device. */
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
 
 /* --- observers ------------------------------------------------------------------------------- *

@@ -103,3 +103,59 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 
 MIXPI_KERNEL(look_at, mixpi_cpu_look_at, mixp_look_args, MIXPI_P(look_piece))
 
+/* --- buffers that became Inf or NaN --- */
+
+/* Is any number of the block Inf or NaN? */
+MIXPI_K int MIXPI_P(check_any)(const mixpi_lanes *l, const char *now) {
+    const uint64_t exponent = l->exponent, unit = l->unit;
+    uint64_t any[8], word[8], all = 0;
+    int i, j;
+    memset(any, 0, sizeof any);
+    for (i = 0; i < MIXPI_CHECK_WORDS; i += 8) {
+        memcpy(word, now + 8 * i, sizeof word);
+        for (j = 0; j < 8; j++) any[j] |= (word[j] & exponent) + unit;
+    }
+    for (j = 0; j < 8; j++) all |= any[j];
+    return (all & l->sign) != 0;
+}
+
+/* Looks at `bytes` bytes, at most 8 for each word from number i on. */
+MIXPI_K uint64_t MIXPI_P(check_words)(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
+                                      int64_t bytes) {
+    const char *now = (const char *)p->now + 8 * i, *before = (const char *)p->before + 8 * i;
+    uint64_t found = 0;
+    for (; bytes > 0 && !found; i++, bytes -= 8, now += 8, before += 8) {
+        uint64_t is = 0, was = 0;
+        if (bytes >= 8) {
+            memcpy(&is, now, 8);
+            memcpy(&was, before, 8);
+        } else {
+            memcpy(&is, now, (size_t)bytes);
+            memcpy(&was, before, (size_t)bytes);
+        }
+        found = mixpi_lanes_bad(p, l, i, is, was);
+    }
+    return found;
+}
+
+/* Reads what was there before only in blocks where a number is bad now. */
+MIXPI_K uint64_t MIXPI_P(check_part)(const mixp_check_part *p) {
+    const mixpi_lanes l = mixpi_lanes_of(p->dtype);
+    const int64_t bytes = p->count * l.bits / 8, block = 8 * MIXPI_CHECK_WORDS;
+    uint64_t found = 0;
+    for (int64_t at = 0; at < bytes && !found; at += block) {
+        const int64_t n = mixpi_min(block, bytes - at);
+        if (n == block && !MIXPI_P(check_any)(&l, (const char *)p->now + at)) continue;
+        found = MIXPI_P(check_words)(p, &l, at / 8, n);
+    }
+    return found;
+}
+
+MIXPI_K mixp_result MIXPI_P(check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k) {
+    uint64_t found = 0;
+    (void)x;
+    for (int i = 0; i < k->n_parts && !found; i++) found = MIXPI_P(check_part)(&k->parts[i]);
+    if (found > *k->found) *k->found = found;
+    return MIXP_OK;
+}
+

@@ -359,6 +359,7 @@ static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_b
 
 /* --- looks --- */
 
+#define MIXPI_CHECK_WORDS 128 /* words of 8 bytes in a block of check_buffers */
 #define MIXPI_LOOK_LANES 16
 #define MIXPI_EXPONENTS  MIXP_EXPONENTS
 

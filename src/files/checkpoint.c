@@ -544,6 +544,7 @@ static mixp_result mixpi_scaler_forget(mixp_scaler *s, mixp_result load) {
     s->retried = s->epoch + s->ctx->capture.replays;
     s->ctx->capture.replayed = 0;
     if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->found_inf, &none, sizeof none);
+    if (load == MIXP_OK) load = mixpi_upload(s->ctx, &s->state->buffer_bad, &none, sizeof none);
     if (load != MIXP_OK) return load;
     return mixpi_upload(s->ctx, &s->state->loss_bad, &none, sizeof none);
 }

@@ -14,6 +14,34 @@ static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args
     return r;
 }
 
+/* Before the decision of a step: finds what the window made Inf or NaN. */
+static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
+    return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
+}
+
+/* The buffer of a mixpi_bad_word; NULL: there is none. */
+static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
+    return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
+}
+
+/* After a step without a scaler, which nothing skips: warns of a buffer that became Inf or NaN. */
+static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
+    mixp_step_state s;
+    const mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    const mixp_tensor *t = r == MIXP_OK ? mixpi_bad_buffer(opt->ctx, s.bad_buffer) : NULL;
+    char on_rank[32] = "";
+    if (!t) return r;
+    if (s.agreed.ranks)
+        snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
+    mixpi_warn(opt->ctx,
+               "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
+               "'%.60s'%s, and without a scaler no step is skipped: use a scaler, of "
+               "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
+               (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
+               (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
+    return MIXP_OK;
+}
+
 /* The update of an optimizer without a scaler. */
 static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
@@ -24,6 +52,7 @@ static mixp_result mixpi_buffers_step(mixp_optimizer *opt) {
     mixp_result r = mixpi_crew_share_buffers(ctx);
     if (r == MIXP_OK) r = mixpi_buffers_restore_if(ctx, &k, &opt->state->skip);
     if (r == MIXP_OK) r = mixpi_backups_restore(ctx, &k);
+    if (r == MIXP_OK) r = mixpi_buffers_warn(opt);
     mixpi_window_end(ctx);
     return r;
 }

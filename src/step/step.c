@@ -175,6 +175,8 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
 
     /* The device decides, after a look if the decision needs one; the update, the averages and the
      * counts follow its decision. */
+    r = mixpi_buffers_check(opt);
+    if (r != MIXP_OK) return r;
     if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
     else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
@@ -382,7 +384,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight or a buffer is not finite: not a scaling problem; resume from a checkpoint with "
         "a smaller learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
+        "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
+        "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
         "problem; leave a score of each row unmasked, or mask with a finite number"
     };
@@ -394,7 +397,19 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (!s->skip) return MIXP_SKIP_NONE;
     if (s->stopped) return MIXP_SKIP_STOPPED;
     if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
-    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+    if (s->spike.of) return MIXP_SKIP_SPIKE_NORM;
+    return s->bad_buffer && !s->stats.found_inf ? MIXP_SKIP_BUFFER : MIXP_SKIP_NON_FINITE;
+}
+
+/* Names the buffer that became Inf or NaN, if all gradients are finite. */
+static void mixpi_verdict_buffer(const mixp_optimizer *opt, const mixp_step_state *s,
+                                 mixp_verdict *v) {
+    const mixp_tensor *t = mixpi_bad_buffer(opt->ctx, s->bad_buffer);
+    if (!t) return;
+    v->bad_tensor = t->name;
+    v->bad_element = mixpi_bad_element(s->bad_buffer);
+    v->bad_is_nan = mixpi_bad_is_nan(s->bad_buffer);
+    if (s->agreed.ranks) v->bad_rank = (int)s->agreed.buffer_rank - 1;
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
@@ -423,12 +438,16 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.loss_bad = s.loss_bad != 0;
     const int is_watched = (mixpi_watched(opt->ctx) & MIXPI_WATCHED) != 0;
     if (s.skip && is_watched) opt->ctx->watcher->origin(opt->ctx, &v);
-    else if (s.skip && v.loss_bad) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.reason = mixpi_skip_reason(&s);
+    const int is_forward = v.loss_bad || v.reason == MIXP_SKIP_BUFFER;
+    if (s.skip && !is_watched && is_forward) v.origin = MIXP_ORIGIN_NO_GUARD;
     v.spike_z = s.spike.z;
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
-    if (!s.stats.found_inf) return v;
+    if (!s.stats.found_inf) {
+        mixpi_verdict_buffer(opt, &s, &v);
+        return v;
+    }
 
     /* The first bad gradient, here or on another rank. */
     if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
@@ -460,14 +479,16 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
+    const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
-        "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
-        "learning rate",
+        "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
-        bad.loss_bad ? "The loss itself is not finite. " : "", bad.bad_is_nan ? "NaN" : "Inf",
+        bad.loss_bad ? "The loss itself is not finite. " : "",
+        is_buffer ? "All gradients are finite. First bad element:" : "First bad gradient:",
+        bad.bad_is_nan ? "NaN" : "Inf", is_buffer ? "the buffer " : "",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element, on_rank);
 }
 

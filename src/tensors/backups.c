@@ -39,6 +39,7 @@ static void mixpi_window_new(mixp_context *ctx, int state) {
 /* A step or an evaluation begins. Steps without an update between them share a window, as the
  * micro-batches of one update do. An evaluation between such steps belongs to their window. */
 static void mixpi_window_begin(mixp_context *ctx) {
+    ctx->buffers.failures = ctx->errors.failures;
     if (ctx->buffers.state == MIXPI_IN_STEP) return;
     mixpi_window_new(ctx, ctx->evaluates ? MIXPI_IN_EVALUATION : MIXPI_IN_STEP);
 }
@@ -104,6 +105,52 @@ static mixp_result mixpi_write_begin(mixp_tensor *t, const char *who) {
     return MIXP_OK;
 }
 
+/* Like mixpi_write_begin, for a write of computed values: the step checks them. The program means
+ * what it writes by mixp_write, mixp_fill or mixp_init_...: an Inf there is no overflow. */
+static mixp_result mixpi_write_computed(mixp_tensor *t, const char *who) {
+    mixpi_backup *b = mixpi_backup_of(t);
+    const mixp_result r = mixpi_write_begin(t, who);
+    if (r == MIXP_OK && b) b->computed = t->ctx->buffers.window;
+    return r;
+}
+
+/* --- checking ------------------------------------------------------------------------------- */
+
+static mixp_result mixpi_check_run(mixp_context *ctx, mixp_check_buffers_args *k) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    mixp_result r = MIXP_OK;
+    if (k->n_parts && kernels->check_buffers)
+        r = mixpi_note_failure(ctx, "check_buffers", kernels->check_buffers(&ctx->exec, k));
+    k->n_parts = 0;
+    return r;
+}
+
+/* Finds the first element, of the buffers computed since the step began, that was finite before
+ * and is Inf or NaN now. found: device memory, raised to its mixpi_bad_word. only: 0, or the
+ * generation whose writes are checked. */
+static mixp_result mixpi_backups_check(mixp_context *ctx, uint64_t *found, uint64_t only) {
+    mixp_check_buffers_args k;
+    mixp_result r = MIXP_OK;
+    if (!ctx->buffers.all.count) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.found = found;
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        const mixpi_backup *b = mixpi_backup_at(ctx, i);
+        const mixp_tensor *t = b->buffer;
+        mixp_check_part *part = &k.parts[k.n_parts];
+        if (!mixpi_backup_is_valid(b) || b->computed < ctx->buffers.first) continue;
+        if (!mixpi_is_real(t->dtype) && t->dtype != MIXP_F64) continue;
+        if (only && b->kept_in != only) continue;
+        part->now = t->data;
+        part->before = b->data;
+        part->count = t->count;
+        part->number = i;
+        part->dtype = t->dtype;
+        if (++k.n_parts == MIXP_RESTORE_PARTS) r = mixpi_check_run(ctx, &k);
+    }
+    return r == MIXP_OK ? mixpi_check_run(ctx, &k) : r;
+}
+
 /* --- restoring ------------------------------------------------------------------------------ */
 
 /* Where memory is not the host's and the device lacks the kernel: waits, and copies. */
@@ -143,4 +190,25 @@ static mixp_result mixpi_backups_restore(mixp_context *ctx, mixp_restore_args *k
         if (++k->n_parts == MIXP_RESTORE_PARTS) r = mixpi_restore_run(ctx, k);
     }
     return r == MIXP_OK ? mixpi_restore_run(ctx, k) : r;
+}
+
+/* Puts back the buffers whose first write in their window was in the current step or evaluation. */
+static mixp_result mixpi_backups_rewind(mixp_context *ctx, const char *who) {
+    mixp_result r = MIXP_OK;
+    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
+        mixpi_backup *b = mixpi_backup_at(ctx, i);
+        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
+        mixpi_note_write(b->buffer, who);
+        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
+        b->window = 0; /* the next write keeps the bytes again */
+    }
+    return r;
+}
+
+/* Before a step or an evaluation begins: if a call of the step before has failed, and no update
+ * has ended that step, undoes its writes. */
+static mixp_result mixpi_window_recover(mixp_context *ctx) {
+    const int failed = ctx->errors.failures != ctx->buffers.failures;
+    if (!failed || ctx->buffers.state != MIXPI_IN_STEP) return MIXP_OK;
+    return mixpi_backups_rewind(ctx, "a failed step");
 }

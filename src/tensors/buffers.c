@@ -64,7 +64,9 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
 MIXPREC_API mixp_result mixp_buffer_save(mixp_tensor *buffer) {
     mixp_result r;
     mixpi_backup *b = mixpi_need_buffer(buffer, "mixp_buffer_save", &r);
-    return b ? mixpi_backup_keep(b) : r;
+    if (b) r = mixpi_backup_keep(b);
+    if (b && r == MIXP_OK) b->computed = buffer->ctx->buffers.window;
+    return r;
 }
 
 MIXPREC_API mixp_tensor *mixp_context_buffer(const mixp_context *ctx, int64_t i) {

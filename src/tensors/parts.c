@@ -75,6 +75,7 @@ typedef struct mixpi_backup {
                                    until a step writes the buffer                          */
     uint64_t     window;        /* the window whose first write filled data; 0 = none      */
     uint64_t     kept_in;       /* generation of that write                                */
+    uint64_t     computed;      /* the newest window that wrote computed values; 0 = none  */
     mixp_buffer_ranks ranks;
 } mixpi_backup;
 
@@ -85,6 +86,7 @@ typedef struct mixpi_buffers {
     int      state;             /* MIXPI_OUTSIDE, ...                                      */
     int      retries;           /* 1: the program has called mixp_retry                    */
     uint64_t sent;              /* hash of the shared buffers sent so far, in their order  */
+    uint64_t failures;          /* errors.failures when the newest step began              */
 } mixpi_buffers;
 
 /* The first error and the first warning; see errors.c. */

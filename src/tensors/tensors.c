@@ -260,7 +260,7 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    const mixpi_backup *b;
+    mixpi_backup *b;
     if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
     b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
@@ -268,6 +268,7 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
                    "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
                    "cannot restore it: call mixp_buffer_save before the write",
                    b->buffer->name);
+    if (b) b->computed = t->ctx->buffers.window;
     mixpi_note_write(t, "mixp_tensor_touch");
 }
 
@@ -346,7 +347,7 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from) {
     mixp_result r = mixpi_copy_check(to, from);
     if (r != MIXP_OK || to->data == from->data) return r;
-    r = mixpi_write_begin(to, "mixp_copy");
+    r = mixpi_write_computed(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     return mixpi_convert_to(to->ctx, mixpi_tensor_out(to, 0), mixpi_tensor_in(from), to->count);
 }

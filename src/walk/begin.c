@@ -13,6 +13,7 @@ static void mixpi_recover(mixp_context *ctx) {
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
+    const mixp_result buffers = mixpi_window_recover(ctx);
     const mixp_result regions = mixpi_regions_check(ctx);
     const mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watcher_begin(ctx));
 
@@ -29,6 +30,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->generation++;
     mixpi_window_begin(ctx);
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
+    if (buffers != MIXP_OK) return buffers;
     return regions != MIXP_OK ? regions : watched;
 }
 

@@ -310,16 +310,13 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     return 1;
 }
 
-/* An evaluation that is repeated starts from the buffers that it met. */
-static mixp_result mixpi_backups_rewind(mixp_context *ctx) {
-    mixp_result r = MIXP_OK;
-    for (int64_t i = 0; i < ctx->buffers.all.count && r == MIXP_OK; i++) {
-        const mixpi_backup *b = mixpi_backup_at(ctx, i);
-        if (!mixpi_backup_is_valid(b) || b->kept_in != ctx->generation) continue;
-        mixpi_note_write(b->buffer, "mixp_retry_loss");
-        r = mixpi_copy_bytes(ctx, b->buffer->data, b->data, mixpi_bytes(b->buffer));
-    }
-    return r;
+/* Has this evaluation made an element of a buffer Inf or NaN? Waits for the device. */
+static int mixpi_evaluation_is_bad(mixp_context *ctx) {
+    uint64_t found = 0, *at = (uint64_t *)mixpi_context_scratch(ctx, sizeof found);
+    mixp_result r = at ? mixpi_device_zero(ctx, at, sizeof *at) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_backups_check(ctx, at, ctx->generation);
+    if (r == MIXP_OK) r = mixpi_download(ctx, &found, at, sizeof found);
+    return r == MIXP_OK && found;
 }
 
 /* Repeats an evaluation once. Without a guard a repetition would change nothing. */
@@ -329,8 +326,9 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     double value = 0.0;
     if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
     int again = !w->repeated && mixpi_check_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK && !mixpi_f64_is_finite(value);
-    if (again && mixpi_backups_rewind(ctx) != MIXP_OK) return 0;
+                mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
+                (!mixpi_f64_is_finite(value) || mixpi_evaluation_is_bad(ctx));
+    if (again && mixpi_backups_rewind(ctx, "mixp_retry_loss") != MIXP_OK) return 0;
     w->repeated = w->repeat = again;
     return again;
 }

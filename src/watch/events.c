@@ -153,7 +153,7 @@ typedef struct mixpi_skip_words {
 
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
-        { "a gradient was not finite", NULL,
+        { "a gradient or a buffer was not finite", NULL,
           "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
           "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
@@ -165,7 +165,8 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "a weight or a buffer of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
-        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
+        { "the loss is not finite, or a buffer became so", NULL,
+          "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
           "Leave a score of each row unmasked, or mask with a finite number" }
     };

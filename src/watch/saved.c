@@ -186,7 +186,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
     w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
     w->looked = w->whole = w->settled = w->probed = 0;
     w->walked = w->unseen = 0;
-    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->found = w->found_site = w->overflowed = w->origin = w->origin_site = 0;
     w->met = 0;
     w->event_step = w->updated_step = 0;
     w->first_event = w->n_events;

@@ -198,12 +198,24 @@ static void mixpi_settle_operands(mixp_context *ctx, int number) {
     }
 }
 
+/* The first site, in the order of the step, that made non-finite values from finite ones, or 0. */
+static int mixpi_first_overflow(const mixpi_watch *w) {
+    int first = 0;
+    for (int n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_number(w, n);
+        if (!(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
+        if (!first || site->place < mixpi_site_number(w, first)->place) first = n;
+    }
+    return first;
+}
+
 /* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
 static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
     mixpi_watch *w = ctx->watch;
     int n, known = w->n_sites;
     w->settled = 1;
     w->settling_bad = mixpi_began_forward(origin);
+    if (!w->overflowed) w->overflowed = mixpi_first_overflow(w);
     w->inspect_all |= w->settling_bad;
 
     /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
@@ -375,11 +387,16 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     const float scale = state->past[0] > 0.0f ? state->past[0] : state->scale;
     w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
     w->origin_site = state->skipped ? w->found_site : 0;
+    /* Loss and gradients were finite, but a site overflowed: its values have reached a buffer. */
+    if (state->skipped && !w->origin && w->overflowed) {
+        w->origin = MIXP_ORIGIN_FORWARD;
+        w->origin_site = w->overflowed;
+    }
     if (state->skipped && w->looked && w->whole && !w->origin && scale < 1.0f)
         w->origin = MIXP_ORIGIN_UNSCALE;
     const int forward = state->skipped && mixpi_began_forward((mixp_origin)w->origin);
 
-    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
+    w->found = w->found_site = w->overflowed = w->looked = w->acted = w->probed = 0;
     int32_t barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
 
     /* An applied update needs no more samples than usual. */

@@ -162,6 +162,7 @@ struct mixpi_watch {
     int         n_pins;
     int         full, full_reported;/* 1: a site found no room; 1: an event has reported it */
     int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
+    int         overflowed;     /* first site that overflowed since the update; 0 = none      */
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
     int32_t     posted_bits;    /* bits of the optimizers of the posted update */

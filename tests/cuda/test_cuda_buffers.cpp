@@ -76,6 +76,84 @@ static void kernel_body(void) {
 }
 static void kernel(void) { in_all_schedules(kernel_body); }
 
+/* --- the kernel that finds what became Inf or NaN ------------------------------------------------------- */
+
+static Pair now, before, found;
+
+/* The arguments of one side: parts of `counts` numbers, each at a multiple of 64 bytes. */
+static const mixp_check_buffers_args *check_of(mixp_dtype dtype, const std::vector<int64_t> &counts, int64_t room) {
+    static mixp_check_buffers_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.found = AT(uint64_t, found);
+    k.n_parts = (int)counts.size();
+    for (int i = 0; i < k.n_parts; i++) {
+        k.parts[i].now = AT(char, now) + i * room;
+        k.parts[i].before = AT(char, before) + i * room;
+        k.parts[i].count = counts[(size_t)i];
+        k.parts[i].number = 3 * i + 1;
+        k.parts[i].dtype = dtype;
+    }
+    return &k;
+}
+
+/* Number `i` of a kind: 0 = finite, 1 = Inf, 2 = -Inf, 3 and 4 = NaN, 5 = the largest number, 6 = NaN of one low bit. */
+static uint64_t number_of(mixp_dtype dtype, int kind, int64_t i) {
+    const int bits = 8 * (int)mixp_dtype_size(dtype), mantissa = dtype == MIXP_F64 ? 52 : dtype == MIXP_F32 ? 23
+                                                                 : dtype == MIXP_F16 ? 10 : 7;
+    const uint64_t sign = (uint64_t)1 << (bits - 1), inf = sign - ((uint64_t)1 << mantissa);
+    const uint64_t all[] = { (uint64_t)(i * 37 + 1) % inf, inf, sign | inf, sign | (sign - 1), inf | inf >> 4, inf - 1, inf | 1 };
+    return all[kind];
+}
+
+/* Numbers turn bad at some places, and were bad before at others. The expected word comes from a loop over them. */
+static void checks(mixp_dtype dtype, const std::vector<int64_t> &counts, uint64_t seed, int had) {
+    const int64_t size = (int64_t)mixp_dtype_size(dtype);
+    int64_t most = 0, bad = -1, element = 0;
+    int kind_of_bad = 0;
+    for (int64_t n : counts) most = n > most ? n : most;
+    const int64_t room = (most * size + 127) / 64 * 64, each = room / size;     /* behind a part lies Inf */
+    now = empty(dtype, each * (int64_t)counts.size(), 0);
+    before = empty(dtype, each * (int64_t)counts.size(), 0);
+    found = empty(MIXP_I64, 1, 0);
+    uint64_t start = had ? mixpi_bad_word(had == 1 ? 0 : 1000, 5, 1) : 0;
+    set_code(found, 0, start);
+    for (size_t p = 0; p < counts.size(); p++)
+        for (int64_t i = 0; i < each; i++) {
+            const uint32_t r = mixp_random_u32(seed, p, 1, (uint64_t)i), rare = r % 512;
+            const int was = r >> 9 & 1 && rare < 40 ? 1 + (int)(r >> 10) % 4 : 0;
+            const int is = i >= counts[p] ? 1 : rare < 20 ? was : rare == 25 ? 1 + (int)(r >> 16) % 4 : rare == 26 ? 6 : rare < 200 ? 5 : 0;
+            const int64_t at = (int64_t)p * each + i;
+            set_code(now, at, number_of(dtype, is, i));
+            set_code(before, at, number_of(dtype, was, i));
+            if (bad >= 0 || i >= counts[p] || !is || is == 5 || was) continue;
+            bad = 3 * (int64_t)p + 1;
+            element = i;
+            kind_of_bad = is > 2;
+        }
+    BOTH(check_buffers(X, check_of(dtype, counts, room)));
+    same_bits(found);
+    uint64_t want = bad < 0 ? 0 : ((uint64_t)1 << 63) - ((uint64_t)bad << 41 | (uint64_t)element << 1 | (uint64_t)kind_of_bad), got;
+    memcpy(&got, found.gpu, sizeof got);
+    CHECK(got == (want > start ? want : start));
+    CHECK(mixpi_bad_number(got ? got : 1) >= 0);
+    finish(now);
+    finish(before);
+    finish(found);
+}
+
+static void check_body(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16 };
+    static const int64_t sizes[] = { 1, 2, 3, 5, 7, 8, 63, 64, 65, 127, 255, 257, 512, 513, 1025, 2049 };
+    for (mixp_dtype dtype : dtypes) {
+        for (int64_t n : sizes) checks(dtype, { n }, (uint64_t)n, 0);
+        for (int had = 0; had < 3; had++)
+            for (int n : { 2, 5, MIXP_RESTORE_PARTS })
+                checks(dtype, std::vector<int64_t>(sizes, sizes + n), 77 + (uint64_t)(n + had), had);
+        checks(dtype, { 40000 }, 5, 0);
+    }
+}
+static void check_kernel(void) { in_all_schedules(check_body); }
+
 /* --- a recurrent net ------------------------------------------------------------------------------------ */
 
 enum { D = 8, ROWS = 4, WORDS = 6, CODES = 37 };
@@ -248,6 +326,104 @@ static void replays_equal_steps(void) {
     net_fine(b);
     net_close(a);
     net_close(b);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* A step whose gradients are finite makes a buffer Inf: skipped on both devices and in replays, and no loss scale
+ * is at fault. The state is read through tanh. Without a scaler the step is applied. */
+struct Tanh {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *h;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    float           x[ROWS];
+};
+static void tanh_open(Tanh *t, const mixp_device *device) {
+    const int64_t rows = ROWS;
+    mixp_scaler_desc s = mixp_scaler_desc();
+    mixp_context_desc desc = mixp_context_desc();
+    desc.device = device;
+    s.init_scale = 256;
+    t->ctx = mixp_context_new(&desc);
+    t->opt = mixp_optimizer_new(t->ctx, NULL);
+    t->scaler = mixp_scaler_new(t->ctx, &s);
+    t->w = mixp_param(t->ctx, "w", MIXP_F32, 1, &rows);
+    t->h = mixp_buffer(t->ctx, "h", MIXP_F32, 1, &rows);
+    mixp_fill(t->w, 0.5);
+    mixp_optimizer_add(t->opt, t->w, NULL);
+}
+static void tanh_step(Tanh *t, int scaled) {
+    const int64_t rows = ROWS;
+    mixp_tensor *next, *loss;
+    mixp_step_begin(t->ctx);
+    mixp_zero_grad(t->opt);
+    next = mixp_mul(t->ctx, mixp_input(t->ctx, MIXP_F32, 1, &rows, t->x), mixp_add(t->ctx, t->w, t->h));
+    loss = mixp_mean(t->ctx, mixp_mul(t->ctx, t->w, mixp_tanh(t->ctx, mixp_detach(t->ctx, next))), MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(t->ctx, scaled ? mixp_scaler_scale(t->scaler, loss) : loss), MIXP_OK);
+    mixp_copy(t->h, next);
+    if (!scaled) CHECK_INT(mixp_optimizer_step(t->opt), MIXP_OK);
+    if (scaled) CHECK_INT(mixp_scaler_step(t->scaler, t->opt), MIXP_OK);
+    if (scaled) CHECK_INT(mixp_scaler_update(t->scaler), MIXP_OK);
+}
+static Bytes tanh_bytes(const Tanh *t) {
+    Bytes all(2 * ROWS * 4);
+    mixp_read(t->w, &all[0], MIXP_F32, ROWS);
+    mixp_read(t->h, &all[ROWS * 4], MIXP_F32, ROWS);
+    return all;
+}
+static void tanh_batch(Tanh *t, int step, int bad) {
+    for (int i = 0; i < ROWS; i++) t->x[i] = 0.5f + 0.1f * (float)((i + step) % 3);
+    if (bad) t->x[2] = -3e38f;
+    if (bad) t->x[3] = 3e38f;
+}
+static void bad_states(void) {
+    Tanh t[2];
+    mixp_graph *graph = NULL;
+    for (int replays = 0; replays < 2; replays++) {
+        tanh_open(&t[0], gpu());
+        tanh_open(&t[1], replays ? gpu() : mixp_cpu());
+        for (int step = 0; step < 10; step++) {
+            const int bad = step == 4 || step == 7;
+            const Bytes before = tanh_bytes(&t[0]);
+            for (Tanh *of : { &t[0], &t[1] }) {
+                tanh_batch(of, step, bad);
+                if (bad) mixp_fill(of->h, 2);   /* after an update: stays */
+                if (replays && of == &t[0] && step == 2) {
+                    CHECK_INT(mixp_capture_begin(of->ctx), MIXP_OK);
+                    tanh_step(of, 1);
+                    graph = mixp_capture_end(of->ctx);
+                    CHECK(graph != NULL);
+                }
+                if (replays && of == &t[0] && step >= 2) CHECK_INT(mixp_replay(graph), MIXP_OK);
+                else tanh_step(of, 1);
+                (void)tanh_bytes(of);   /* waits */
+                const mixp_verdict v = mixp_scaler_verdict(of->scaler);
+                CHECK_INT(v.outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+                CHECK_INT(v.reason, bad ? MIXP_SKIP_BUFFER : MIXP_SKIP_NONE);
+                CHECK(bad ? v.bad_tensor && !strcmp(v.bad_tensor, "h") && v.bad_element == 2 && !v.bad_is_nan
+                          : !v.bad_tensor);
+            }
+            CHECK(tanh_bytes(&t[0]) == tanh_bytes(&t[1]));
+            if (bad) CHECK(memcmp(&tanh_bytes(&t[0])[0], &before[0], ROWS * 4) == 0);
+        }
+        CHECK_NEAR(mixp_scaler_loss_scale(t[0].scaler), 64, 0);
+        for (Tanh *of : { &t[0], &t[1] }) {
+            const char *why = "";
+            tanh_batch(of, 0, 1);
+            mixp_fill(of->h, 2);
+            tanh_step(of, 0);
+            const Bytes after = tanh_bytes(of);
+            float h[ROWS];
+            memcpy(h, &after[ROWS * 4], sizeof h);
+            CHECK(h[2] < -3.4e38f && h[3] > 3.4e38f && h[0] < 10);
+            tanh_batch(of, 0, 0);
+            tanh_step(of, 0);           /* on a GPU the verdict comes later */
+            CHECK_TEXT(mixp_context_warning(of->ctx), "Inf at element 2 of the buffer 'h'");
+            CHECK_INT(mixp_context_error(of->ctx, &why), MIXP_OK);
+            if (*why) printf("  %s\n", why);
+            mixp_context_free(of->ctx);
+        }
+    }
     CHECK_INT(cudasim::leaks(), 0);
 }
 
@@ -455,8 +631,10 @@ static void two_scalers(void) {
 
 int main(void) {
     RUN(kernel);
+    RUN(check_kernel);
     RUN(as_on_the_cpu);
     RUN(replays_equal_steps);
+    RUN(bad_states);
     RUN(two_graphs);
     RUN(first_write_in_a_capture);
     RUN(stopped_steps);

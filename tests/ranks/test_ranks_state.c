@@ -41,6 +41,7 @@ typedef enum odd {
 typedef struct plan {
     int         from, end;      /* steps */
     int         plant;          /* the step in which the batch of rank 1 holds an Inf; -1 = none */
+    int         spoil;          /* the step in which rank 1 makes H infinite, with finite gradients; 0 = none */
     float       scale;          /* the first loss scale; 0 = 1024 */
     int         retry;          /* 1: mixp_retry */
     int         plain;          /* 1: the scaler is disabled, so mixp_scaler_step ends the window */
@@ -59,6 +60,8 @@ typedef struct snapshot { unsigned char bytes[BUFFERS][ROOM]; float weights[WEIG
 typedef struct record {
     snapshot before, written, after;
     mixp_outcome outcome;
+    mixp_verdict verdict;
+    char bad[20];               /* verdict.bad_tensor */
     int tries;
 } record;
 
@@ -242,6 +245,8 @@ static void net_try(net *n, int step, record *r) {
                       mixp_scaler_scale(n->scaler, mixp_mean(n->ctx, mixp_mul(n->ctx, next, next), MIXP_ALL, 0)));
         net_write(n, next, step);
     }
+    if (n->p->spoil && step == n->p->spoil && n->rank == 1)
+        MIXP_NO_GRAD(n->ctx) mixp_copy(n->b[H], mixp_scale(n->ctx, mixp_scale(n->ctx, n->b[H], 3e38f), 3e38f));
     if (n->p->plain) net_see(n, &r->written);
     mixp_scaler_step(n->scaler, n->opt);
     net_write_late(n, step);
@@ -256,7 +261,9 @@ static void net_step(net *n, int step) {
     net_see(n, &r->before);
     do net_try(n, step, r);
     while (n->p->retry && mixp_retry(n->scaler, 20));
-    r->outcome = mixp_scaler_verdict(n->scaler).outcome;
+    r->verdict = mixp_scaler_verdict(n->scaler);
+    r->outcome = r->verdict.outcome;
+    snprintf(r->bad, sizeof r->bad, "%s", r->verdict.bad_tensor ? r->verdict.bad_tensor : "");
     net_see(n, &r->after);
 }
 
@@ -391,6 +398,35 @@ static void skipped_step(void) {
             /* Of two parts, step 2 has the spoilt one, too. */
             CHECK_NEAR(value_of(records[r][STEPS - 1].after.bytes[COUNT], COUNT, 0), way == 2 ? 2 * 6 : 7, 0);
         }
+    }
+}
+
+/* Rank 1's own state becomes infinite, with finite gradients: all ranks skip, and all verdicts name it. Without a
+ * scaler all ranks apply the step, and warn. */
+static void spoilt_step(void) {
+    int way, r;
+    for (way = 0; way < 4; way++) {
+        plan p = plan_of(STEPS);
+        p.spoil = 3;
+        p.shard = way == 1;
+        p.parts = way == 2 ? 2 : 1;
+        p.plain = way == 3;
+        if (way < 3) run_well(&p, 3);
+        else CHECK_INT(run(&p, 3), 0);
+        for (r = 0; r < 3; r++) {
+            const record *at = &records[r][3];
+            CHECK_INT(at->outcome, way < 3 ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+            CHECK_INT(at->verdict.reason, way < 3 ? MIXP_SKIP_BUFFER : MIXP_SKIP_NONE);
+            CHECK_INT(at->verdict.bad_rank, 1);
+            CHECK_INT(at->verdict.bad_is_nan, 0);
+            CHECK_TEXT(at->bad, "h");
+            CHECK((memcmp(&at->before, &at->after, sizeof at->before) == 0) == (way < 3));
+            CHECK_INT(records[r][4].outcome, MIXP_STEP_APPLIED);
+            if (way < 3) CHECK_NEAR(records[r][4].verdict.scale, 512, 0);
+            else CHECK_TEXT(told[r].warned, "of the buffer 'h' on rank 1, and without a scaler");
+        }
+        for (r = 0; r < 3; r++) CHECK(memcmp(records[r][STEPS - 1].after.weights, records[0][STEPS - 1].after.weights,
+                                             sizeof records[0][0].after.weights) == 0);
     }
 }
 
@@ -956,6 +992,7 @@ int main(void) {
     RUN(each_update);
     RUN(each_update_without_a_scaler);
     RUN(skipped_step);
+    RUN(spoilt_step);
     RUN(abandoned_step);
     RUN(retried_step);
     RUN(what_is_compared);

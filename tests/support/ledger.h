@@ -652,6 +652,13 @@ LEDGER_KERNEL(restore) {      /* a step that is applied reads the flags only */
     (void)x;
     return ledger_moves("restore", 1, 4.0 * k->n_flags, 0, 0.1);
 }
+LEDGER_KERNEL(check_buffers) {
+    double bytes = 0;
+    (void)x;
+    for (int i = 0; i < k->n_parts; i++)
+        bytes += (double)k->parts[i].count * (double)mixp_dtype_size(k->parts[i].dtype);
+    return ledger_moves("check_buffers", 1, bytes, 0, 0.5);
+}
 LEDGER_KERNEL(turn) {
     double n = (double)k->n * (double)k->length;
     (void)x;
@@ -726,6 +733,7 @@ static const mixp_device *ledger_device(void) {
     kernels.gemm_narrow = ledger_gemm_narrow;
     kernels.lose = ledger_lose;
     kernels.restore = ledger_restore;
+    kernels.check_buffers = ledger_check_buffers;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
     device.name = "ledger";

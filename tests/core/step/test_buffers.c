@@ -124,7 +124,7 @@ static void write_by(rig *r, int way) {
         break;
     default:
         CHECK_INT(mixp_buffer_save(t), MIXP_OK);
-        memset(t->data, 0x7F, N * mixp_dtype_size(t->dtype));
+        memset(t->data, 0x3F, N * mixp_dtype_size(t->dtype));   /* finite in each dtype */
         mixp_tensor_touch(t);
     }
 }
@@ -230,6 +230,49 @@ static void test_outside(void) {
     plain_step(&r, INFINITY);
     is(r.buffer, third);
     rig_close(&r, 0);
+}
+
+/* A step in which a call fails, and which no update ends, is undone as the next step begins, also the second time; of
+ * micro-batches, what the failed one was the first to write. Without a failure the writes belong to the window. */
+static void test_failed_step(void) {
+    int kind, batch;
+    for (kind = 0; kind < 4; kind++) {
+        const int64_t two[1] = { 2 };
+        float x[2] = { 1, 2 };
+        mixp_tensor *other;
+        rig r;
+        rig_open(&r, MIXP_F32);
+        other = mixp_buffer(r.ctx, "other", MIXP_F32, 1, six);
+        set(&r, first);
+        mixp_write(other, first, MIXP_F64, N);
+        for (batch = 0; batch < 2; batch++) {
+            begin(&r);
+            walk(&r, 0, 1);
+            if (batch == 0 && kind == 1) set(&r, third);
+            if (batch == 0 && kind == 1) continue;      /* the micro-batch before the failed one */
+            set(&r, second);
+            mixp_write(other, second, MIXP_F64, N);
+            if (kind == 3) continue;
+            CHECK(!mixp_add(r.ctx, r.buffer, mixp_input(r.ctx, MIXP_F32, 1, two, x)));
+            if (kind == 2) CHECK(mixp_backward(r.ctx, NULL) != MIXP_OK);
+            CHECK(mixp_context_error(r.ctx, NULL) != MIXP_OK);
+            mixp_context_clear_error(r.ctx);
+        }
+        begin(&r);
+        is(r.buffer, kind == 1 || kind == 3 ? second : first);
+        is(other, kind == 3 ? second : first);
+        walk(&r, 0, 1);
+        mixp_write(other, third, MIXP_F64, N);
+        end(&r);
+        is(other, third);
+        is(r.buffer, kind == 1 || kind == 3 ? second : first);
+        begin(&r);
+        walk(&r, 0, INFINITY);
+        mixp_write(other, second, MIXP_F64, N);
+        end(&r);
+        is(other, third);
+        rig_close(&r, 0);
+    }
 }
 
 /* One scaler of two optimizers: a skip of either is a skip of the step. */
@@ -364,6 +407,247 @@ static void test_unscaled(void) {
     rig_close(&r, 0);
 }
 
+static void refused(mixp_context *ctx, int got_it, mixp_result code, const char *part) {
+    const char *why = "";
+    CHECK(!got_it);
+    CHECK_INT(mixp_context_error(ctx, &why), code);
+    CHECK_TEXT(why, part);
+    mixp_context_clear_error(ctx);
+}
+
+/* --- elements that a step makes Inf or NaN ------------------------------------------------------------ */
+
+/* The step whose gradients are finite, and which writes x over the buffer: it must be skipped, with all
+ * bytes of weights and buffer as before, and its verdict names the buffer, the element and the kind. */
+static void spoils(rig *r, const float *x, int element, int is_nan) {
+    unsigned char before[N * 8];
+    const size_t bytes = N * mixp_dtype_size(r->buffer->dtype);
+    const float w = *(const float *)r->w[0]->data, scale = mixp_scaler_loss_scale(r->scaler);
+    mixp_verdict v;
+    memcpy(before, r->buffer->data, bytes);
+    begin(r);
+    walk(r, 0, 1);
+    CHECK_INT(mixp_copy(r->buffer, mixp_input(r->ctx, MIXP_F32, 1, six, x)), MIXP_OK);
+    end(r);
+    v = mixp_scaler_verdict(r->scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.reason, MIXP_SKIP_BUFFER);
+    CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
+    CHECK_INT(v.bad_element, element);
+    CHECK_INT(v.bad_is_nan, is_nan);
+    CHECK_INT(v.loss_bad, 0);
+    CHECK_TEXT(v.bad_tensor ? v.bad_tensor : "", "state");
+    CHECK_NEAR(v.grad_norm, 1, 0);
+    CHECK(memcmp(before, r->buffer->data, bytes) == 0);
+    CHECK_NEAR(*(const float *)r->w[0]->data, w, 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(r->scaler), scale / 2, 0);
+}
+
+static void test_spoilt(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F64, MIXP_F16, MIXP_BF16 };
+    size_t d;
+    int element, kind;
+    for (d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        rig r;
+        rig_open(&r, dtypes[d]);
+        set(&r, first);
+        for (element = 0; element < N; element++)
+            for (kind = 0; kind < 3; kind++) {
+                float x[N] = { 1, 1, 1, 1, 1, 1 };
+                x[N - 1] = -INFINITY;           /* the first element counts */
+                x[element] = kind == 0 ? INFINITY : kind == 1 ? -INFINITY : NAN;
+                spoils(&r, x, element, kind == 2);
+            }
+        rig_close(&r, 0);
+    }
+}
+
+/* What was Inf or NaN before may stay so; so may what the program writes itself; integers are not looked at. */
+static void test_meant(void) {
+    double start[N] = { -INFINITY, NAN, 1, INFINITY, 2, 3 };
+    float next[N] = { INFINITY, -INFINITY, 5, NAN, 6, 7 };
+    int way;
+    for (way = 0; way < 5; way++) {
+        rig r;
+        rig_open(&r, way == 4 ? MIXP_I32 : MIXP_F32);
+        set(&r, way ? first : start);
+        begin(&r);
+        walk(&r, 0, 1);
+        if (way == 1) set(&r, start);
+        else if (way == 2) CHECK_INT(mixp_fill(r.buffer, -INFINITY), MIXP_OK);
+        else if (way == 3) {                    /* before the first read, and then as a running maximum */
+            float x[N] = { 5, 5, 5, 5, 5, 5 };
+            CHECK_INT(mixp_fill(r.buffer, -INFINITY), MIXP_OK);
+            CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x)), MIXP_OK);
+        } else if (way == 4) {                  /* the bits of Inf */
+            int32_t x[N];
+            int i;
+            for (i = 0; i < N; i++) x[i] = 0x7F800000;
+            CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_I32, 1, six, x)), MIXP_OK);
+        } else CHECK_INT(mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, next)), MIXP_OK);
+        end(&r);
+        CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_APPLIED);
+        if (way == 0) {
+            spoils(&r, (float[N]) { INFINITY, 0, NAN, 0, 0, 0 }, 2, 1);
+            spoils(&r, (float[N]) { 0, 0, 0, 0, 0, -INFINITY }, 5, 0);
+        }
+        rig_close(&r, 0);
+    }
+}
+
+/* The bad element lies anywhere in a buffer of some length, written by the program's own code; many buffers. */
+static void test_spoilt_anywhere(void) {
+    enum { MOST = 1500, MANY = 19 };
+    static const int lengths[] = { 1, 2, 3, 63, 64, 65, 127, 129, 1024, MOST };
+    mixp_tensor *all[MANY];
+    static float x[MOST];
+    size_t n;
+    int i, way;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    for (i = 0; i < MANY; i++) {
+        const int64_t length = i < 10 ? lengths[i] : 7 + i;
+        char name[16];
+        snprintf(name, sizeof name, "s%d", i);
+        all[i] = mixp_buffer(r.ctx, name, i % 3 == 2 ? MIXP_BF16 : MIXP_F32, 1, &length);
+    }
+    mixp_scaler_update_to(r.scaler, 8e37f);     /* room for many skips */
+    for (n = 0; n < MANY; n++)
+        for (way = 0; way < 3; way++) {
+            const int64_t count = all[n]->count, at = way == 0 ? 0 : way == 1 ? count - 1 : count / 2;
+            mixp_verdict v;
+            begin(&r);
+            walk(&r, 0, 0);
+            for (i = (int)n; i < MANY; i++) CHECK_INT(mixp_buffer_save(all[i]), MIXP_OK);
+            for (i = 0; i < MOST; i++) x[i] = (float)i;
+            x[at] = way ? INFINITY : NAN;
+            mixp_convert(all[n]->data, all[n]->dtype, x, MIXP_F32, count);
+            if (n + 1 < MANY) memset(all[n + 1]->data, 0xFF, (size_t)all[n + 1]->count * 2);    /* a later one */
+            end(&r);
+            v = mixp_scaler_verdict(r.scaler);
+            CHECK_INT(v.reason, MIXP_SKIP_BUFFER);
+            CHECK_TEXT(v.bad_tensor ? v.bad_tensor : "", all[n]->name);
+            CHECK_INT(v.bad_element, at);
+            CHECK_INT(v.bad_is_nan, !way);
+            CHECK_INT(mixp_read(all[n], x, MIXP_F32, count), MIXP_OK);
+            for (i = 0; i < count; i++) CHECK_NEAR(x[i], 0, 0);
+        }
+    rig_close(&r, 0);
+}
+
+/* A micro-batch spoils the buffer, and a later one hides the write: only what the window leaves counts. Both
+ * optimizers of a step are skipped. Of two scalers the first puts the buffer back, so the second applies. */
+static void test_spoilt_windows(void) {
+    float x[N] = { 1, 1, INFINITY, 1, 1, 1 };
+    int batch, bad;
+    for (bad = 0; bad < 2; bad++) {
+        rig r;
+        rig_open(&r, MIXP_F32);
+        set(&r, first);
+        for (batch = 0; batch < 2; batch++) {
+            CHECK_INT(mixp_step_begin(r.ctx), MIXP_OK);
+            if (!batch) mixp_zero_grad(r.opt[0]);
+            walk(&r, 0, 1);
+            if (batch == bad) mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
+            else set(&r, second);
+        }
+        end(&r);
+        CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, bad ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED);
+        is(r.buffer, bad ? first : second);
+
+        begin(&r);
+        walk(&r, 0, 1);
+        walk(&r, 1, 1);
+        mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
+        mixp_scaler_unscale(r.scaler, r.opt[0]);
+        mixp_clip_grad_norm(r.opt[0], 0.5);
+        CHECK_INT(mixp_scaler_step(r.scaler, r.opt[0]), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(r.scaler, r.opt[1]), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(r.scaler), MIXP_OK);
+        for (batch = 0; batch < 2; batch++)
+            CHECK_INT(mixp_optimizer_verdict(r.opt[batch]).reason, MIXP_SKIP_BUFFER);
+        is(r.buffer, bad ? first : second);
+        rig_close(&r, 0);
+    }
+    {
+        mixp_scaler *of[2];
+        rig r;
+        rig_open(&r, MIXP_F32);
+        set(&r, first);
+        of[0] = r.scaler;
+        of[1] = mixp_scaler_new(r.ctx, NULL);
+        begin(&r);
+        for (batch = 0; batch < 2; batch++) {
+            r.scaler = of[batch];
+            walk(&r, batch, 1);
+            if (!batch) mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
+            CHECK_INT(mixp_scaler_step(of[batch], r.opt[batch]), MIXP_OK);
+            CHECK_INT(mixp_scaler_update(of[batch]), MIXP_OK);
+            CHECK_INT(mixp_scaler_verdict(of[batch]).reason, batch ? MIXP_SKIP_NONE : MIXP_SKIP_BUFFER);
+            is(r.buffer, first);
+        }
+        rig_close(&r, 0);
+    }
+}
+
+/* Without a scaler the step is applied, as it is for gradients; a warning and the verdict name the element. */
+static void test_spoilt_unscaled(void) {
+    const int64_t one[1] = { 1 };
+    float x[N] = { 1, 1, 1, 1, NAN, 1 }, g = 1;
+    mixp_verdict v;
+    int disabled;
+    for (disabled = 0; disabled < 2; disabled++) {
+        mixp_scaler_desc off;
+        rig r;
+        rig_open(&r, MIXP_F32);
+        memset(&off, 0, sizeof off);
+        off.disabled = 1;
+        if (disabled) r.scaler = mixp_scaler_new(r.ctx, &off);
+        set(&r, first);
+        begin(&r);
+        CHECK_INT(mixp_backward(r.ctx, mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0],
+                  mixp_input(r.ctx, MIXP_F32, 1, one, &g)), MIXP_ALL, 0)), MIXP_OK);
+        mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
+        if (disabled) end(&r);
+        else CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
+        v = mixp_optimizer_verdict(r.opt[0]);
+        CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
+        CHECK_INT(v.reason, MIXP_SKIP_NONE);
+        CHECK_TEXT(v.bad_tensor ? v.bad_tensor : "", "state");
+        CHECK_INT(v.bad_element, 4);
+        CHECK_TEXT(r.warning, "NaN at element 4 of the buffer 'state'");
+        CHECK(((const float *)r.buffer->data)[4] != ((const float *)r.buffer->data)[4]);
+        CHECK_NEAR(*(const float *)r.w[0]->data, 0.75, 0);
+        rig_close(&r, 1);
+    }
+}
+
+/* Skips that no scale cures end the run with an error that names the buffer. */
+static void test_spoilt_for_ever(void) {
+    float x[N] = { 1, 1, 1, INFINITY, 1, 1 };
+    mixp_scaler_desc s;
+    mixp_result last = MIXP_OK;
+    int i;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    memset(&s, 0, sizeof s);
+    s.rule = MIXP_RULE_STATIC;
+    s.init_scale = 1;
+    s.max_floor_skips = 3;
+    r.scaler = mixp_scaler_new(r.ctx, &s);
+    set(&r, first);
+    for (i = 0; i < 3; i++) {
+        begin(&r);
+        walk(&r, 0, 1);
+        mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, x));
+        CHECK_INT(mixp_scaler_step(r.scaler, r.opt[0]), MIXP_OK);
+        last = mixp_scaler_update(r.scaler);
+    }
+    refused(r.ctx, last == MIXP_OK, MIXP_ERR_DIVERGED, "Inf of the buffer 'state' at element 3");
+    is(r.buffer, first);
+    rig_close(&r, 0);
+}
+
 /* --- retries ----------------------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_NO_WATCH
@@ -448,6 +732,72 @@ static void test_carried_state(void) {
     CHECK_NEAR(f16, f32, 0.001);
 }
 
+/* As `carried`, but the carried state is read by tanh alone, so that the step that overflows has a finite loss
+ * and finite gradients. */
+static double saturated(int f16, int *applied, float *scale) {
+    enum { B = 4, H = 8 };
+    const int64_t square[2] = { H, H }, state[2] = { B, H };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *wx = mixp_param(ctx, "wx", MIXP_F32, 2, square);
+    mixp_tensor *wh = mixp_param(ctx, "wh", MIXP_F32, 2, square), *loss = NULL;
+    mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state);
+    mixp_scaler *scaler;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_scaler_desc of_scale;
+    unsigned random = 1;
+    double last = 0;
+    int step, i, origins = 0;
+    memset(&of_scale, 0, sizeof of_scale);
+    of_scale.init_scale = 256;
+    scaler = mixp_scaler_new(ctx, &of_scale);
+    mixp_init_normal(wx, 0, 0.3);
+    mixp_init_normal(wh, 0, 0.1);
+    mixp_optimizer_add_all(opt, "w*");
+    mixp_guard_start(ctx, NULL);
+    for (step = 0; step < 60; step++) {
+        float x[B * H], held[B * H];
+        for (i = 0; i < B * H; i++) {
+            random = random * 1664525u + 1013904223u;
+            x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? 3e4f : 1.0f);
+        }
+        do {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) {
+                mixp_tensor *in = mixp_mul(ctx, mixp_input(ctx, MIXP_F32, 2, state, x),
+                                           mixp_full(ctx, MIXP_F32, 2, state, 2));
+                mixp_tensor *next = mixp_add(ctx, mixp_linear(ctx, mixp_tanh(ctx, h), wh, NULL),
+                                             mixp_linear(ctx, in, wx, NULL));
+                loss = mixp_mean(ctx, mixp_tanh(ctx, next), MIXP_ALL, 0);
+                mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+                mixp_copy(h, next);
+            }
+            mixp_scaler_step(scaler, opt);
+            mixp_scaler_update(scaler);
+            origins += mixp_scaler_verdict(scaler).origin == MIXP_ORIGIN_FORWARD;
+        } while (mixp_retry(scaler, 5));
+        *applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
+        mixp_read(h, held, MIXP_F32, B * H);
+        for (i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
+        last = mixp_item(loss);
+    }
+    CHECK(!f16 || origins > 0);
+    *scale = mixp_scaler_loss_scale(scaler);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    return last;
+}
+
+static void test_saturated_state(void) {
+    int applied = 0, of_f32 = 0;
+    float scale32, scale16;
+    const double f32 = saturated(0, &of_f32, &scale32), f16 = saturated(1, &applied, &scale16);
+    CHECK_INT(of_f32, 60);
+    CHECK_INT(applied, 60);
+    CHECK_NEAR(f16, f32, 0.001);
+    CHECK_NEAR(scale16, scale32, 0);            /* not the scale's fault */
+}
+
 /* An evaluation that mixp_retry_loss repeats starts from the state that it met. */
 static void test_retry_loss(void) {
     float big[N] = { 6e4f, 6e4f, 6e4f, 6e4f, 6e4f, 6e4f };
@@ -471,6 +821,34 @@ static void test_retry_loss(void) {
     CHECK_INT(tries, 2);
     mixp_read(r.buffer, count, MIXP_F64, N);
     CHECK_NEAR(count[0], 1, 0);
+    rig_close(&r, 0);
+}
+
+/* So does one whose loss is finite and which spoils a buffer. */
+static void test_retry_loss_spoilt(void) {
+    float big[N] = { 6e4f, 6e4f, 6e4f, 6e4f, 6e4f, 6e4f };
+    mixp_tensor *loss = NULL, *twice;
+    double want[N];
+    int tries = 0, i;
+    rig r;
+    rig_open(&r, MIXP_F32);
+    CHECK_INT(mixp_guard_start(r.ctx, NULL), MIXP_OK);
+    set(&r, first);
+    plain_step(&r, 1);
+    do {
+        mixp_eval_begin(r.ctx);
+        MIXP_NO_GRAD(r.ctx) MIXP_AUTOCAST(r.ctx, MIXP_F16) {
+            mixp_tensor *x = mixp_cast(r.ctx, mixp_input(r.ctx, MIXP_F32, 1, six, big), MIXP_F16);
+            twice = mixp_add(r.ctx, x, x);
+            loss = mixp_mean(r.ctx, mixp_tanh(r.ctx, twice), MIXP_ALL, 0);
+            mixp_copy(r.buffer, mixp_add(r.ctx, r.buffer, twice));
+        }
+        CHECK_NEAR(mixp_item(loss), 1, 0);
+        tries++;
+    } while (mixp_retry_loss(r.ctx, loss));
+    CHECK_INT(tries, 2);
+    mixp_read(r.buffer, want, MIXP_F64, N);
+    for (i = 0; i < N; i++) CHECK_NEAR(want[i], first[i] + 2 * 60000.0, 0);     /* 6e4 is a number of f16 */
     rig_close(&r, 0);
 }
 
@@ -501,14 +879,6 @@ static void test_frozen_parameter(void) {
     }
 }
 #endif
-
-static void refused(mixp_context *ctx, int got_it, mixp_result code, const char *part) {
-    const char *why = "";
-    CHECK(!got_it);
-    CHECK_INT(mixp_context_error(ctx, &why), code);
-    CHECK_TEXT(why, part);
-    mixp_context_clear_error(ctx);
-}
 
 static void test_mistakes(void) {
     const int64_t bad[1] = { 0 };
@@ -741,15 +1111,24 @@ int main(void) {
     RUN(test_two_writes);
     RUN(test_accumulation);
     RUN(test_outside);
+    RUN(test_failed_step);
     RUN(test_two_optimizers);
     RUN(test_many_optimizers);
     RUN(test_two_scalers);
     RUN(test_spikes);
     RUN(test_unscaled);
+    RUN(test_spoilt);
+    RUN(test_meant);
+    RUN(test_spoilt_anywhere);
+    RUN(test_spoilt_windows);
+    RUN(test_spoilt_unscaled);
+    RUN(test_spoilt_for_ever);
 #ifndef MIXPREC_NO_WATCH
     RUN(test_retry_counts_once);
     RUN(test_carried_state);
+    RUN(test_saturated_state);
     RUN(test_retry_loss);
+    RUN(test_retry_loss_spoilt);
     RUN(test_frozen_parameter);
 #endif
     RUN(test_mistakes);
