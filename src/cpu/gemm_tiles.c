@@ -12,7 +12,7 @@
  * not change an element's bits.
  *
  * A product of few rows by a transposed b is exchanged: c' = b a'. The tiles then read b in place,
- * and only the few rows are packed. The bits are the same.
+ * only the few rows are packed, and c' is transposed. The bits are the same.
  *
  * A split f16 cannot hold Inf or NaN (0 times Inf is NaN). An element whose row of op(a) or column
  * of op(b) holds one has the bits of AVX-512's product instead: tiles_again.
@@ -25,7 +25,9 @@
 #define MIXPI_TILES_MB    512       /* rows of the largest block, if k takes several passes */
 #define MIXPI_TILES_SUM   1024      /* floats of the sums of one tile                      */
 
-#define MIXPI_TILES_FEW   32        /* rows of a for which a product by b' is exchanged    */
+/* Few rows of a: up to 32, or up to 128 that are at most a quarter of k and of n. */
+#define MIXPI_TILES_FEW   32
+#define MIXPI_TILES_FEW_OF_MANY 128
 
 typedef struct mixpi_tiles_job {
     mixpi_gemm_job cut;         /* how g's c is cut into blocks, and k into passes         */
@@ -368,6 +370,13 @@ static mixp_gemm_args mixpi_tiles_exchanged(const mixp_gemm_args *g) {
     return e;
 }
 
+/* Has g few rows of a and a transposed b? Then transposing c' is less work than packing b. */
+static int mixpi_tiles_exchanges(const mixp_gemm_args *g) {
+    if (!g->trans_b) return 0;
+    if (g->m <= MIXPI_TILES_FEW) return 1;
+    return g->m <= MIXPI_TILES_FEW_OF_MANY && 4 * g->m <= g->k && 4 * g->m <= g->n;
+}
+
 /* Cuts c into blocks and k into passes. set: the shape for `how`. */
 MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of, int how,
                                  const mixpi_gemm_shape *set, int64_t threads) {
@@ -379,7 +388,7 @@ MIXPI_K void MIXPI_P(tiles_plan)(mixpi_tiles_job *job, const mixp_gemm_args *of,
     mixpi_tiles_block block;
     memset(job, 0, sizeof *job);
     job->of = of;
-    job->exchanged = of->trans_b && of->m <= MIXPI_TILES_FEW;
+    job->exchanged = mixpi_tiles_exchanges(of);
     job->g = job->exchanged ? mixpi_tiles_exchanged(of) : *of;
     job->how = split && job->exchanged ? MIXPI_TILES_SPLIT_BACK : how;
     job->split = split;

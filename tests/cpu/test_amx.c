@@ -223,6 +223,7 @@ static void stated_order(mixp_isa isa, mixp_dtype dtype) {
     CHECK_INT(differ(d, dtype, 20, 9, 700, 0), 0);
     CHECK_INT(differ(d, dtype, 33, 17, 1100, 0), 0);
     CHECK_INT(differ(d, dtype, 9, 20, 2100, 0), 0);
+    for (i = 0; i < 4; i++) CHECK_INT(differ(d, dtype, 33 + 3 * i, 170, 175, 0), 0);
 }
 static void bf16_in_the_stated_order(void) { stated_order(MIXP_ISA_AMX, MIXP_BF16); }
 static void f16_in_the_stated_order(void)  { stated_order(MIXP_ISA_AMX_F16, MIXP_F16); }
