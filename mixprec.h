@@ -2564,7 +2564,7 @@ MIXPREC_HD int mixpi_top_repeats(float sum) {
 }
 /* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
  * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */
-MIXPREC_HD float mixpi_tossed(mixp_dtype dtype, float x) {
+MIXPREC_HD float mixpi_round_stochastically(mixp_dtype dtype, float x) {
     const uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
     uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
     coin = (coin ^ coin >> 12) * 0x297A2D39u;
@@ -9820,12 +9820,12 @@ typedef struct mixpi_met_queries {
 } mixpi_met_queries;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
-static int mixpi_attention_bends(const mixp_attention_args *k) {
+static int mixpi_attention_modifies(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
 /* Is y of a row with this sum of weights rounded stochastically? */
-static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
+static int mixpi_rounds_stochastically(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
 }
 
@@ -14030,29 +14030,29 @@ MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t l
 
 /* Transposes a tile: pair p of row i becomes pair i of row p. ld: elements between rows of
  * `from`. */
-MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
+MIXPI_V void MIXPI_P(tiles_transpose)(uint16_t *to, const uint16_t *from, int64_t ld) {
     MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
 }
 
 /* Packs a step of a from a': element k of row i is from[k * ld + i]. */
-MIXPI_V void MIXPI_P(tiles_a_turned)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t rows,
-                                     int64_t k) {
+MIXPI_V void MIXPI_P(tiles_a_transposed)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                         int64_t rows, int64_t k) {
     uint16_t woven[MIXPI_TILES_STEP] __attribute__((__aligned__(64)));
     MIXPI_P(tiles_across)(woven, from, ld, rows, k);
-    MIXPI_P(tiles_turn)(to, woven, 32);
-    MIXPI_P(tiles_turn)(to + 512, woven + 512, 32);
+    MIXPI_P(tiles_transpose)(to, woven, 32);
+    MIXPI_P(tiles_transpose)(to + 512, woven + 512, 32);
 }
 
 /* Packs one tile of b, 16 columns, from b': element k of column j is from[j * ld + k]. */
-MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t ld,
-                                     int64_t columns, int64_t k) {
+MIXPI_V void MIXPI_P(tiles_b_transposed)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                         int64_t columns, int64_t k) {
     uint16_t rows[MIXPI_TILES_STEP / 2] __attribute__((__aligned__(64)));
     if (columns >= 16 && k >= 32 && ld % 2 == 0) {
-        MIXPI_P(tiles_turn)(to, from, ld);
+        MIXPI_P(tiles_transpose)(to, from, ld);
         return;
     }
     MIXPI_P(tiles_along)(rows, from, ld, 16, columns, k);
-    MIXPI_P(tiles_turn)(to, rows, 32);
+    MIXPI_P(tiles_transpose)(to, rows, 32);
 }
 
 /* The upper 16 bits of 32 words: those of p, then those of q. */
@@ -14433,7 +14433,7 @@ typedef struct mixpi_tiles_block {
     uint16_t *a_tail;           /* the last step of a panel that is read in place          */
     uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
     float    *sums;             /* sums of one tile and one pass                           */
-    float    *turned;           /* exchanged: the sums of one tile, transposed             */
+    float    *transposed;       /* exchanged: the sums of one tile, transposed             */
     float    *part;             /* sums of all tiles over the passes so far, if several    */
     float    *again;            /* split: memory for AVX-512's product of a tile           */
     float    *exact;            /* split: that product, in c's dtype                       */
@@ -14454,7 +14454,7 @@ static int64_t mixpi_tiles_carve(mixpi_tiles_block *s, float *from) {
     s->a_tail = (uint16_t *)(void *)mixpi_carve(&c, MIXPI_TILES_STEP / 2);
     s->b_pack = (uint16_t *)(void *)mixpi_carve(&c, panels * steps * job->step / 2);
     s->sums = mixpi_carve(&c, MIXPI_TILES_SUM);
-    s->turned = mixpi_carve(&c, job->exchanged ? MIXPI_TILES_SUM : 0);
+    s->transposed = mixpi_carve(&c, job->exchanged ? MIXPI_TILES_SUM : 0);
     s->part = mixpi_carve(&c, cut->depth < cut->g->k ? rows * cut->cols : 0);
     s->again = mixpi_carve(&c, job->again);
     s->exact = mixpi_carve(&c, job->split ? MIXPI_TILES_SUM : 0);
@@ -14477,7 +14477,7 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
         for (j = 0; j < n; j += 16)
             for (k = 0; k < depth; k += 32) {
                 uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step + j % 32 * 32;
-                MIXPI_P(tiles_b_turned)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
+                MIXPI_P(tiles_b_transposed)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
                 if (split) s->bad |= MIXPI_P(tiles_split)(to, 16);
             }
         return;
@@ -14524,7 +14524,7 @@ MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t 
     t->a_step = s->job->step * 2;
     t->steps = s->at.steps;
     for (int64_t k = 0; k < depth; k += 32, to += s->job->step) {
-        if (g->trans_a) MIXPI_P(tiles_a_turned)(to, a + k * g->lda, g->lda, rows, depth - k);
+        if (g->trans_a) MIXPI_P(tiles_a_transposed)(to, a + k * g->lda, g->lda, rows, depth - k);
         else MIXPI_P(tiles_along)(to, a + k, g->lda, lines, rows, depth - k);
         if (split) s->bad |= MIXPI_P(tiles_split)(to, lines);
     }
@@ -14669,10 +14669,10 @@ MIXPI_K void MIXPI_P(tiles_finish)(const mixpi_tiles_block *s, const mixpi_tiles
     const mixpi_tiles_place at = mixpi_tiles_place_of(s, t, i, j);
     for (int64_t r = 0; s->job->exchanged && r < t->rows; r += 16)
         for (int64_t q = 0; q < t->columns; q += 16)
-            MIXPI_P(transpose16)(s->turned + q * 32 + r, 32, sums + r * 32 + q, 32);
+            MIXPI_P(transpose16)(s->transposed + q * 32 + r, 32, sums + r * 32 + q, 32);
 
     if (again) MIXPI_P(tiles_again)(s, at);
-    MIXPI_P(tiles_write)(s, at, s->job->exchanged ? s->turned : sums);
+    MIXPI_P(tiles_write)(s, at, s->job->exchanged ? s->transposed : sums);
     if (again) MIXPI_P(tiles_replace)(s, at, j);
 }
 
@@ -15092,8 +15092,8 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
         return mixp_f32_of_bits(0x7F800000u);
     }
     MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
-    for (int64_t j = 0; j < wide && mixpi_is_tossed(k, sum); j++)
-        o[j] = mixpi_tossed(k->y.dtype, o[j]);
+    for (int64_t j = 0; j < wide && mixpi_rounds_stochastically(k, sum); j++)
+        o[j] = mixpi_round_stochastically(k->y.dtype, o[j]);
     return top + logf(sum);
 }
 
@@ -15254,7 +15254,7 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
 }
 
 /* score_grads with a cap, a mask or dropout. The dropped probabilities in p become 0 last. */
-MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+MIXPI_K void MIXPI_P(modified_grads)(const mixpi_attention_grad_job *job,
                                  const mixpi_some_scores *at, int64_t seen, float *p,
                                  float *g, float lse, float delta) {
     const mixp_attention_args *k = &job->k->forward;
@@ -15274,7 +15274,7 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(drop)(&job->drops, random, at->n, g);
     }
 
-    /* Back through the softmax, then through what bent the scores. */
+    /* Back through the softmax, then through what changed the scores. */
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
     if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
@@ -15288,12 +15288,12 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
     const float *lse = k->lse + at.head * t;
     const float *delta = room->delta + at.head % job->heads.group * t;
-    int bends = mixpi_attention_bends(k);
+    int modified = mixpi_attention_modifies(k);
     for (r = 0; r < rows; r++, at.query++) {
         float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
         int64_t seen = mixpi_min(at.n, first + r);
-        if (bends)
-            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        if (modified)
+            MIXPI_P(modified_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
         else
             MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
     }
@@ -15504,7 +15504,7 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
 MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
                                     uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, parts);
-    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_turn)(to + i, panel + i, 32);
+    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_transpose)(to + i, panel + i, 32);
 }
 
 /* Makes operands on the left, to be summed over keys, from a panel of keys or values: 32 rows of d
@@ -15514,7 +15514,7 @@ MIXPI_K void MIXPI_P(tiled_over_keys)(const mixpi_heads *h, const uint16_t *pane
     const int64_t codes = h->parts * 1024, all = mixpi_panel_codes(h, h->parts);
     for (int64_t i = 0; i < all; i += 1024) {
         uint16_t *to = block + i / codes * 2 * codes + half * codes + i % codes;
-        MIXPI_P(tiles_a_turned)(to, panel + i, 32, 32, 32);
+        MIXPI_P(tiles_a_transposed)(to, panel + i, 32, 32, 32);
     }
 }
 
@@ -15704,9 +15704,9 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
 
 /* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
  * store weights over scores. */
-MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
-                                 mixpi_met_queries *s, mixpi_some_scores at, float *factors,
-                                 int keep) {
+MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
+                                          const mixpi_tiled_room *room, mixpi_met_queries *s,
+                                          mixpi_some_scores at, float *factors, int keep) {
     const int64_t n = (at.n + 15) / 16 * 16;
     mixpi_attention_job by_rows = *job;
     mixpi_met_queries rows = *s;
@@ -15729,7 +15729,7 @@ MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_til
     /* Rows become columns again. */
     (void)MIXPI_P(tiled_weights)(rows.scores, s->rows, n, room->weights);
     for (i = 0; i < mixpi_ceil_div(n, 32) * 2048; i += 512)
-        MIXPI_P(tiles_turn)(room->p + i, room->weights + i, 32);
+        MIXPI_P(tiles_transpose)(room->p + i, room->weights + i, 32);
     for (i = 0; keep && i < s->rows; i++)
         for (j = 0; j < at.n; j++)
             s->scores[j * MIXPI_QUERIES + i] = rows.scores[i * MIXPI_KEYS + j];
@@ -15836,7 +15836,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
-    const int bends = mixpi_attention_bends(k) || !(k->scale >= 0.0f);
+    const int modified = mixpi_attention_modifies(k) || !(k->scale >= 0.0f);
     float     factors[MIXPI_QUERIES] = { 0 };
     int64_t   k0, last, i;
     int       odd_q;
@@ -15861,7 +15861,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
         MIXPI_P(tiled_scores_of)
         (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
         if (odd_q || odd & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
-        if (bends) MIXPI_P(tiled_bend)(job, room, &s, at, factors, keep);
+        if (modified) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
         else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
         MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
         if (keep) MIXPI_P(tiled_odd_values)(job, room, &s, at);
@@ -16138,7 +16138,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
     if (!bad) {
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
-        if (mixpi_attention_bends(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
+        if (mixpi_attention_modifies(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
         else MIXPI_P(tiled_grads)(job, room, m);
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }

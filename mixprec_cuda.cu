@@ -31,7 +31,7 @@
  *
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
  * exceptions. In products, cuBLASLt chooses by GPU and version. Attention uses the f32 kernels on
- * capability 7.0; on 7.5 it uses them for bf16, the kernels for bent scores where 64 KB hold no
+ * capability 7.0; on 7.5 it uses them for bf16, the kernels for changed scores where 64 KB hold no
  * larger tile, and tensor core products in two halves; code for sm_90a multiplies by warpgroups.
  * Casts, quantisers, stochastic rounding, unscale, the statistics' flags and optimizer steps give
  * the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
@@ -8790,8 +8790,8 @@ static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_na
  *
  * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, and all
  * of capability 7.0, whose tensor cores want other fragments, uses f32 kernels with the same walk.
- * Separate kernels bend scores (a cap, a mask, dropout), with half as many rows, because they have
- * no registers for more.
+ * Separate kernels change scores (a cap, a mask, dropout), with half as many rows, because they
+ * have no registers for more.
  */
 namespace {
 
@@ -8814,7 +8814,7 @@ struct Heads {
     mixp_in      mask;
     mixp_head_strides mask_at;
     int          mask_key;
-    bool         bends, may_hide;               /* may_hide: a query may see no key          */
+    bool         modified, may_hide;               /* may_hide: a query may see no key          */
     bool         wide;          /* in f32: each row can be read 16 bytes at a time           */
     float        softcap, kept; /* kept: the factor of weights that dropout keeps            */
     Draws        draws;
@@ -8984,14 +8984,14 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
 }
 
 /* Is each element of y rounded at random, in a row with this sum? */
-__device__ inline bool is_tossed(const Heads &h, float sum) {
+__device__ inline bool is_stochastic(const Heads &h, float sum) {
     return h.out.dtype != MIXP_F32 && !h.out.accumulate && mixpi_top_repeats(sum);
 }
 
 /* --- forward on tensor cores ------------------------------------------------------------ */
 
-template <int D, bool bends> struct Forward {
-    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M,
+template <int D, bool modified> struct Forward {
+    static const int M = D == 128 || modified ? 1 : 2, rows = 64 * M,
                      keys = D == 128 ? 32 : 64;
     static const int bytes = (rows + 4 * keys) * D * 2;
 };
@@ -9036,7 +9036,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, cons
 
 /* Bends scores of a fragment. */
 template <int N>
-__device__ inline void forward_bend(float (*s)[4], const Heads &h, const Place &at) {
+__device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -9060,16 +9060,16 @@ __device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draw
     }
 }
 
-/* e^(s - top), for a score and its row's top. A mask can put bent scores far from 0, so their
+/* e^(s - top), for a score and its row's top. A mask can put changed scores far from 0, so their
  * difference is computed first: a product would round off more than the difference. */
-template <bool bends> __device__ inline float exp_from(float s, float top, float factor) {
-    return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top));
+template <bool modified> __device__ inline float exp_from(float s, float top, float factor) {
+    return exp2_approx(modified ? (s - top) * log2_e : fmaf(s, factor, -top));
 }
 
 /* Turns the scores of half the rows of a fragment into weights. Returns what the rows' sums must be
- * multiplied by, for their new top. top is the maximum of bent scores; otherwise of scores times
+ * multiplied by, for their new top. top is the maximum of changed scores; otherwise of scores times
  * factor, where factor is scale log2 e. */
-template <bool bends, int N>
+template <bool modified, int N>
 __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
                                      float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
@@ -9079,8 +9079,8 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-    top = fmaxf(top_so_far, bends ? most : most * factor);
-    shrink = exp2_approx((top_so_far - top) * (bends ? log2_e : 1.0f));
+    top = fmaxf(top_so_far, modified ? most : most * factor);
+    shrink = exp2_approx((top_so_far - top) * (modified ? log2_e : 1.0f));
     top_so_far = top;
 
     /* Turn scores into weights, and add them. */
@@ -9088,7 +9088,7 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-            s[n][e] = exp_from<bends>(s[n][e], top, factor);
+            s[n][e] = exp_from<modified>(s[n][e], top, factor);
             sum += s[n][e];
         }
     }
@@ -9098,11 +9098,11 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
 }
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. */
-template <int D, bool bends, int M, int N>
+template <int D, bool modified, int M, int N>
 __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, float factor) {
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
-        float shrink = forward_half<bends, N>(s, r.top[m][half], r.sum[m][half], half, factor);
+        float shrink = forward_half<modified, N>(s, r.top[m][half], r.sum[m][half], half, factor);
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             r.o[m][n][2 * half] *= shrink;
@@ -9112,29 +9112,29 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, f
 }
 
 /* Processes one tile of keys and values. q: the warp's queries; the first is tile.row. */
-template <int D, bool bf16, bool bends, int M>
+template <int D, bool bf16, bool modified, int M>
 __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t draws,
                                     const uint32_t (*q)[D / 16][4], const uint16_t *keys,
                                     const Place &tile) {
-    const int N = Forward<D, bends>::keys;
+    const int N = Forward<D, modified>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
 
     /* Compute the scores. */
     forward_scores<D, bf16, M, N>(s, q, keys);
 
-    /* Turn them into weights: bent, hidden, dropped. */
+    /* Turn them into weights: changed, hidden, dropped. */
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         int query = tile.row + 16 * m, key = tile.column;
         Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
-        if (bends) forward_bend<N / 8>(s[m], h, at);
+        if (modified) forward_modify<N / 8>(s[m], h, at);
         if (key + N > end || key + N - 1 > query + h.ahead) hide_keys<N / 8>(s[m], h.ahead, at);
-        forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
-        if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
+        forward_softmax<D, modified, M, N / 8>(s[m], r, m, h.scale * log2_e);
+        if (modified && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
 
-    if (bends) __syncwarp(); /* products need all threads of the warp together */
+    if (modified) __syncwarp(); /* products need all threads of the warp together */
 
     /* Add the weighted values. */
     MIXPI_UNROLL
@@ -9146,7 +9146,7 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
     }
 }
 
-template <int D, bool bends, int M>
+template <int D, bool modified, int M>
 __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z, int row) {
     int lane = (int)threadIdx.x % warp_size;
     MIXPI_UNROLL
@@ -9156,34 +9156,34 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
 
         /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool none, toss;
+        bool none, stochastic;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
-        toss = is_tossed(h, sum);
+        stochastic = is_stochastic(h, sum);
 
         /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;
         if (lane % 4 == 0)
-            h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
-                                              : bends ? top + log2f(sum) * ln_2
-                                                      : (top + log2f(sum)) * ln_2;
+            h.lse[(int64_t)z * h.t + query] = none       ? INFINITY
+                                              : modified ? top + log2f(sum) * ln_2
+                                                         : (top + log2f(sum)) * ln_2;
 
         /* Store the row. */
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
-            put_pair(h.out, at + 8 * n, toss ? mixpi_tossed(h.out.dtype, x) : x,
-                     toss ? mixpi_tossed(h.out.dtype, y) : y);
+            put_pair(h.out, at + 8 * n, stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x,
+                     stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
         }
     }
 }
 
 /* Causal: a head's last queries go first, because they see the most keys. */
-template <int D, bool bf16, bool bends>
+template <int D, bool bf16, bool modified>
 __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads h) {
-    typedef Forward<D, bends> Shape;
+    typedef Forward<D, modified> Shape;
     const int M = Shape::M, rows = Shape::rows, keys = Shape::keys;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + rows * D;
@@ -9199,7 +9199,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
 
     /* The sums are empty: no key has been seen. */
-    const uint64_t draws = bends ? draws_key(h) : 0;
+    const uint64_t draws = modified ? draws_key(h) : 0;
     uint32_t held[M][D / 16][4];
     RowSums<D, M> r = {};
     MIXPI_UNROLL
@@ -9229,12 +9229,12 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
         __syncthreads();
         Place tile = { z, first + row, i * keys, end };
         if (tile.row < h.t && tile.column < tile.row + 16 * M + h.ahead)
-            forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
+            forward_tile<D, bf16, modified, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
 
     cp_async_wait<0>(); /* without any tile the first copy is still in flight */
-    forward_store<D, bends, M>(r, h, z, first + row);
+    forward_store<D, modified, M>(r, h, z, first + row);
 }
 
 /* --- backward on tensor cores ----------------------------------------------------------- *
@@ -9249,8 +9249,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
  * scores own[0] x other[0]', their gradients from own[1] x other[1]'; sums[0] += g x other[0],
  * sums[1] += p x other[1].
  */
-template <int D, bool bends> struct Backward {
-    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M, others = 64,
+template <int D, bool modified> struct Backward {
+    static const int M = D == 128 || modified ? 1 : 2, rows = 64 * M, others = 64,
                      columns = 32;
     static const int bytes =
         (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
@@ -9317,10 +9317,11 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* backward_weights for bent scores: those with a cap, a mask or dropout. */
+/* backward_weights for changed scores: those with a cap, a mask or dropout. */
 template <bool keys>
-__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
-                                     const Place &p, const float *lse, const float *delta) {
+__device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Heads &h,
+                                         uint64_t draws, const Place &p, const float *lse,
+                                         const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -9355,7 +9356,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, in
 }
 
 /* Processes 32 columns of a tile that begins at `at`. */
-template <int D, bool bf16, bool keys, bool bends, int M>
+template <int D, bool bf16, bool keys, bool modified, int M>
 __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
                                         const Own<D, M> &w, const uint16_t *other,
                                         const float *statistics, int at, int column) {
@@ -9375,14 +9376,14 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     for (int m = 0; m < M; m++) {
         Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
         const float *lse = keys ? those : w.lse[m], *delta = keys ? those + 64 : w.delta[m];
-        if (bends) backward_bent<keys>(s[m], g[m], h, w.draws, p, lse, delta);
+        if (modified) backward_modified<keys>(s[m], g[m], h, w.draws, p, lse, delta);
         else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
         if (from + 32 > end ||
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
             backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
 
-    if (bends) __syncwarp();
+    if (modified) __syncwarp();
 
     /* Add the gradients of 32 columns to the sums, and for keys the weighted dy. */
     MIXPI_UNROLL
@@ -9420,9 +9421,9 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     }
 }
 
-/* The reference of weights: lse log2e, or lse itself for bent scores. */
+/* The reference of weights: lse log2e, or lse itself for changed scores. */
 __device__ inline float lse_of(const Heads &h, int64_t at) {
-    return h.bends ? h.lse[at] : h.lse[at] * log2_e;
+    return h.modified ? h.lse[at] : h.lse[at] * log2_e;
 }
 
 /* A thread's piece of the statistics of 64 queries: lse, then delta. */
@@ -9509,9 +9510,9 @@ __device__ inline void own_fetch(uint16_t *own, const Heads &h, int z, int first
     tile_fetch<D, rows>(own + rows * D, own1, (int)at1.row, first, end);
 }
 
-template <int D, bool bf16, bool keys, bool bends>
+template <int D, bool bf16, bool keys, bool modified>
 __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads h) {
-    typedef Backward<D, bends> Shape;
+    typedef Backward<D, modified> Shape;
     const int M = Shape::M, rows = Shape::rows, N = Shape::others;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + 2 * rows * D;
@@ -9523,7 +9524,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
-    if (bends) w.draws = draws_key(h);
+    if (modified) w.draws = draws_key(h);
     w.row = (int)threadIdx.x / warp_size * 16 * M;
     w.first = (keys ? block : blocks - 1 - block) * rows;
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
@@ -9568,8 +9569,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, bends, M>(sums, h, w, now, statistics + i % 2 * 2 * N,
-                                                      (begin + (keys ? i % tiles : i)) * N, column);
+            backward_columns<D, bf16, keys, modified, M>(
+                sums, h, w, now, statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N,
+                column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
@@ -10223,7 +10225,7 @@ template <int M> __device__ inline PlainScore plain_score(int n) {
 
 /* Bends scores. */
 template <int M>
-__device__ inline void plain_bend(float (*s)[8], const Heads &h, const PlainPlace &w) {
+__device__ inline void plain_modify(float (*s)[8], const Heads &h, const PlainPlace &w) {
     plain_put<M>(w.weights, s);
     MIXPI_UNROLL_BY(1)
     for (int n = 0; n < 8 * M; n++) {
@@ -10253,7 +10255,7 @@ template <int parts, int M> struct PlainSums { float o[parts][M][8], top[M], sum
 template <int parts, int M>
 __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, const Heads &h,
                                      const PlainPlace &w) {
-    float factor = h.bends ? 1.0f : h.scale;
+    float factor = h.modified ? 1.0f : h.scale;
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i, key = w.at + plain_column();
@@ -10307,13 +10309,13 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i;
         float sum = row_sum(r.sum[i]);
-        bool none = h.may_hide && sum <= 0.0f, toss = is_tossed(h, sum);
+        bool none = h.may_hide && sum <= 0.0f, stochastic = is_stochastic(h, sum);
         if (query < h.t && plain_column() == 0)
             h.lse[(int64_t)w.z * h.t + query] = none ? INFINITY : r.top[i] + logf(sum);
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) {
             float x = none ? 0.0f : r.o[n / 8][i][n % 8] / sum;
-            r.o[n / 8][i][n % 8] = toss ? mixpi_tossed(h.out.dtype, x) : x;
+            r.o[n / 8][i][n % 8] = stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x;
         }
     }
     plain_store<parts, M>(r.o, h, y, w.first, 1.0f);
@@ -10339,7 +10341,7 @@ __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_f
     for (; w.at < end; w.at += plain_others) {
         float s[M][8] = {};
         plain_scores<parts, M>(s, h, w, q, k, w.at > 0);
-        if (h.bends) plain_bend<M>(s, h, w);
+        if (h.modified) plain_modify<M>(s, h, w);
         plain_softmax<parts, M>(s, r, h, w);
         plain_put<M>(w.weights, s);
         if (h.limit) plain_drop<M>(h, w);
@@ -10401,8 +10403,9 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
     }
 }
 
-/* The weights and gradients of bent scores (with a cap, a mask or dropout), in shared memory. */
-template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, const PlainPlace &w) {
+/* The weights and gradients of changed scores (with a cap, a mask or dropout), in shared memory. */
+template <bool keys, int M>
+__device__ inline void plain_modified(const Heads &h, const PlainPlace &w) {
     const uint64_t draws = draws_key(h);
     MIXPI_UNROLL_BY(1)
     for (int n = 0; n < 8 * M; n++) {
@@ -10452,10 +10455,10 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
             plain_scores<parts, M>(g, h, w, keys ? v : dy, keys ? dy : v, false);
             plain_scores<parts, M>(s, h, w, keys ? k : q, keys ? q : k, false);
             __syncwarp(); /* own rows of the warp have been read */
-            if (!h.bends) plain_weights<keys, M>(s, g, h, w);
+            if (!h.modified) plain_weights<keys, M>(s, g, h, w);
             plain_put<M>(w.weights, s);
             plain_put<M>(w.own, g);
-            if (h.bends) plain_bent<keys, M>(h, w);
+            if (h.modified) plain_modified<keys, M>(h, w);
 
             /* Add them to the sums. */
             plain_sums<parts, M>(sums[0], w.own, h, w, keys ? q : k, true);
@@ -10500,19 +10503,19 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
 
 inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }
 
-template <int D, bool bf16, bool bends>
+template <int D, bool bf16, bool modified>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
-    typedef Forward<D, bends> Ahead;
-    typedef Backward<D, bends> Back;
+    typedef Forward<D, modified> Ahead;
+    typedef Backward<D, modified> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, bends>, query_blocks(h, Ahead::rows),
-                                Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, bends>, query_blocks(h, Back::rows),
-                         Back::bytes, h);
+        return attention_launch(k, attention_forward<D, bf16, modified>,
+                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, false, modified>,
+                         query_blocks(h, Back::rows), Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, bends>, key_blocks(h, Back::rows),
-                            Back::bytes, h);
+    return attention_launch(k, attention_backward<D, bf16, true, modified>,
+                            key_blocks(h, Back::rows), Back::bytes, h);
 }
 
 #ifndef MIXPREC_CUDASIM
@@ -10552,16 +10555,16 @@ template <int D, bool bf16> mixp_result wide_run(Kernel *k, const Heads &h, bool
 template <int D> mixp_result tensor_by_dtype(Kernel *k, const Heads &h, bool backward) {
 #ifndef MIXPREC_CUDASIM
     const int wide_d = D == 32 ? 64 : D;
-    if (D != 32 && !h.bends && wide_bytes<wide_d>(backward) <= k->state->most_shared &&
+    if (D != 32 && !h.modified && wide_bytes<wide_d>(backward) <= k->state->most_shared &&
         is_by_groups(k->state))
         return h.q.dtype == MIXP_BF16 ? wide_run<wide_d, true>(k, h, backward)
                                       : wide_run<wide_d, false>(k, h, backward);
 #endif
     if (h.q.dtype == MIXP_BF16)
-        return h.bends ? tensor_run<D, true, true>(k, h, backward)
-                       : tensor_run<D, true, false>(k, h, backward);
-    return h.bends ? tensor_run<D, false, true>(k, h, backward)
-                   : tensor_run<D, false, false>(k, h, backward);
+        return h.modified ? tensor_run<D, true, true>(k, h, backward)
+                          : tensor_run<D, true, false>(k, h, backward);
+    return h.modified ? tensor_run<D, false, true>(k, h, backward)
+                      : tensor_run<D, false, false>(k, h, backward);
 }
 
 inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
@@ -10585,19 +10588,19 @@ inline bool is_wide(const Heads &h) {
 
 /* Bytes of shared memory that the kernel for this head dimension takes. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
-    if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
-    return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
+    if (backward) return h.modified ? Backward<D, true>::bytes : Backward<D, false>::bytes;
+    return h.modified ? Forward<D, true>::bytes : Forward<D, false>::bytes;
 }
 inline int tensor_bytes(const Heads &h, bool backward) {
     return h.d == 32   ? tensor_bytes<32>(h, backward)
            : h.d == 64 ? tensor_bytes<64>(h, backward)
                        : tensor_bytes<128>(h, backward);
 }
-/* Does the GPU have the tensor cores and the shared memory? Kernels that bend scores have fewer
+/* Does the GPU have the tensor cores and the shared memory? Kernels that change scores have fewer
  * rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
     if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
-    if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
+    if (tensor_bytes(h, backward) > s->most_shared) h.modified = true;
     return tensor_bytes(h, backward) <= s->most_shared;
 }
 
@@ -10609,7 +10612,7 @@ inline bool tensor_takes(const State *s, Heads &h, bool backward) {
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f && is_wide(h);
 }
 
-inline bool is_bent(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
+inline bool is_modified(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
 
 template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
@@ -10624,7 +10627,7 @@ template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, boo
                             plain_bytes(of_keys), h);
 }
 inline mixp_result plain_run(Kernel *k, Heads &h, bool backward) {
-    h.bends = is_bent(h); /* whatever tensor cores have no room for */
+    h.modified = is_modified(h); /* whatever tensor cores have no room for */
     h.wide = is_wide(h);
     return h.d <= plain_columns       ? plain_run<1>(k, h, backward)
            : h.d <= 2 * plain_columns ? plain_run<2>(k, h, backward)
@@ -10656,8 +10659,8 @@ inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &a
     return MIXP_OK;
 }
 
-/* Sets the fields that bend scores: cap, mask, dropout. */
-inline void heads_bend(Heads *h, const mixp_attention_args &args) {
+/* Sets the fields that change scores: cap, mask, dropout. */
+inline void heads_modify(Heads *h, const mixp_attention_args &args) {
     h->lengths = args.lengths;
     h->mask = args.mask;
     h->mask_at = args.mask_at;
@@ -10665,7 +10668,7 @@ inline void heads_bend(Heads *h, const mixp_attention_args &args) {
     h->softcap = args.softcap;
     h->limit = (uint64_t)ceil((double)args.dropout * 4294967296.0);
     h->kept = (float)(1.0 / (1.0 - (double)args.dropout));
-    h->bends = is_bent(*h);
+    h->modified = is_modified(*h);
     h->may_hide = h->mask.data || h->lengths;
 }
 
@@ -10697,10 +10700,10 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->out = args.y;
     h->lse = args.lse;
 
-    /* What bends scores, and where faults go. */
+    /* What changes scores, and where faults go. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
-    heads_bend(h, args);
+    heads_modify(h, args);
     return MIXP_OK;
 }
 

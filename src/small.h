@@ -277,7 +277,7 @@ MIXPREC_HD int mixpi_top_repeats(float sum) {
 }
 /* Rounds x at random to one of the two numbers of f16 or bf16 around it. The random number is a
  * hash of x. Returns an x of 32768 or more unchanged: the caller rounds it to nearest. */
-MIXPREC_HD float mixpi_tossed(mixp_dtype dtype, float x) {
+MIXPREC_HD float mixpi_round_stochastically(mixp_dtype dtype, float x) {
     const uint32_t bits = mixp_bits_of_f32(x), cut = dtype == MIXP_BF16 ? 0xFFFFu : 0x1FFFu;
     uint32_t coin = (bits ^ bits >> 15) * 0x2C1B3C6Du;
     coin = (coin ^ coin >> 12) * 0x297A2D39u;

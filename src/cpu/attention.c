@@ -271,8 +271,8 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
         return mixp_f32_of_bits(0x7F800000u);
     }
     MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
-    for (int64_t j = 0; j < wide && mixpi_is_tossed(k, sum); j++)
-        o[j] = mixpi_tossed(k->y.dtype, o[j]);
+    for (int64_t j = 0; j < wide && mixpi_rounds_stochastically(k, sum); j++)
+        o[j] = mixpi_round_stochastically(k->y.dtype, o[j]);
     return top + logf(sum);
 }
 
@@ -433,7 +433,7 @@ MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, f
 }
 
 /* score_grads with a cap, a mask or dropout. The dropped probabilities in p become 0 last. */
-MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+MIXPI_K void MIXPI_P(modified_grads)(const mixpi_attention_grad_job *job,
                                  const mixpi_some_scores *at, int64_t seen, float *p,
                                  float *g, float lse, float delta) {
     const mixp_attention_args *k = &job->k->forward;
@@ -453,7 +453,7 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
         MIXPI_P(drop)(&job->drops, random, at->n, g);
     }
 
-    /* Back through the softmax, then through what bent the scores. */
+    /* Back through the softmax, then through what changed the scores. */
     MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
     for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
     if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
@@ -467,12 +467,12 @@ MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
     int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
     const float *lse = k->lse + at.head * t;
     const float *delta = room->delta + at.head % job->heads.group * t;
-    int bends = mixpi_attention_bends(k);
+    int modified = mixpi_attention_modifies(k);
     for (r = 0; r < rows; r++, at.query++) {
         float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
         int64_t seen = mixpi_min(at.n, first + r);
-        if (bends)
-            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        if (modified)
+            MIXPI_P(modified_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
         else
             MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
     }

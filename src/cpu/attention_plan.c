@@ -121,12 +121,12 @@ typedef struct mixpi_met_queries {
 } mixpi_met_queries;
 
 /* Does a cap, a mask or dropout change the scores or the probabilities? */
-static int mixpi_attention_bends(const mixp_attention_args *k) {
+static int mixpi_attention_modifies(const mixp_attention_args *k) {
     return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f;
 }
 
 /* Is y of a row with this sum of weights rounded stochastically? */
-static int mixpi_is_tossed(const mixp_attention_args *k, float sum) {
+static int mixpi_rounds_stochastically(const mixp_attention_args *k, float sum) {
     return k->y.dtype != MIXP_F32 && !k->y.accumulate && mixpi_top_repeats(sum);
 }
 

@@ -52,7 +52,7 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
 MIXPI_K void MIXPI_P(tiled_columns)(const mixpi_heads *h, int parts, const uint16_t *panel,
                                     uint16_t *to) {
     const int64_t codes = mixpi_panel_codes(h, parts);
-    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_turn)(to + i, panel + i, 32);
+    for (int64_t i = 0; i < codes; i += 512) MIXPI_P(tiles_transpose)(to + i, panel + i, 32);
 }
 
 /* Makes operands on the left, to be summed over keys, from a panel of keys or values: 32 rows of d
@@ -62,7 +62,7 @@ MIXPI_K void MIXPI_P(tiled_over_keys)(const mixpi_heads *h, const uint16_t *pane
     const int64_t codes = h->parts * 1024, all = mixpi_panel_codes(h, h->parts);
     for (int64_t i = 0; i < all; i += 1024) {
         uint16_t *to = block + i / codes * 2 * codes + half * codes + i % codes;
-        MIXPI_P(tiles_a_turned)(to, panel + i, 32, 32, 32);
+        MIXPI_P(tiles_a_transposed)(to, panel + i, 32, 32, 32);
     }
 }
 
@@ -252,9 +252,9 @@ MIXPI_K void MIXPI_P(tiled_weigh)(const mixpi_attention_job *job, const mixpi_ti
 
 /* Turns scores into weights by the rows of attention.c, for a cap, a mask or dropout. keep: also
  * store weights over scores. */
-MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_tiled_room *room,
-                                 mixpi_met_queries *s, mixpi_some_scores at, float *factors,
-                                 int keep) {
+MIXPI_K void MIXPI_P(tiled_weigh_by_rows)(const mixpi_attention_job *job,
+                                          const mixpi_tiled_room *room, mixpi_met_queries *s,
+                                          mixpi_some_scores at, float *factors, int keep) {
     const int64_t n = (at.n + 15) / 16 * 16;
     mixpi_attention_job by_rows = *job;
     mixpi_met_queries rows = *s;
@@ -277,7 +277,7 @@ MIXPI_K void MIXPI_P(tiled_bend)(const mixpi_attention_job *job, const mixpi_til
     /* Rows become columns again. */
     (void)MIXPI_P(tiled_weights)(rows.scores, s->rows, n, room->weights);
     for (i = 0; i < mixpi_ceil_div(n, 32) * 2048; i += 512)
-        MIXPI_P(tiles_turn)(room->p + i, room->weights + i, 32);
+        MIXPI_P(tiles_transpose)(room->p + i, room->weights + i, 32);
     for (i = 0; keep && i < s->rows; i++)
         for (j = 0; j < at.n; j++)
             s->scores[j * MIXPI_QUERIES + i] = rows.scores[i * MIXPI_KEYS + j];
@@ -384,7 +384,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     const int64_t pair = 2 * mixpi_panel_codes(h, h->score_parts);
-    const int bends = mixpi_attention_bends(k) || !(k->scale >= 0.0f);
+    const int modified = mixpi_attention_modifies(k) || !(k->scale >= 0.0f);
     float     factors[MIXPI_QUERIES] = { 0 };
     int64_t   k0, last, i;
     int       odd_q;
@@ -409,7 +409,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
         MIXPI_P(tiled_scores_of)
         (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
         if (odd_q || odd & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
-        if (bends) MIXPI_P(tiled_bend)(job, room, &s, at, factors, keep);
+        if (modified) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
         else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
         MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
         if (keep) MIXPI_P(tiled_odd_values)(job, room, &s, at);
@@ -686,7 +686,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
     if (!bad) {
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->q + at, room->keys, room->scores);
         MIXPI_P(tiled_scores_of)(h, m->rows, n, room->dy + at, room->values, room->grads);
-        if (mixpi_attention_bends(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
+        if (mixpi_attention_modifies(&job->k->forward)) MIXPI_P(tiled_grads_by_rows)(job, room, m);
         else MIXPI_P(tiled_grads)(job, room, m);
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }

@@ -47,7 +47,7 @@ typedef struct mixpi_tiles_block {
     uint16_t *a_tail;           /* the last step of a panel that is read in place          */
     uint16_t *b_pack;           /* op(b): panels of 32 columns, each with all steps        */
     float    *sums;             /* sums of one tile and one pass                           */
-    float    *turned;           /* exchanged: the sums of one tile, transposed             */
+    float    *transposed;       /* exchanged: the sums of one tile, transposed             */
     float    *part;             /* sums of all tiles over the passes so far, if several    */
     float    *again;            /* split: memory for AVX-512's product of a tile           */
     float    *exact;            /* split: that product, in c's dtype                       */
@@ -68,7 +68,7 @@ static int64_t mixpi_tiles_carve(mixpi_tiles_block *s, float *from) {
     s->a_tail = (uint16_t *)(void *)mixpi_carve(&c, MIXPI_TILES_STEP / 2);
     s->b_pack = (uint16_t *)(void *)mixpi_carve(&c, panels * steps * job->step / 2);
     s->sums = mixpi_carve(&c, MIXPI_TILES_SUM);
-    s->turned = mixpi_carve(&c, job->exchanged ? MIXPI_TILES_SUM : 0);
+    s->transposed = mixpi_carve(&c, job->exchanged ? MIXPI_TILES_SUM : 0);
     s->part = mixpi_carve(&c, cut->depth < cut->g->k ? rows * cut->cols : 0);
     s->again = mixpi_carve(&c, job->again);
     s->exact = mixpi_carve(&c, job->split ? MIXPI_TILES_SUM : 0);
@@ -91,7 +91,7 @@ MIXPI_K void MIXPI_P(tiles_pack_b)(mixpi_tiles_block *s) {
         for (j = 0; j < n; j += 16)
             for (k = 0; k < depth; k += 32) {
                 uint16_t *to = s->b_pack + (j / 32 * s->at.steps + k / 32) * step + j % 32 * 32;
-                MIXPI_P(tiles_b_turned)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
+                MIXPI_P(tiles_b_transposed)(to, b + j * g->ldb + k, g->ldb, n - j, depth - k);
                 if (split) s->bad |= MIXPI_P(tiles_split)(to, 16);
             }
         return;
@@ -138,7 +138,7 @@ MIXPI_K void MIXPI_P(tiles_panel)(mixpi_tiles_block *s, mixpi_tiles *t, int64_t 
     t->a_step = s->job->step * 2;
     t->steps = s->at.steps;
     for (int64_t k = 0; k < depth; k += 32, to += s->job->step) {
-        if (g->trans_a) MIXPI_P(tiles_a_turned)(to, a + k * g->lda, g->lda, rows, depth - k);
+        if (g->trans_a) MIXPI_P(tiles_a_transposed)(to, a + k * g->lda, g->lda, rows, depth - k);
         else MIXPI_P(tiles_along)(to, a + k, g->lda, lines, rows, depth - k);
         if (split) s->bad |= MIXPI_P(tiles_split)(to, lines);
     }
@@ -283,10 +283,10 @@ MIXPI_K void MIXPI_P(tiles_finish)(const mixpi_tiles_block *s, const mixpi_tiles
     const mixpi_tiles_place at = mixpi_tiles_place_of(s, t, i, j);
     for (int64_t r = 0; s->job->exchanged && r < t->rows; r += 16)
         for (int64_t q = 0; q < t->columns; q += 16)
-            MIXPI_P(transpose16)(s->turned + q * 32 + r, 32, sums + r * 32 + q, 32);
+            MIXPI_P(transpose16)(s->transposed + q * 32 + r, 32, sums + r * 32 + q, 32);
 
     if (again) MIXPI_P(tiles_again)(s, at);
-    MIXPI_P(tiles_write)(s, at, s->job->exchanged ? s->turned : sums);
+    MIXPI_P(tiles_write)(s, at, s->job->exchanged ? s->transposed : sums);
     if (again) MIXPI_P(tiles_replace)(s, at, j);
 }
 

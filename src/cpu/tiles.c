@@ -93,29 +93,29 @@ MIXPI_V void MIXPI_P(tiles_across)(uint16_t *to, const uint16_t *from, int64_t l
 
 /* Transposes a tile: pair p of row i becomes pair i of row p. ld: elements between rows of
  * `from`. */
-MIXPI_V void MIXPI_P(tiles_turn)(uint16_t *to, const uint16_t *from, int64_t ld) {
+MIXPI_V void MIXPI_P(tiles_transpose)(uint16_t *to, const uint16_t *from, int64_t ld) {
     MIXPI_P(transpose16)((float *)(void *)to, 16, (const float *)(const void *)from, ld / 2);
 }
 
 /* Packs a step of a from a': element k of row i is from[k * ld + i]. */
-MIXPI_V void MIXPI_P(tiles_a_turned)(uint16_t *to, const uint16_t *from, int64_t ld, int64_t rows,
-                                     int64_t k) {
+MIXPI_V void MIXPI_P(tiles_a_transposed)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                         int64_t rows, int64_t k) {
     uint16_t woven[MIXPI_TILES_STEP] __attribute__((__aligned__(64)));
     MIXPI_P(tiles_across)(woven, from, ld, rows, k);
-    MIXPI_P(tiles_turn)(to, woven, 32);
-    MIXPI_P(tiles_turn)(to + 512, woven + 512, 32);
+    MIXPI_P(tiles_transpose)(to, woven, 32);
+    MIXPI_P(tiles_transpose)(to + 512, woven + 512, 32);
 }
 
 /* Packs one tile of b, 16 columns, from b': element k of column j is from[j * ld + k]. */
-MIXPI_V void MIXPI_P(tiles_b_turned)(uint16_t *to, const uint16_t *from, int64_t ld,
-                                     int64_t columns, int64_t k) {
+MIXPI_V void MIXPI_P(tiles_b_transposed)(uint16_t *to, const uint16_t *from, int64_t ld,
+                                         int64_t columns, int64_t k) {
     uint16_t rows[MIXPI_TILES_STEP / 2] __attribute__((__aligned__(64)));
     if (columns >= 16 && k >= 32 && ld % 2 == 0) {
-        MIXPI_P(tiles_turn)(to, from, ld);
+        MIXPI_P(tiles_transpose)(to, from, ld);
         return;
     }
     MIXPI_P(tiles_along)(rows, from, ld, 16, columns, k);
-    MIXPI_P(tiles_turn)(to, rows, 32);
+    MIXPI_P(tiles_transpose)(to, rows, 32);
 }
 
 /* The upper 16 bits of 32 words: those of p, then those of q. */

@@ -10,8 +10,8 @@
  *
  * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, and all
  * of capability 7.0, whose tensor cores want other fragments, uses f32 kernels with the same walk.
- * Separate kernels bend scores (a cap, a mask, dropout), with half as many rows, because they have
- * no registers for more.
+ * Separate kernels change scores (a cap, a mask, dropout), with half as many rows, because they
+ * have no registers for more.
  */
 namespace {
 
@@ -34,7 +34,7 @@ struct Heads {
     mixp_in      mask;
     mixp_head_strides mask_at;
     int          mask_key;
-    bool         bends, may_hide;               /* may_hide: a query may see no key          */
+    bool         modified, may_hide;               /* may_hide: a query may see no key          */
     bool         wide;          /* in f32: each row can be read 16 bytes at a time           */
     float        softcap, kept; /* kept: the factor of weights that dropout keeps            */
     Draws        draws;
@@ -204,14 +204,14 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
 }
 
 /* Is each element of y rounded at random, in a row with this sum? */
-__device__ inline bool is_tossed(const Heads &h, float sum) {
+__device__ inline bool is_stochastic(const Heads &h, float sum) {
     return h.out.dtype != MIXP_F32 && !h.out.accumulate && mixpi_top_repeats(sum);
 }
 
 /* --- forward on tensor cores ------------------------------------------------------------ */
 
-template <int D, bool bends> struct Forward {
-    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M,
+template <int D, bool modified> struct Forward {
+    static const int M = D == 128 || modified ? 1 : 2, rows = 64 * M,
                      keys = D == 128 ? 32 : 64;
     static const int bytes = (rows + 4 * keys) * D * 2;
 };
@@ -256,7 +256,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, cons
 
 /* Bends scores of a fragment. */
 template <int N>
-__device__ inline void forward_bend(float (*s)[4], const Heads &h, const Place &at) {
+__device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -280,16 +280,16 @@ __device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draw
     }
 }
 
-/* e^(s - top), for a score and its row's top. A mask can put bent scores far from 0, so their
+/* e^(s - top), for a score and its row's top. A mask can put changed scores far from 0, so their
  * difference is computed first: a product would round off more than the difference. */
-template <bool bends> __device__ inline float exp_from(float s, float top, float factor) {
-    return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top));
+template <bool modified> __device__ inline float exp_from(float s, float top, float factor) {
+    return exp2_approx(modified ? (s - top) * log2_e : fmaf(s, factor, -top));
 }
 
 /* Turns the scores of half the rows of a fragment into weights. Returns what the rows' sums must be
- * multiplied by, for their new top. top is the maximum of bent scores; otherwise of scores times
+ * multiplied by, for their new top. top is the maximum of changed scores; otherwise of scores times
  * factor, where factor is scale log2 e. */
-template <bool bends, int N>
+template <bool modified, int N>
 __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
                                      float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
@@ -299,8 +299,8 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     for (int n = 0; n < N; n++) most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-    top = fmaxf(top_so_far, bends ? most : most * factor);
-    shrink = exp2_approx((top_so_far - top) * (bends ? log2_e : 1.0f));
+    top = fmaxf(top_so_far, modified ? most : most * factor);
+    shrink = exp2_approx((top_so_far - top) * (modified ? log2_e : 1.0f));
     top_so_far = top;
 
     /* Turn scores into weights, and add them. */
@@ -308,7 +308,7 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; e++) {
-            s[n][e] = exp_from<bends>(s[n][e], top, factor);
+            s[n][e] = exp_from<modified>(s[n][e], top, factor);
             sum += s[n][e];
         }
     }
@@ -318,11 +318,11 @@ __device__ inline float forward_half(float (*s)[4], float &top_so_far, float &su
 }
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. */
-template <int D, bool bends, int M, int N>
+template <int D, bool modified, int M, int N>
 __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, float factor) {
     MIXPI_UNROLL
     for (int half = 0; half < 2; half++) {
-        float shrink = forward_half<bends, N>(s, r.top[m][half], r.sum[m][half], half, factor);
+        float shrink = forward_half<modified, N>(s, r.top[m][half], r.sum[m][half], half, factor);
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             r.o[m][n][2 * half] *= shrink;
@@ -332,29 +332,29 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, f
 }
 
 /* Processes one tile of keys and values. q: the warp's queries; the first is tile.row. */
-template <int D, bool bf16, bool bends, int M>
+template <int D, bool bf16, bool modified, int M>
 __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t draws,
                                     const uint32_t (*q)[D / 16][4], const uint16_t *keys,
                                     const Place &tile) {
-    const int N = Forward<D, bends>::keys;
+    const int N = Forward<D, modified>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
 
     /* Compute the scores. */
     forward_scores<D, bf16, M, N>(s, q, keys);
 
-    /* Turn them into weights: bent, hidden, dropped. */
+    /* Turn them into weights: changed, hidden, dropped. */
     MIXPI_UNROLL
     for (int m = 0; m < M; m++) {
         int query = tile.row + 16 * m, key = tile.column;
         Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
-        if (bends) forward_bend<N / 8>(s[m], h, at);
+        if (modified) forward_modify<N / 8>(s[m], h, at);
         if (key + N > end || key + N - 1 > query + h.ahead) hide_keys<N / 8>(s[m], h.ahead, at);
-        forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
-        if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
+        forward_softmax<D, modified, M, N / 8>(s[m], r, m, h.scale * log2_e);
+        if (modified && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
 
-    if (bends) __syncwarp(); /* products need all threads of the warp together */
+    if (modified) __syncwarp(); /* products need all threads of the warp together */
 
     /* Add the weighted values. */
     MIXPI_UNROLL
@@ -366,7 +366,7 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t d
     }
 }
 
-template <int D, bool bends, int M>
+template <int D, bool modified, int M>
 __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z, int row) {
     int lane = (int)threadIdx.x % warp_size;
     MIXPI_UNROLL
@@ -376,34 +376,34 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
 
         /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool none, toss;
+        bool none, stochastic;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
-        toss = is_tossed(h, sum);
+        stochastic = is_stochastic(h, sum);
 
         /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;
         if (lane % 4 == 0)
-            h.lse[(int64_t)z * h.t + query] = none    ? INFINITY
-                                              : bends ? top + log2f(sum) * ln_2
-                                                      : (top + log2f(sum)) * ln_2;
+            h.lse[(int64_t)z * h.t + query] = none       ? INFINITY
+                                              : modified ? top + log2f(sum) * ln_2
+                                                         : (top + log2f(sum)) * ln_2;
 
         /* Store the row. */
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
-            put_pair(h.out, at + 8 * n, toss ? mixpi_tossed(h.out.dtype, x) : x,
-                     toss ? mixpi_tossed(h.out.dtype, y) : y);
+            put_pair(h.out, at + 8 * n, stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x,
+                     stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
         }
     }
 }
 
 /* Causal: a head's last queries go first, because they see the most keys. */
-template <int D, bool bf16, bool bends>
+template <int D, bool bf16, bool modified>
 __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads h) {
-    typedef Forward<D, bends> Shape;
+    typedef Forward<D, modified> Shape;
     const int M = Shape::M, rows = Shape::rows, keys = Shape::keys;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + rows * D;
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
 
     /* The sums are empty: no key has been seen. */
-    const uint64_t draws = bends ? draws_key(h) : 0;
+    const uint64_t draws = modified ? draws_key(h) : 0;
     uint32_t held[M][D / 16][4];
     RowSums<D, M> r = {};
     MIXPI_UNROLL
@@ -449,12 +449,12 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
         __syncthreads();
         Place tile = { z, first + row, i * keys, end };
         if (tile.row < h.t && tile.column < tile.row + 16 * M + h.ahead)
-            forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
+            forward_tile<D, bf16, modified, M>(r, h, draws, held, now, tile);
         __syncthreads();
     }
 
     cp_async_wait<0>(); /* without any tile the first copy is still in flight */
-    forward_store<D, bends, M>(r, h, z, first + row);
+    forward_store<D, modified, M>(r, h, z, first + row);
 }
 
 /* --- backward on tensor cores ----------------------------------------------------------- *
@@ -469,8 +469,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
  * scores own[0] x other[0]', their gradients from own[1] x other[1]'; sums[0] += g x other[0],
  * sums[1] += p x other[1].
  */
-template <int D, bool bends> struct Backward {
-    static const int M = D == 128 || bends ? 1 : 2, rows = 64 * M, others = 64,
+template <int D, bool modified> struct Backward {
+    static const int M = D == 128 || modified ? 1 : 2, rows = 64 * M, others = 64,
                      columns = 32;
     static const int bytes =
         (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
@@ -537,10 +537,11 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* backward_weights for bent scores: those with a cap, a mask or dropout. */
+/* backward_weights for changed scores: those with a cap, a mask or dropout. */
 template <bool keys>
-__device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h, uint64_t draws,
-                                     const Place &p, const float *lse, const float *delta) {
+__device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Heads &h,
+                                         uint64_t draws, const Place &p, const float *lse,
+                                         const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -575,7 +576,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, in
 }
 
 /* Processes 32 columns of a tile that begins at `at`. */
-template <int D, bool bf16, bool keys, bool bends, int M>
+template <int D, bool bf16, bool keys, bool modified, int M>
 __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
                                         const Own<D, M> &w, const uint16_t *other,
                                         const float *statistics, int at, int column) {
@@ -595,14 +596,14 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     for (int m = 0; m < M; m++) {
         Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
         const float *lse = keys ? those : w.lse[m], *delta = keys ? those + 64 : w.delta[m];
-        if (bends) backward_bent<keys>(s[m], g[m], h, w.draws, p, lse, delta);
+        if (modified) backward_modified<keys>(s[m], g[m], h, w.draws, p, lse, delta);
         else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
         if (from + 32 > end ||
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
             backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
 
-    if (bends) __syncwarp();
+    if (modified) __syncwarp();
 
     /* Add the gradients of 32 columns to the sums, and for keys the weighted dy. */
     MIXPI_UNROLL
@@ -640,9 +641,9 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     }
 }
 
-/* The reference of weights: lse log2e, or lse itself for bent scores. */
+/* The reference of weights: lse log2e, or lse itself for changed scores. */
 __device__ inline float lse_of(const Heads &h, int64_t at) {
-    return h.bends ? h.lse[at] : h.lse[at] * log2_e;
+    return h.modified ? h.lse[at] : h.lse[at] * log2_e;
 }
 
 /* A thread's piece of the statistics of 64 queries: lse, then delta. */
@@ -729,9 +730,9 @@ __device__ inline void own_fetch(uint16_t *own, const Heads &h, int z, int first
     tile_fetch<D, rows>(own + rows * D, own1, (int)at1.row, first, end);
 }
 
-template <int D, bool bf16, bool keys, bool bends>
+template <int D, bool bf16, bool keys, bool modified>
 __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads h) {
-    typedef Backward<D, bends> Shape;
+    typedef Backward<D, modified> Shape;
     const int M = Shape::M, rows = Shape::rows, N = Shape::others;
     MIXPI_DYNAMIC_SHARED(uint16_t, own);
     uint16_t *others = own + 2 * rows * D;
@@ -743,7 +744,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
-    if (bends) w.draws = draws_key(h);
+    if (modified) w.draws = draws_key(h);
     w.row = (int)threadIdx.x / warp_size * 16 * M;
     w.first = (keys ? block : blocks - 1 - block) * rows;
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
@@ -788,8 +789,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, bends, M>(sums, h, w, now, statistics + i % 2 * 2 * N,
-                                                      (begin + (keys ? i % tiles : i)) * N, column);
+            backward_columns<D, bf16, keys, modified, M>(
+                sums, h, w, now, statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N,
+                column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }

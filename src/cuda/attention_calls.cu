@@ -24,19 +24,19 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
 
 inline bool wants_keys(const Heads &h) { return h.dk.data || h.dv.data; }
 
-template <int D, bool bf16, bool bends>
+template <int D, bool bf16, bool modified>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
-    typedef Forward<D, bends> Ahead;
-    typedef Backward<D, bends> Back;
+    typedef Forward<D, modified> Ahead;
+    typedef Backward<D, modified> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, bends>, query_blocks(h, Ahead::rows),
-                                Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, bends>, query_blocks(h, Back::rows),
-                         Back::bytes, h);
+        return attention_launch(k, attention_forward<D, bf16, modified>,
+                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
+    r = attention_launch(k, attention_backward<D, bf16, false, modified>,
+                         query_blocks(h, Back::rows), Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, bends>, key_blocks(h, Back::rows),
-                            Back::bytes, h);
+    return attention_launch(k, attention_backward<D, bf16, true, modified>,
+                            key_blocks(h, Back::rows), Back::bytes, h);
 }
 
 #ifndef MIXPREC_CUDASIM
@@ -76,16 +76,16 @@ template <int D, bool bf16> mixp_result wide_run(Kernel *k, const Heads &h, bool
 template <int D> mixp_result tensor_by_dtype(Kernel *k, const Heads &h, bool backward) {
 #ifndef MIXPREC_CUDASIM
     const int wide_d = D == 32 ? 64 : D;
-    if (D != 32 && !h.bends && wide_bytes<wide_d>(backward) <= k->state->most_shared &&
+    if (D != 32 && !h.modified && wide_bytes<wide_d>(backward) <= k->state->most_shared &&
         is_by_groups(k->state))
         return h.q.dtype == MIXP_BF16 ? wide_run<wide_d, true>(k, h, backward)
                                       : wide_run<wide_d, false>(k, h, backward);
 #endif
     if (h.q.dtype == MIXP_BF16)
-        return h.bends ? tensor_run<D, true, true>(k, h, backward)
-                       : tensor_run<D, true, false>(k, h, backward);
-    return h.bends ? tensor_run<D, false, true>(k, h, backward)
-                   : tensor_run<D, false, false>(k, h, backward);
+        return h.modified ? tensor_run<D, true, true>(k, h, backward)
+                          : tensor_run<D, true, false>(k, h, backward);
+    return h.modified ? tensor_run<D, false, true>(k, h, backward)
+                      : tensor_run<D, false, false>(k, h, backward);
 }
 
 inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
@@ -109,19 +109,19 @@ inline bool is_wide(const Heads &h) {
 
 /* Bytes of shared memory that the kernel for this head dimension takes. */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
-    if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
-    return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
+    if (backward) return h.modified ? Backward<D, true>::bytes : Backward<D, false>::bytes;
+    return h.modified ? Forward<D, true>::bytes : Forward<D, false>::bytes;
 }
 inline int tensor_bytes(const Heads &h, bool backward) {
     return h.d == 32   ? tensor_bytes<32>(h, backward)
            : h.d == 64 ? tensor_bytes<64>(h, backward)
                        : tensor_bytes<128>(h, backward);
 }
-/* Does the GPU have the tensor cores and the shared memory? Kernels that bend scores have fewer
+/* Does the GPU have the tensor cores and the shared memory? Kernels that change scores have fewer
  * rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
     if (s->capability < 75 || (s->capability < 80 && h.q.dtype != MIXP_F16)) return false;
-    if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
+    if (tensor_bytes(h, backward) > s->most_shared) h.modified = true;
     return tensor_bytes(h, backward) <= s->most_shared;
 }
 
@@ -133,7 +133,7 @@ inline bool tensor_takes(const State *s, Heads &h, bool backward) {
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f && is_wide(h);
 }
 
-inline bool is_bent(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
+inline bool is_modified(const Heads &h) { return h.mask.data || h.limit || h.softcap > 0.0f; }
 
 template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
@@ -148,7 +148,7 @@ template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, boo
                             plain_bytes(of_keys), h);
 }
 inline mixp_result plain_run(Kernel *k, Heads &h, bool backward) {
-    h.bends = is_bent(h); /* whatever tensor cores have no room for */
+    h.modified = is_modified(h); /* whatever tensor cores have no room for */
     h.wide = is_wide(h);
     return h.d <= plain_columns       ? plain_run<1>(k, h, backward)
            : h.d <= 2 * plain_columns ? plain_run<2>(k, h, backward)
@@ -180,8 +180,8 @@ inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &a
     return MIXP_OK;
 }
 
-/* Sets the fields that bend scores: cap, mask, dropout. */
-inline void heads_bend(Heads *h, const mixp_attention_args &args) {
+/* Sets the fields that change scores: cap, mask, dropout. */
+inline void heads_modify(Heads *h, const mixp_attention_args &args) {
     h->lengths = args.lengths;
     h->mask = args.mask;
     h->mask_at = args.mask_at;
@@ -189,7 +189,7 @@ inline void heads_bend(Heads *h, const mixp_attention_args &args) {
     h->softcap = args.softcap;
     h->limit = (uint64_t)ceil((double)args.dropout * 4294967296.0);
     h->kept = (float)(1.0 / (1.0 - (double)args.dropout));
-    h->bends = is_bent(*h);
+    h->modified = is_modified(*h);
     h->may_hide = h->mask.data || h->lengths;
 }
 
@@ -221,10 +221,10 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->out = args.y;
     h->lse = args.lse;
 
-    /* What bends scores, and where faults go. */
+    /* What changes scores, and where faults go. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
-    heads_bend(h, args);
+    heads_modify(h, args);
     return MIXP_OK;
 }
 

@@ -273,7 +273,7 @@ template <int M> __device__ inline PlainScore plain_score(int n) {
 
 /* Bends scores. */
 template <int M>
-__device__ inline void plain_bend(float (*s)[8], const Heads &h, const PlainPlace &w) {
+__device__ inline void plain_modify(float (*s)[8], const Heads &h, const PlainPlace &w) {
     plain_put<M>(w.weights, s);
     MIXPI_UNROLL_BY(1)
     for (int n = 0; n < 8 * M; n++) {
@@ -303,7 +303,7 @@ template <int parts, int M> struct PlainSums { float o[parts][M][8], top[M], sum
 template <int parts, int M>
 __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, const Heads &h,
                                      const PlainPlace &w) {
-    float factor = h.bends ? 1.0f : h.scale;
+    float factor = h.modified ? 1.0f : h.scale;
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i, key = w.at + plain_column();
@@ -357,13 +357,13 @@ __device__ inline void plain_finish(PlainSums<parts, M> &r, const Heads &h, cons
     for (int i = 0; i < M; i++) {
         int query = w.first + plain_row<M>() + 4 * i;
         float sum = row_sum(r.sum[i]);
-        bool none = h.may_hide && sum <= 0.0f, toss = is_tossed(h, sum);
+        bool none = h.may_hide && sum <= 0.0f, stochastic = is_stochastic(h, sum);
         if (query < h.t && plain_column() == 0)
             h.lse[(int64_t)w.z * h.t + query] = none ? INFINITY : r.top[i] + logf(sum);
         MIXPI_UNROLL
         for (int n = 0; n < parts * 8; n++) {
             float x = none ? 0.0f : r.o[n / 8][i][n % 8] / sum;
-            r.o[n / 8][i][n % 8] = toss ? mixpi_tossed(h.out.dtype, x) : x;
+            r.o[n / 8][i][n % 8] = stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x;
         }
     }
     plain_store<parts, M>(r.o, h, y, w.first, 1.0f);
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(attention_threads, parts == 1 ? 3 : 2) plain_f
     for (; w.at < end; w.at += plain_others) {
         float s[M][8] = {};
         plain_scores<parts, M>(s, h, w, q, k, w.at > 0);
-        if (h.bends) plain_bend<M>(s, h, w);
+        if (h.modified) plain_modify<M>(s, h, w);
         plain_softmax<parts, M>(s, r, h, w);
         plain_put<M>(w.weights, s);
         if (h.limit) plain_drop<M>(h, w);
@@ -451,8 +451,9 @@ __device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &
     }
 }
 
-/* The weights and gradients of bent scores (with a cap, a mask or dropout), in shared memory. */
-template <bool keys, int M> __device__ inline void plain_bent(const Heads &h, const PlainPlace &w) {
+/* The weights and gradients of changed scores (with a cap, a mask or dropout), in shared memory. */
+template <bool keys, int M>
+__device__ inline void plain_modified(const Heads &h, const PlainPlace &w) {
     const uint64_t draws = draws_key(h);
     MIXPI_UNROLL_BY(1)
     for (int n = 0; n < 8 * M; n++) {
@@ -502,10 +503,10 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
             plain_scores<parts, M>(g, h, w, keys ? v : dy, keys ? dy : v, false);
             plain_scores<parts, M>(s, h, w, keys ? k : q, keys ? q : k, false);
             __syncwarp(); /* own rows of the warp have been read */
-            if (!h.bends) plain_weights<keys, M>(s, g, h, w);
+            if (!h.modified) plain_weights<keys, M>(s, g, h, w);
             plain_put<M>(w.weights, s);
             plain_put<M>(w.own, g);
-            if (h.bends) plain_bent<keys, M>(h, w);
+            if (h.modified) plain_modified<keys, M>(h, w);
 
             /* Add them to the sums. */
             plain_sums<parts, M>(sums[0], w.own, h, w, keys ? q : k, true);

@@ -31,7 +31,7 @@
  *
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
  * exceptions. In products, cuBLASLt chooses by GPU and version. Attention uses the f32 kernels on
- * capability 7.0; on 7.5 it uses them for bf16, the kernels for bent scores where 64 KB hold no
+ * capability 7.0; on 7.5 it uses them for bf16, the kernels for changed scores where 64 KB hold no
  * larger tile, and tensor core products in two halves; code for sm_90a multiplies by warpgroups.
  * Casts, quantisers, stochastic rounding, unscale, the statistics' flags and optimizer steps give
  * the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.

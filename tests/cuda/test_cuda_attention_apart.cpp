@@ -207,7 +207,7 @@ static void run_case(const Case &c) {
 
 /* --- tensor cores ------------------------------------------------------------------------ */
 
-/* All mixes of what bends scores, and of what hides them. */
+/* All mixes of what changes scores, and of what hides them. */
 static void mixes_body(void) {
     for (int what = 0; what < 32; what++) {
         Case c = case_of(what % 2 ? MIXP_F16 : MIXP_BF16, 33 + what, 70 - what, 32, what);

@@ -398,7 +398,7 @@ plant attention_padding    'attention: padding has a gradient' \
 plant attention_bent       'attention: what was dropped passes a gradient' \
     cuda_attention_apart test_wide 's/ \* kept//'
 plant attention_far        'attention: a mask far from 0 is rounded before it is subtracted' \
-    cuda_attention_apart test_far 's/exp_from<bends>/exp_from<false>/'
+    cuda_attention_apart test_far 's/exp_from<modified>/exp_from<false>/'
 plant attention_turn       'attention: the second head of a group is masked as the first' \
     cuda_attention_apart test_mixes 's/ + i . tiles//'
 plant attention_begin      'attention: keys begin one block of queries late' \
