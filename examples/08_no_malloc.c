@@ -1,5 +1,5 @@
-/* 08_no_malloc.c - training from one static array: the first run says how much it needs, the second
- * has no byte more.
+/* 08_no_malloc.c - training from one static array: the first run measures how many bytes it needs, and
+ * the second run gets no more.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/08_no_malloc.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION

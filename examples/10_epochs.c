@@ -1,5 +1,5 @@
 /* 10_epochs.c - epochs, shuffling, validation, accuracy, early stopping, the best weights restored.
- * A layer is a struct of tensors and a function; shapes stand where they are used.
+ * A layer is a struct of tensors and a function; shapes are written where they are used.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/10_epochs.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION

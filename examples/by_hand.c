@@ -1,6 +1,7 @@
 /* by_hand.c - a program with its own arrays, its own backward pass and its own AdamW, in fp32, as
  * llm.c has them. It knows nothing of mixprec. by_hand_scaled.c is the same with mixprec's loss
- * scaling, clipping and AdamW, by_hand_fp16.c with products in fp16 besides: compare them by diff.
+ * scaling, clipping and AdamW, by_hand_fp16.c also with products in fp16: compare the files with
+ * diff.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/by_hand.c -lm && ./a.out
  * A network of two layers learns which letter follows four others. */

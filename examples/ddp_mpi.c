@@ -1,4 +1,4 @@
-/* ddp_mpi.c - ranks over MPI: OpenMPI, MPICH and their kin carry mixprec's sums
+/* ddp_mpi.c - ranks over MPI: Open MPI, MPICH and other MPI libraries carry mixprec's sums
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     mpicc -O2 -I. train.c -o train -lm -lpthread && mpirun -n 4 ./train

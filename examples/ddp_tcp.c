@@ -16,8 +16,8 @@
  * all ranks, each connection begins with proofs that both ends know it. Nothing is encrypted, and
  * what follows the greeting is not authenticated: see SECURITY.md.
  *
- * A rank that dies, and a machine that vanishes, ends the others within the limit of a sum, and each
- * of them names the rank that was the first. A rank that is busy (it saves) has DDP_BUSY_TIMES
+ * If a rank dies or a machine vanishes, the other ranks end within the time limit of a sum, and each
+ * names the rank that was the first. For a rank that is busy (it saves) the limit is DDP_BUSY_TIMES
  * as long.
  */
 #ifndef MIXPREC_H_INCLUDED

@@ -6,8 +6,8 @@
  *
  * Include this file after mixprec.h, and link with -pthread. train makes its context with `ranks`
  * and one thread, and writes nothing that another rank reads. Sums are added in the order of ranks
- * (ddp_sum.h), so they have the bits of one rank. Each rank reads the others' gradients where they
- * lie, and adds its share. For CPUs only. A crash ends all ranks; ddp_fork.c keeps them apart.
+ * (ddp_sum.h), so they have the bits of one rank. Each rank reads the other ranks' gradients in
+ * place, and adds its share. For CPUs only. A crash ends all ranks; ddp_fork.c keeps them apart.
  */
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"

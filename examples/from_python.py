@@ -5,7 +5,7 @@
 SPDX-License-Identifier: MIT OR Unlicense
 
 libmixprec.cdef declares all of the API, so a call here is the call in C. A handle is a pointer; an array of numpy is
-passed by its address. The library's macros (MIXP_AUTOCAST) are not there: mixp_autocast_enter and mixp_autocast_leave
+passed by its address. The library has no macros (MIXP_AUTOCAST): mixp_autocast_enter and mixp_autocast_leave
 open and close a region."""
 import math
 import os

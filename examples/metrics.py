@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""metrics.py - feeds a run's metrics.jsonl to TensorBoard or W&B, through their own packages.
+"""metrics.py - sends a run's metrics.jsonl to TensorBoard or W&B, through their own packages.
 
     python3 examples/metrics.py run                     then: tensorboard --logdir run/tensorboard
     python3 examples/metrics.py run --wandb PROJECT
-    python3 examples/metrics.py run --follow            goes on with a run in progress, until Ctrl-C
+    python3 examples/metrics.py run --follow            follows a run in progress, until Ctrl-C
 SPDX-License-Identifier: MIT OR Unlicense"""
 import argparse
 import json

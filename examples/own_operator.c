@@ -1,4 +1,4 @@
-/* own_operator.c - an operator of one's own, for CPUs and GPUs, in any mix of dtypes
+/* own_operator.c - your own operator, for CPUs and GPUs, in any mix of dtypes
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/own_operator.c -I. -lm && ./a.out
  *   nvcc -O2 -std=c++17 -arch=native -x cu examples/own_operator.c mixprec_cuda.cu -I. -lcublasLt

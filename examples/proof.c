@@ -1,4 +1,4 @@
-/* proof.c - three small models with nothing planted in them that fp16 cannot hold, trained in five ways.
+/* proof.c - three small models, without planted faults, that plain fp16 cannot train, trained in five ways.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     cc -O2 examples/proof.c -o proof -lm && ./proof MODEL WAY [SEED] [LOG]
@@ -8,10 +8,10 @@
  *        year        a date as one number, 2023.37: fp16 has room for 2023, and for no fraction of it
  * WAY    fp32, bf16, fp16 (without a loss scaler), scaler (fp16 with one), guard (fp16 with scaler and guard)
  * SEED   of weights and batches [1]
- * LOG    a file that gets one row a step: its number, and the loss
+ * LOG    a file that gets one row for each step: the step's number and loss
  *
  * Weights and batches come from the generator below, so that tests/bench/proof_torch.py trains the same model
- * with PyTorch. Exit status: 0 for a run that ends, whatever its loss; 2 for arguments that fit nothing.
+ * with PyTorch. Exit status: 0 for a run that ends, whatever its loss; 2 for wrong arguments.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "../mixprec.h"

@@ -1,4 +1,4 @@
-/* own_product.c - PyTorch's "Functions with Multiple Inputs or Autocastable Ops": a product of one's own
+/* own_product.c - PyTorch's "Functions with Multiple Inputs or Autocastable Ops": your own product
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/amp/own_product.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION

@@ -4,7 +4,7 @@
  *
  * PyTorch records the gradients with create_graph=True. Here a first walk back gives the gradients g. mixp_jvp then
  * differentiates the loss along d = g / |g|. This derivative is |g|, and with d constant its gradients are those of
- * |g|, exactly. mixp_jvp needs a loss of operators that it knows: a cross entropy is mixp_logsumexp less mixp_gather.
+ * |g|, exactly. mixp_jvp needs a loss of operators that it supports: a cross entropy is mixp_logsumexp less mixp_gather.
  * For a penalty on the slope at an input (WGAN-GP) take the input, which must require a gradient, in place of w. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

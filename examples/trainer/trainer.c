@@ -553,7 +553,7 @@ static int finish(trainer *t, int trained) {
     if (c->sample > 0 && !t->ranks.rank) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
-        say_line("sample again:", " %s --out %s --resume --steps 0 --sample 500", t->program, c->out);
+        say_line("to sample:", " %s --out %s --resume --steps 0 --sample 500", t->program, c->out);
     return stop_signal ? stop_status() : t->save_failed || t->best_failed;
 }
 

@@ -291,7 +291,7 @@ static void longer(void) {
 
 /* Scores up to 128 * 128 * d: exp of them would overflow without the maximum taken off. */
 /* Keys 0 and 1 have one score, the others one that is 12 lower or more; the values of 0 and 1 are about -3, the others
- * about 0: y is often half way between two numbers, plus dust of one sign. Rounding the right y to nearest is biased
+ * about 0: y is often half way between two numbers, plus a remainder of one sign. Rounding the right y to nearest is biased
  * there by a quarter of a unit (arXiv 2510.04212), the kernel's y is not, and in f32 it has no bias to round. */
 static void repeated_tops_of(mixp_dtype dtype, mixp_dtype out) {
     enum { T = 16, HEADS = 4, D = 16, B = 16 };

@@ -470,7 +470,7 @@ gpt 0 $small --steps 60 --lr 1e-2 --log-every 60 --eval-every 60; last=$(sed -n 
 check "--preset modern learns faster ($modern, $last)" awk "BEGIN { exit !(${modern:-9} < 0.8 * ${last:-0}) }"
 run="$small --preset modern --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 10 --eval-every 20"
 gpt 0 $run --steps 40 --out modern; check "it tells what it is" grep -q "^form     relu2, rms norm, rope, qk norm, own head, Muon$" out
-check "in 79 columns" awk '!/^sample again:/ && length > 79 { exit 1 }' out
+check "in 79 columns" awk '!/^to sample:/ && length > 79 { exit 1 }' out
 gpt 0 $run --steps 20 --out modern2 && gpt 0 --out modern2 --resume --steps 40
 check "it is resumed, bit for bit" cmp -s modern/checkpoint.safetensors modern2/checkpoint.safetensors
 gpt 0 --init modern/best.safetensors --data text --steps 0 --sample 20 --quiet; check "its weights alone write" test $got -eq 0
@@ -776,7 +776,7 @@ gpt 0 $small --bias on --steps 12 --plant 8 --guard 1 --accumulate 3 --ranks for
 check "under ranks an event has the loop's step, and one rank prints it" sh -c "grep -c '^guard    step ' out | grep -qx 1 && grep -q '^guard    step 8: ' out"
 # A narrow terminal, and the words about clipping.
 COLUMNS=60; export COLUMNS; gpt 0 $small --steps 60 --clip 1e-3 --out narrow; unset COLUMNS
-check "at 60 columns no line of a table wraps" sh -c "grep -v '^sample again' out | awk 'length > 60 { exit 1 }' && grep -q '^  step    loss     val   norm     scale skips @step$' out"
+check "at 60 columns no line of a table wraps" sh -c "grep -v '^to sample' out | awk 'length > 60 { exit 1 }' && grep -q '^  step    loss     val   norm     scale skips @step$' out"
 check "nor of the summary" sh -c "grep -A 20 '^---' out | awk 'length > 60 { exit 1 }' && grep -q '^loss     .* -> ' out"
 check "clipping that is unusual is told" grep -q "^         more than usual: lower the learning rate" out
 gpt 0 --out narrow --resume --steps 70 --clip 1; check "and is not, with a limit of 1" sh -c "! grep -A 1 'gradients clipped in 0%' out | grep -q unusual"
@@ -871,7 +871,7 @@ check "weights are trained on on another text" grep -q "^begun    with the weigh
 first=$(awk '$1 == "0" { print $3 }' out); last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
 check "from where they were ($first to $last)" awk "BEGIN { exit !(${first:-9} < 2.5 && ${last:-9} < $first) }"
 check "in the vocabulary they know" sh -c 'grep vocabulary whole/config.json >a; grep vocabulary tuned/config.json | cmp -s a -'
-check "and the end says how to sample" grep -q "^sample again: .* --out tuned --resume --steps 0 --sample 500$" out
+check "and the end says how to sample" grep -q "^to sample: .* --out tuned --resume --steps 0 --sample 500$" out
 mv away/text text; before=$(cksum whole/*)
 gpt 0 --out whole --resume --from best --eval-only; best=$(awk '$1 == "val" { print $2 " " $NF }' out)
 gpt 0 --out whole --resume --steps 0; check "--from best --eval-only finds the best ($best)" grep -q "^best val ${best% *} at step ${best#* }," out
@@ -884,7 +884,7 @@ page=straight/report.html
 check "a report that needs nothing else" sh -c "grep -q '</html>' $page && ! grep -Eq '<script|<link|src=|url\\(http|href' $page"
 check "with its panels" sh -c "for w in Loss 'Loss scale' 'Gradient norm' 'Gradients by magnitude' 'Underflow by layer' 'Sites that fell back' 'Where a step went'; do grep -q \"<h2>\$w\" $page || exit 1; done"
 gpt 0 $run --steps 40 --out reported; check "its summary ends the run" sh -c 'grep -q "^--- reported/report.html$" out && grep -q "^loss  *[#*+=:._-]" out && grep -q "^scale .* of 40 steps skipped$" out && grep -q "^time  *GEMM" out && grep -q "^memory  *parameters" out'
-check "in 79 columns" awk '!/^sample again:/ && length > 79 { exit 1 }' out
+check "in 79 columns" awk '!/^to sample:/ && length > 79 { exit 1 }' out
 rm reported/report.html; gpt 0 --out reported --report; check "--report writes it again" test -s reported/report.html
 head -c 3000 reported/metrics.jsonl >a; cp a reported/metrics.jsonl
 gpt 0 --out reported --report

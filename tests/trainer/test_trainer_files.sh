@@ -88,7 +88,7 @@ quiet() { tamed "$1" && ! LC_ALL=C grep -q "$(printf '\302[\200-\237]')" "$1"; }
 evil=$(printf 'evil\033]0;x\007\302\2331m.txt')
 titles() {
     cp text "$evil" && gpt 0 --data "$evil" $model --steps 4 --eval-every 2 --out "$evil.run" &&
-        quiet out && grep -q '^data     evil?]0;x???1m.txt: ' out && grep -q '^sample again: ' out
+        quiet out && grep -q '^data     evil?]0;x???1m.txt: ' out && grep -q '^to sample: ' out
 }
 check "the name of a text" titles
 again() { gpt 0 --out "$evil.run" --resume --steps 6 && quiet out; }
