@@ -4349,7 +4349,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are fifteen:
+ * changes nothing and is no error. There are sixteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -4375,6 +4375,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
+ * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
+ *   master loses all digits that the weight lacks.
  * - A checkpoint was saved between the micro-batches of an update.
  * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
  *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */
@@ -6312,10 +6314,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
  * steps). grad not NULL: your view with the same count, which you fill; every step uses it.
  *
- * Master weights follow the parameter when you write it or when another optimizer does. If two
- * optimizers share a low parameter, each keeps only the parameter's own bits. A parameter without
- * an optimizer keeps its gradient: a step after a second walk back into that gradient is
- * MIXP_ERR_ORDER, unless you wrote to the gradient in between.
+ * Master weights follow the parameter when you write it or when another optimizer does: an element
+ * whose value changes becomes its master, and all others keep the master's further digits. So a
+ * program may clip low weights after each step, or put other weights in for a while. Masters of 16
+ * and 8 bits lose all further digits of a parameter that is written (mixp_context_warning reports
+ * such writes before each of four steps). A parameter without an optimizer keeps its gradient: a
+ * step after a second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the
+ * gradient in between.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
@@ -6383,8 +6388,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
- * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
- * the weight was written since the last step. Waits for the device.
+ * parameter's number of elements. MASTER: returns the weight itself if there is no master, or
+ * where the weight was changed since the last step. Waits for the device.
  *
  * MIXP_ERR_ARGUMENT: opt does not have the parameter, or the optimizer (with ranks, this rank)
  * keeps no such state. MIXP_ERR_SHAPE: another count. */
@@ -30901,6 +30906,8 @@ typedef struct mixpi_slot {
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
+    uint64_t     written_for;   /* number of the newest step before which param was written */
+    int          written;       /* number of steps in a row of which that is true          */
     /* Used by the ranks. */
     int          owner;         /* rank that updates it; -1: each updates a piece          */
     void        *piece;         /* device memory: states of this rank's piece              */
@@ -30978,6 +30985,7 @@ struct mixp_optimizer {
     struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
+    uint64_t         stepped;       /* number of steps so far                              */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* next in the context's list                              */
@@ -31822,18 +31830,81 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
     return i >= opt->ema_begun && i < opt->ema_count;
 }
 
+/* Takes over n elements of a written weight, from `first` on, into an f32 master: those whose value
+ * is no longer the master's rounded value. The others keep the master's further digits, so that a
+ * program that clips its weights after each step, or writes them back, does not stop their
+ * training. scratch: n numbers of 16 bits, then n bytes. */
+static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *row, int64_t first,
+                                       int64_t n, char *scratch) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    const size_t size = mixp_dtype_size(row->weight_dtype);
+    const mixp_in weight =
+        mixpi_in((const char *)row->weight + (size_t)first * size, row->weight_dtype);
+    const mixp_out master = mixpi_out_to((float *)row->master + first, MIXP_F32, 0);
+    mixp_compare_args same;
+    mixp_where_args choice;
+
+    memset(&same, 0, sizeof same);
+    same.how = MIXP_COMPARE_EQ;
+    same.rank = 1;
+    same.shape[0] = n;
+    same.a = mixpi_in(scratch, row->weight_dtype);
+    same.b = weight;
+    same.a_strides[0] = same.b_strides[0] = 1;
+    same.y = (uint8_t *)scratch + (size_t)n * size;
+
+    /* The choice reads its mask as numbers. */
+    memset(&choice, 0, sizeof choice);
+    choice.rank = 1;
+    choice.shape[0] = n;
+    choice.mask = mixpi_in(scratch, MIXP_BF16);
+    choice.a = mixpi_in(master.data, MIXP_F32);
+    choice.b = weight;
+    choice.mask_strides[0] = choice.a_strides[0] = choice.b_strides[0] = 1;
+    choice.y = master;
+
+    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n);
+    if (r == MIXP_OK) r = kernels->compare(&ctx->exec, &same);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8),
+                             n);
+    return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
+}
+
+/* Can the master keep further digits where its weight is written? A split master holds no value of
+ * its own beside which to see that the weight's bits are those of before. */
+static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *row) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
+}
+
+/* Brings a master up to date with its weight, which the program has written. fresh 1: the master
+ * holds nothing yet. */
+static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *row, int fresh) {
+    enum { PART = 1 << 16 };
+    const int64_t part = mixpi_min(PART, row->count);
+    mixp_result r = MIXP_OK;
+    if (!row->master || !row->count) return MIXP_OK;
+    if (mixpi_row_is_split(row)) /* no extra bits yet */
+        return mixpi_device_zero(ctx, row->master,
+                                 (size_t)row->count * mixp_dtype_size(row->master_dtype));
+    if (fresh || !mixpi_master_can_keep(ctx, row))
+        return mixpi_convert_to(ctx, mixpi_out_to(row->master, MIXP_F32, 0),
+                                mixpi_in(row->weight, row->weight_dtype), row->count);
+
+    char *scratch = (char *)mixpi_context_scratch(ctx, (size_t)part * 3);
+    if (!scratch) return MIXP_ERR_MEMORY;
+    for (int64_t first = 0; first < row->count && r == MIXP_OK; first += part)
+        r = mixpi_master_follow(ctx, row, first, mixpi_min(part, row->count - first), scratch);
+    return r;
+}
+
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
-    mixp_result r = MIXP_OK;
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
-        r = mixpi_device_zero(opt->ctx, row.master,
-                              (size_t)row.count * mixp_dtype_size(row.master_dtype));
-    else if (row.master && row.count)
-        r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
-                             mixpi_in(row.weight, row.weight_dtype), row.count);
+    mixp_result r = mixpi_master_take(opt->ctx, &row, i >= opt->count);
     if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;
@@ -31971,6 +32042,27 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     return r;
 }
 
+/* host holds the values of a weight that the program wrote. Puts in the master's values where the
+ * next step keeps them: see mixpi_master_follow. */
+static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param_row *row,
+                                     float *host) {
+    float master[MIXP_STATE_BLOCK], rounded;
+    mixp_result r = MIXP_OK;
+    if (!mixpi_master_can_keep(opt->ctx, row)) return MIXP_OK;
+    for (int64_t i = 0; i < row->count && r == MIXP_OK; i += MIXP_STATE_BLOCK) {
+        const int64_t n = mixpi_min(MIXP_STATE_BLOCK, row->count - i);
+        r = mixpi_download(opt->ctx, master, (const float *)row->master + i,
+                           (size_t)n * sizeof *master);
+        for (int64_t k = 0; k < n && r == MIXP_OK; k++) {
+            uint16_t low;
+            mixp_convert(&low, row->weight_dtype, &master[k], MIXP_F32, 1);
+            mixp_convert(&rounded, MIXP_F32, &low, row->weight_dtype, 1);
+            if (rounded == host[i + k]) host[i + k] = master[k];
+        }
+    }
+    return r;
+}
+
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
                                             mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
@@ -32001,8 +32093,10 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
-    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
-        return mixp_read(param, host, MIXP_F32, count);
+    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
+        r = mixp_read(param, host, MIXP_F32, count);
+        return r == MIXP_OK ? mixpi_kept_digits(opt, &opt->rows[row], host) : r;
+    }
 
     /* Block by block, since a block has one scale. */
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
@@ -32237,6 +32331,20 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     }
 }
 
+/* Warns of a master of 16 or 8 bits that loses its further digits in each step. */
+static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
+    if (!opt->rows[i].master || opt->rows[i].master_dtype == MIXP_F32) return;
+    slot->written = slot->written_for == opt->stepped ? slot->written + 1 : 1;
+    slot->written_for = opt->stepped + 1;
+    if (slot->written < 4) return;
+    mixpi_warn(opt->ctx,
+               "'%.60s' is written before each step, and its master of %d bits then loses all "
+               "digits that the weight lacks: small updates are lost. Set states.master to "
+               "MIXP_MASTER_F32, which keeps them",
+               slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
+}
+
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
@@ -32277,6 +32385,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
         if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+        mixpi_warn_of_lost_digits(opt, i);
     }
     if (!active) return mixpi_nothing_to_step(opt, who);
 
@@ -33099,6 +33208,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     }
 
     /* The next step needs new operators, and no lone gradient may grow until then. */
+    opt->stepped++;
     opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->tape.calls;
     opt->ctx->capture.update_recorded |= opt->ctx->capture.active;

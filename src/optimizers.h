@@ -140,10 +140,13 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
  * steps). grad not NULL: your view with the same count, which you fill; every step uses it.
  *
- * Master weights follow the parameter when you write it or when another optimizer does. If two
- * optimizers share a low parameter, each keeps only the parameter's own bits. A parameter without
- * an optimizer keeps its gradient: a step after a second walk back into that gradient is
- * MIXP_ERR_ORDER, unless you wrote to the gradient in between.
+ * Master weights follow the parameter when you write it or when another optimizer does: an element
+ * whose value changes becomes its master, and all others keep the master's further digits. So a
+ * program may clip low weights after each step, or put other weights in for a while. Masters of 16
+ * and 8 bits lose all further digits of a parameter that is written (mixp_context_warning reports
+ * such writes before each of four steps). A parameter without an optimizer keeps its gradient: a
+ * step after a second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the
+ * gradient in between.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
@@ -211,8 +214,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
- * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
- * the weight was written since the last step. Waits for the device.
+ * parameter's number of elements. MASTER: returns the weight itself if there is no master, or
+ * where the weight was changed since the last step. Waits for the device.
  *
  * MIXP_ERR_ARGUMENT: opt does not have the parameter, or the optimizer (with ranks, this rank)
  * keeps no such state. MIXP_ERR_SHAPE: another count. */

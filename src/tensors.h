@@ -221,7 +221,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are fifteen:
+ * changes nothing and is no error. There are sixteen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -247,6 +247,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
  *   weight's scale was left aside.
  * - A group of an optimizer has no parameter at a step. Group 0 may be empty.
+ * - A parameter whose master has 16 or 8 bits is written before each of four steps in a row: the
+ *   master loses all digits that the weight lacks.
  * - A checkpoint was saved between the micro-batches of an update.
  * - A loaded checkpoint was saved by an instruction set whose products of f16 and bf16 have other
  *   bits (AMX, AMX_F16, any other set of a CPU): training goes on with another rounding. */

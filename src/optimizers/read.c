@@ -66,6 +66,27 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
     return r;
 }
 
+/* host holds the values of a weight that the program wrote. Puts in the master's values where the
+ * next step keeps them: see mixpi_master_follow. */
+static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param_row *row,
+                                     float *host) {
+    float master[MIXP_STATE_BLOCK], rounded;
+    mixp_result r = MIXP_OK;
+    if (!mixpi_master_can_keep(opt->ctx, row)) return MIXP_OK;
+    for (int64_t i = 0; i < row->count && r == MIXP_OK; i += MIXP_STATE_BLOCK) {
+        const int64_t n = mixpi_min(MIXP_STATE_BLOCK, row->count - i);
+        r = mixpi_download(opt->ctx, master, (const float *)row->master + i,
+                           (size_t)n * sizeof *master);
+        for (int64_t k = 0; k < n && r == MIXP_OK; k++) {
+            uint16_t low;
+            mixp_convert(&low, row->weight_dtype, &master[k], MIXP_F32, 1);
+            mixp_convert(&rounded, MIXP_F32, &low, row->weight_dtype, 1);
+            if (rounded == host[i + k]) host[i + k] = master[k];
+        }
+    }
+    return r;
+}
+
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
                                             mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
@@ -96,8 +117,10 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = opt->slots[i].version != param->version &&
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
-    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
-        return mixp_read(param, host, MIXP_F32, count);
+    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
+        r = mixp_read(param, host, MIXP_F32, count);
+        return r == MIXP_OK ? mixpi_kept_digits(opt, &opt->rows[row], host) : r;
+    }
 
     /* Block by block, since a block has one scale. */
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");

@@ -261,18 +261,81 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
     return i >= opt->ema_begun && i < opt->ema_count;
 }
 
+/* Takes over n elements of a written weight, from `first` on, into an f32 master: those whose value
+ * is no longer the master's rounded value. The others keep the master's further digits, so that a
+ * program that clips its weights after each step, or writes them back, does not stop their
+ * training. scratch: n numbers of 16 bits, then n bytes. */
+static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *row, int64_t first,
+                                       int64_t n, char *scratch) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    const size_t size = mixp_dtype_size(row->weight_dtype);
+    const mixp_in weight =
+        mixpi_in((const char *)row->weight + (size_t)first * size, row->weight_dtype);
+    const mixp_out master = mixpi_out_to((float *)row->master + first, MIXP_F32, 0);
+    mixp_compare_args same;
+    mixp_where_args choice;
+
+    memset(&same, 0, sizeof same);
+    same.how = MIXP_COMPARE_EQ;
+    same.rank = 1;
+    same.shape[0] = n;
+    same.a = mixpi_in(scratch, row->weight_dtype);
+    same.b = weight;
+    same.a_strides[0] = same.b_strides[0] = 1;
+    same.y = (uint8_t *)scratch + (size_t)n * size;
+
+    /* The choice reads its mask as numbers. */
+    memset(&choice, 0, sizeof choice);
+    choice.rank = 1;
+    choice.shape[0] = n;
+    choice.mask = mixpi_in(scratch, MIXP_BF16);
+    choice.a = mixpi_in(master.data, MIXP_F32);
+    choice.b = weight;
+    choice.mask_strides[0] = choice.a_strides[0] = choice.b_strides[0] = 1;
+    choice.y = master;
+
+    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n);
+    if (r == MIXP_OK) r = kernels->compare(&ctx->exec, &same);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8),
+                             n);
+    return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
+}
+
+/* Can the master keep further digits where its weight is written? A split master holds no value of
+ * its own beside which to see that the weight's bits are those of before. */
+static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *row) {
+    const mixp_kernels *kernels = ctx->device->kernels;
+    return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
+}
+
+/* Brings a master up to date with its weight, which the program has written. fresh 1: the master
+ * holds nothing yet. */
+static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *row, int fresh) {
+    enum { PART = 1 << 16 };
+    const int64_t part = mixpi_min(PART, row->count);
+    mixp_result r = MIXP_OK;
+    if (!row->master || !row->count) return MIXP_OK;
+    if (mixpi_row_is_split(row)) /* no extra bits yet */
+        return mixpi_device_zero(ctx, row->master,
+                                 (size_t)row->count * mixp_dtype_size(row->master_dtype));
+    if (fresh || !mixpi_master_can_keep(ctx, row))
+        return mixpi_convert_to(ctx, mixpi_out_to(row->master, MIXP_F32, 0),
+                                mixpi_in(row->weight, row->weight_dtype), row->count);
+
+    char *scratch = (char *)mixpi_context_scratch(ctx, (size_t)part * 3);
+    if (!scratch) return MIXP_ERR_MEMORY;
+    for (int64_t first = 0; first < row->count && r == MIXP_OK; first += part)
+        r = mixpi_master_follow(ctx, row, first, mixpi_min(part, row->count - first), scratch);
+    return r;
+}
+
 /* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
-    mixp_result r = MIXP_OK;
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    if (row.master && row.count && mixpi_row_is_split(&row)) /* no extra bits yet */
-        r = mixpi_device_zero(opt->ctx, row.master,
-                              (size_t)row.count * mixp_dtype_size(row.master_dtype));
-    else if (row.master && row.count)
-        r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
-                             mixpi_in(row.weight, row.weight_dtype), row.count);
+    mixp_result r = mixpi_master_take(opt->ctx, &row, i >= opt->count);
     if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;

@@ -13,6 +13,8 @@ typedef struct mixpi_slot {
     int          where;         /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
+    uint64_t     written_for;   /* number of the newest step before which param was written */
+    int          written;       /* number of steps in a row of which that is true          */
     /* Used by the ranks. */
     int          owner;         /* rank that updates it; -1: each updates a piece          */
     void        *piece;         /* device memory: states of this rank's piece              */
@@ -90,6 +92,7 @@ struct mixp_optimizer {
     struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
+    uint64_t         stepped;       /* number of steps so far                              */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* next in the context's list                              */

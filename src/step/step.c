@@ -45,6 +45,7 @@ static void mixpi_step_done(mixp_optimizer *opt) {
     }
 
     /* The next step needs new operators, and no lone gradient may grow until then. */
+    opt->stepped++;
     opt->stepped_in = opt->ctx->training.updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->tape.calls;
     opt->ctx->capture.update_recorded |= opt->ctx->capture.active;

@@ -94,6 +94,20 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
     }
 }
 
+/* Warns of a master of 16 or 8 bits that loses its further digits in each step. */
+static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
+    if (!opt->rows[i].master || opt->rows[i].master_dtype == MIXP_F32) return;
+    slot->written = slot->written_for == opt->stepped ? slot->written + 1 : 1;
+    slot->written_for = opt->stepped + 1;
+    if (slot->written < 4) return;
+    mixpi_warn(opt->ctx,
+               "'%.60s' is written before each step, and its master of %d bits then loses all "
+               "digits that the weight lacks: small updates are lost. Set states.master to "
+               "MIXP_MASTER_F32, which keeps them",
+               slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
+}
+
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
@@ -134,6 +148,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
         if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+        mixpi_warn_of_lost_digits(opt, i);
     }
     if (!active) return mixpi_nothing_to_step(opt, who);
 

@@ -1088,6 +1088,52 @@ static void a_checkpoint_moves_to_the_cpu(void) {
     mixp_context_free(c.ctx);
 }
 
+/* --- masters of weights that are written ------------------------------------------------------ */
+
+/* A program writes back the low weights that it has read, but for one element. Its f32 masters then lose no digits:
+ * they go down by lr times the gradient in each step, beside sums in double. On the GPU and on the CPU; more elements
+ * than one part of the work has. */
+static void masters_of_written_weights(mixp_dtype dtype, const mixp_device *device) {
+    enum { N = (1 << 16) + 77, CHANGED = (1 << 16) + 3, STEPS = 4 };
+    static float read[N], g[N];
+    static double want[N];
+    const int64_t shape[1] = { N };
+    mixp_context_desc where;
+    memset(&where, 0, sizeof where);
+    where.device = device;
+    mixp_context *ctx = mixp_context_new(&where);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_tensor *w = mixp_param(ctx, "w", dtype, 1, shape), *grad = mixp_param(ctx, "g", MIXP_F32, 1, shape);
+    sgd.lr = 1.0 / 4096.0;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+    CHECK_INT(mixp_optimizer_add(opt, w, grad), MIXP_OK);
+    CHECK_INT(mixp_init_uniform(w, 0.5, 1), MIXP_OK);
+    for (int i = 0; i < N; i++) g[i] = (float)(i % 7 - 3) / 4.0f;
+    CHECK_INT(mixp_write(grad, g, MIXP_F32, N), MIXP_OK);
+    CHECK_INT(mixp_read(w, read, MIXP_F32, N), MIXP_OK);
+    for (int i = 0; i < N; i++) want[i] = (double)read[i];
+    for (int step = 0; step < STEPS; step++) {
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        for (int i = 0; i < N; i++) want[i] -= (double)g[i] * sgd.lr;
+        CHECK_INT(mixp_read(w, read, MIXP_F32, N), MIXP_OK);
+        if (step == STEPS / 2) want[CHANGED] = (double)(read[CHANGED] = -2.0f);
+        CHECK_INT(mixp_write(w, read, MIXP_F32, N), MIXP_OK);
+        CHECK_INT(mixp_optimizer_read(opt, w, MIXP_STATE_MASTER, read, N), MIXP_OK);
+        double worst = 0.0;
+        for (int i = 0; i < N; i++) worst = fmax(worst, fabs((double)read[i] - want[i]));
+        CHECK(worst < 1e-6);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+static void masters_of_written_weights_keep_their_digits(void) {
+    masters_of_written_weights(MIXP_BF16, gpu());
+    masters_of_written_weights(MIXP_F16, gpu());
+    masters_of_written_weights(MIXP_BF16, mixp_cpu());
+    masters_of_written_weights(MIXP_F16, mixp_cpu());
+}
+
 /* --- products of a batch ---------------------------------------------------------------------- */
 
 static void gradient_of_a_shared_b_is_rounded_once(void) {
@@ -1346,6 +1392,7 @@ int main(void) {
     RUN(memory_of_the_second_gpu);
     RUN(a_context_is_freed_in_a_capture);
     RUN(a_checkpoint_moves_to_the_cpu);
+    RUN(masters_of_written_weights_keep_their_digits);
     RUN(gradient_of_a_shared_b_is_rounded_once);
     RUN(slices_of_gates);
     RUN(spikes_in_a_graph);

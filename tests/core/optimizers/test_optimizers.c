@@ -284,6 +284,53 @@ static void test_masters(void) {
     }
 }
 
+/* A program writes its low weights after each step: what it reads, clipped to a bound that only element 0 ever meets,
+ * which is 3 after step 10. All other masters are as if nothing was written: beside double loops, and to the bit
+ * beside a run without the writes. */
+static void test_masters_of_written_weights(void) {
+    enum { FROM = 3 };
+    mixp_context *ctx;
+    int isa, wd, i, t;
+    EACH_ISA(isa, ctx) {
+        for (wd = 1; wd < 3; wd++) {
+            static uint32_t wmem[2][N], gmem[N];
+            static float start[N], grad[N], seen[N], read[N];
+            static reference ref[N];
+            mixp_optimizer_desc d = mixp_adamw_defaults();
+            mixp_optimizer *opt[2];
+            mixp_tensor *w[2], *g = view1(ctx, "g", MIXP_F32, N, gmem);
+            for (i = 0; i < N; i++) start[i] = uniform();
+            for (t = 0; t < 2; t++) {
+                w[t] = view1(ctx, "w", reals[wd], N, wmem[t]);
+                opt[t] = mixp_optimizer_new(ctx, &d);
+                CHECK_INT(mixp_write(w[t], start, MIXP_F32, N), MIXP_OK);
+                CHECK_INT(mixp_optimizer_add(opt[t], w[t], g), MIXP_OK);
+            }
+            CHECK_INT(mixp_read(w[0], start, MIXP_F32, N), MIXP_OK);
+            memset(ref, 0, sizeof ref);
+            for (i = 0; i < N; i++) ref[i].p = (double)start[i];
+            for (t = 1; t <= 20; t++) {
+                for (i = 0; i < N; i++) grad[i] = uniform();
+                CHECK_INT(mixp_write(g, grad, MIXP_F32, N), MIXP_OK);
+                for (i = 0; i < N; i++) adam_reference(&ref[i], (double)grad[i], &d, 1, t);
+                CHECK_INT(mixp_optimizer_step(opt[0]), MIXP_OK);
+                CHECK_INT(mixp_optimizer_step(opt[1]), MIXP_OK);
+                CHECK_INT(mixp_read(w[0], seen, MIXP_F32, N), MIXP_OK);
+                if (t == 10) ref[0].p = (double)(seen[0] = FROM);
+                CHECK_INT(mixp_write(w[0], seen, MIXP_F32, N), MIXP_OK);
+                CHECK_INT(mixp_optimizer_read(opt[0], w[0], MIXP_STATE_MASTER, read, N), MIXP_OK);
+                for (i = 0; i < N; i++) CHECK_NEAR(read[i], ref[i].p, 1e-6);
+                if (t == 10) CHECK(read[0] == FROM);
+            }
+
+            CHECK_INT(mixp_optimizer_read(opt[1], w[1], MIXP_STATE_MASTER, seen, N), MIXP_OK);
+            for (i = 1; i < N; i++) CHECK(read[i] == seen[i]);
+            CHECK(read[0] != seen[0]);
+        }
+        mixp_context_free(ctx);
+    }
+}
+
 static void test_low_copies(void) {
     mixp_context *ctx;
     int isa, i;
@@ -1056,6 +1103,7 @@ int main(void) {
     RUN(test_same_bits);
     RUN(test_element_bits);
     RUN(test_masters);
+    RUN(test_masters_of_written_weights);
     RUN(test_low_copies);
     RUN(test_large_low_copies);
     RUN(test_conversions_past_the_caches);
