@@ -13302,7 +13302,7 @@ MIXPI_SMALL_END
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
 { MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
 
-/* One function per height, so no row is computed in vain. Two vectors wide: heights 1 to 8, 10, 12
+/* One function per height, so no row is computed without use. Two vectors wide: heights 1 to 8, 10, 12
  * and 14. One vector wide: heights 1 to 7, 12 and 14. Other heights run as two tiles of half the
  * height. */
 #define MIXPI_TILE(rows)                                                                  \
@@ -18571,10 +18571,10 @@ struct mixp_context {
     mixpi_walk      walk;
     mixpi_training  training;
     mixpi_capture   capture;
-    /* guests */
-    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    /* optional rooms */
+    const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
-    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */
     mixp_ranks_desc ranks;      /* set if crew is                                          */
     mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
     int             busy;       /* 1: the other ranks know that this rank works without them */
@@ -19488,9 +19488,9 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
     const mixp_device *d = ctx->device;
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
-/* --- the door of the ranks --------------------------------------------------------------- *
+/* --- the table of the ranks' functions ----------------------------------------------------- *
  *
- * The rooms of the loop call the ranks through this table only, and only in a context that has
+ * The rooms of the loop call the ranks only through this table, and only in a context that has
  * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
  * compiler drops the calls.
  */
@@ -19545,7 +19545,7 @@ struct mixpi_crew {
     mixp_result (*collect_buffers)(mixp_context *ctx, char *memory);    /* NULL: not rank 0 */
 };
 
-/* The door; NULL: the context has no ranks. */
+/* The table; NULL: the context has no ranks. */
 static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #ifdef MIXPREC_NO_RANKS
     (void)ctx;
@@ -19648,9 +19648,9 @@ static mixp_result mixpi_check_whole(const mixp_tensor *t, const char *who) {
     const mixp_result r = mixpi_check_memory(t, who);
     return r == MIXP_OK && t->own.ranks.in_pieces ? mixpi_crew_lack(t, who) : r;
 }
-/* --- the door of the guard --------------------------------------------------------------- *
+/* --- the table of the guard's functions ---------------------------------------------------- *
  *
- * The rooms of the loop call the guard through this table only, and only after a guard was started
+ * The rooms of the loop call the guard only through this table, and only after a guard was started
  * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
  * is never there, and the compiler drops the calls.
  */
@@ -19733,7 +19733,7 @@ struct mixpi_watcher {
     void        (*unpack)(mixp_context *ctx);
 };
 
-/* The door; NULL: no guard was ever started. */
+/* The table; NULL: no guard was ever started. */
 static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #ifdef MIXPREC_NO_WATCH
     (void)ctx;
@@ -34381,7 +34381,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
     if (stat(s->temp, &st) == 0 && (st.st_mode & 0777) == (mode & 0777)) return;
-    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* no matter */
+    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* not an error */
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */
@@ -35892,7 +35892,7 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
-/* The door of the ranks if they shard the states; otherwise NULL. */
+/* The table of the ranks if they shard the states; otherwise NULL. */
 static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
     const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);
     return sharded ? mixpi_crew_of(what->ctx) : NULL;
@@ -40080,7 +40080,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
     ctx->capture.sites_moved++;
 }
 #endif
-/* --- what the guard's door opens to ---------------------------------------------------------- */
+/* --- the table of the guard's functions ------------------------------------------------------ */
 
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
@@ -42798,7 +42798,7 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
                              mixp_result_text(of_0));
 }
 #endif
-/* --- what the ranks' door opens to ---------------------------------------------------------- */
+/* --- the table of the ranks' functions ------------------------------------------------------ */
 
 static const mixpi_crew mixpi_ranks_door = {
     /* context */
@@ -42859,7 +42859,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     return mixpi_scatter_wrong(k);
 }
 
-/* Opens the door of the ranks in a new context. */
+/* Gives a new context the table of the ranks. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;
@@ -42874,9 +42874,9 @@ static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
 #endif
 /* --- making a context ------------------------------------------------------------------------ *
  *
- * The last room: it knows which guests the build has.
+ * The last room: it knows which optional rooms (watch, ranks) the build has.
  */
-/* Returns what is wrong with the description of a guest; NULL if nothing is. */
+/* Returns what is wrong with the description of an optional room, or NULL. */
 static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #ifdef MIXPREC_NO_RANKS
     return d->ranks ? "ranks: this build has none: compile without MIXPREC_NO_RANKS" : NULL;
@@ -42885,7 +42885,7 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #endif
 }
 
-/* Opens the doors of a new context. */
+/* Gives a new context the tables of the optional rooms. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;

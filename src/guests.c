@@ -4,9 +4,9 @@
 #include "ranks/door.c"
 /* --- making a context ------------------------------------------------------------------------ *
  *
- * The last room: it knows which guests the build has.
+ * The last room: it knows which optional rooms (watch, ranks) the build has.
  */
-/* Returns what is wrong with the description of a guest; NULL if nothing is. */
+/* Returns what is wrong with the description of an optional room, or NULL. */
 static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #ifdef MIXPREC_NO_RANKS
     return d->ranks ? "ranks: this build has none: compile without MIXPREC_NO_RANKS" : NULL;
@@ -15,7 +15,7 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 #endif
 }
 
-/* Opens the doors of a new context. */
+/* Gives a new context the tables of the optional rooms. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
 #ifndef MIXPREC_NO_WATCH
     ctx->watcher = &mixpi_watch_door;

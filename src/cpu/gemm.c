@@ -117,7 +117,7 @@
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
 { MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
 
-/* One function per height, so no row is computed in vain. Two vectors wide: heights 1 to 8, 10, 12
+/* One function per height, so no row is computed without use. Two vectors wide: heights 1 to 8, 10, 12
  * and 14. One vector wide: heights 1 to 7, 12 and 14. Other heights run as two tiles of half the
  * height. */
 #define MIXPI_TILE(rows)                                                                  \

@@ -106,7 +106,7 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
-/* The door of the ranks if they shard the states; otherwise NULL. */
+/* The table of the ranks if they shard the states; otherwise NULL. */
 static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
     const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);
     return sharded ? mixpi_crew_of(what->ctx) : NULL;

@@ -139,7 +139,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
 static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
     struct stat st;
     if (stat(s->temp, &st) == 0 && (st.st_mode & 0777) == (mode & 0777)) return;
-    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* no matter */
+    if (chmod(s->temp, mode & 0777) != 0) errno = 0; /* not an error */
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */

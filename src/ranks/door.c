@@ -7,7 +7,7 @@
 #include "check.c"
 #include "buffers.c"
 #include "states.c"
-/* --- what the ranks' door opens to ---------------------------------------------------------- */
+/* --- the table of the ranks' functions ------------------------------------------------------ */
 
 static const mixpi_crew mixpi_ranks_door = {
     /* context */
@@ -68,7 +68,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     return mixpi_scatter_wrong(k);
 }
 
-/* Opens the door of the ranks in a new context. */
+/* Gives a new context the table of the ranks. */
 MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;

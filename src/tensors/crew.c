@@ -3,9 +3,9 @@
 #include "threads.c"
 #include "../tape.h"
 #include "../step.h"
-/* --- the door of the ranks --------------------------------------------------------------- *
+/* --- the table of the ranks' functions ----------------------------------------------------- *
  *
- * The rooms of the loop call the ranks through this table only, and only in a context that has
+ * The rooms of the loop call the ranks only through this table, and only in a context that has
  * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
  * compiler drops the calls.
  */
@@ -60,7 +60,7 @@ struct mixpi_crew {
     mixp_result (*collect_buffers)(mixp_context *ctx, char *memory);    /* NULL: not rank 0 */
 };
 
-/* The door; NULL: the context has no ranks. */
+/* The table; NULL: the context has no ranks. */
 static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
 #ifdef MIXPREC_NO_RANKS
     (void)ctx;

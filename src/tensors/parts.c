@@ -211,10 +211,10 @@ struct mixp_context {
     mixpi_walk      walk;
     mixpi_training  training;
     mixpi_capture   capture;
-    /* guests */
-    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    /* optional rooms */
+    const mixpi_watcher *watcher;   /* functions of the guard; NULL: this build has none   */
     mixpi_watch    *watch;      /* state of the guard; NULL: no guard was ever started     */
-    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    const mixpi_crew *crew;     /* functions of the ranks; NULL: the context has no ranks  */
     mixp_ranks_desc ranks;      /* set if crew is                                          */
     mixpi_exchange *exchange;   /* exchange of gradients between the ranks, made at its first use */
     int             busy;       /* 1: the other ranks know that this rank works without them */

@@ -2,9 +2,9 @@
 #include "parts.c"
 #include "../tape.h"
 #include "../step.h"
-/* --- the door of the guard --------------------------------------------------------------- *
+/* --- the table of the guard's functions ---------------------------------------------------- *
  *
- * The rooms of the loop call the guard through this table only, and only after a guard was started
+ * The rooms of the loop call the guard only through this table, and only after a guard was started
  * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
  * is never there, and the compiler drops the calls.
  */
@@ -87,7 +87,7 @@ struct mixpi_watcher {
     void        (*unpack)(mixp_context *ctx);
 };
 
-/* The door; NULL: no guard was ever started. */
+/* The table; NULL: no guard was ever started. */
 static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #ifdef MIXPREC_NO_WATCH
     (void)ctx;

@@ -2,7 +2,7 @@
 #include "../tensors/watcher.c"
 #include "observe.c"
 #include "saved.c"
-/* --- what the guard's door opens to ---------------------------------------------------------- */
+/* --- the table of the guard's functions ------------------------------------------------------ */
 
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
