@@ -173,6 +173,7 @@
  *     max, gather, squares of relu,
  *     comparisons, topk, prod, cumsum,
  *     scatter_add                            same            same             same
+ *     quantised operands of recipes          same            same             same
  *     unscale, clip, scaler, optimizers
  *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
@@ -186,9 +187,12 @@
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
- * made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
- * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
- * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
+ * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
+ * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
+ * where cuBLASLt chooses by shape. Under the other recipes (MXFP8, FP8_BLOCK, FP8_DELAYED, NVFP4
+ * with row_scaled, each also with 4over6) the rule holds among batches that they quantise, whose
+ * numbers of rows are multiples of 16, 32 or 128; in other batches a linear stays bf16. Under a
+ * guard or FP8_DELAYED the rule holds between two updates. With a cache under a guard it holds only
  * while no site has fallen back, because attention with a cache, and the operators after it, are
  * other sites.
  *
@@ -4829,11 +4833,11 @@ typedef struct mixp_recipe {
 } mixp_recipe;
 
 /* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
- * no other row: an outlier in one token does not change the rows of other tokens, and a row has the
- * same bits in every batch. The product of x and w, and of dy and x, is made in f32, without the
- * factors of the rows or columns of x; the factors and the bias follow, and the result is rounded
- * once. The f32 product takes 4 bytes an element of the result while it runs. Source:
- * TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
+ * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a row
+ * has the same bits in every batch whose number of rows is a multiple of 16. The product of x and
+ * w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the factors
+ * and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an element of
+ * the result while it runs. Source: TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
  * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or

@@ -707,6 +707,13 @@ __device__ inline void fp8_codes(const float *v, bool saturate, uint32_t *words)
         }
 }
 
+/* The e2m1 code of x / s, where x is s times a number of e2m1. The quotient is off by a few units in
+ * the last place, and mixpi_e2m1_code drops low bits: half of the last bit that it reads is added. */
+__device__ inline uint32_t e2m1_code_of(float x, float s) {
+    const float ratio = __fmul_rn(x, rcp_approx(s));
+    return mixpi_e2m1_code(mixp_f32_of_bits(mixp_bits_of_f32(ratio) + 0x200000u));
+}
+
 /* Can a be read 8 elements at a time from a multiple of 8 on? Yes for an absent array. */
 inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }
@@ -4162,17 +4169,16 @@ __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
     float v[8];
     plain_get<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 
-    const bool powers = has_powers(q.k);
-    MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
-
     /* Pack their codes: 4 bits each, or 8. */
     Codes8 c = { 0, 0 };
     if (is_e2m1(q.k)) {
         MIXPI_UNROLL
-        for (int j = 0; j < 8; j++) c.lo |= mixpi_e2m1_code(v[j]) << 4 * j;
+        for (int j = 0; j < 8; j++) c.lo |= e2m1_code_of(v[j], s[j]) << 4 * j;
     } else {
+        const bool powers = has_powers(q.k);
         uint32_t words[2];
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
         fp8_codes<MIXP_F8_E4M3, 2>(v, false, words);
         c.lo = words[0];
         c.hi = words[1];
@@ -8523,8 +8529,7 @@ __device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t
         const float s = mixpi_scale_of_code(e.how.scale, scale);
         uint32_t halves[2] = {};
         MIXPI_UNROLL
-        for (int i = 0; i < codes_each; i++)
-            halves[i / 8] |= mixpi_e2m1_code(v[i] / s) << i % 8 * 4;
+        for (int i = 0; i < codes_each; i++) halves[i / 8] |= e2m1_code_of(v[i], s) << i % 8 * 4;
         *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
         return;
     }

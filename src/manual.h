@@ -173,6 +173,7 @@
  *     max, gather, squares of relu,
  *     comparisons, topk, prod, cumsum,
  *     scatter_add                            same            same             same
+ *     quantised operands of recipes          same            same             same
  *     unscale, clip, scaler, optimizers
  *     but Muon                               same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
@@ -186,9 +187,12 @@
  * `past` of mixp_attention_desc, `first` of mixp_rope_desc). So training, evaluation and
  * generation token by token agree to the bit. This covers the forward pass of every operator, on
  * each instruction set (also AMX), at each level, at any number of threads. Exceptions: results
- * made from the batch (means, batch norm in training), dropout, a recipe (its scales and its
- * choice of linears depend on the batch), MIXPREC_CBLAS, and a GPU, where cuBLASLt chooses by
- * shape. Under a guard the rule holds between two updates. With a cache under a guard it holds only
+ * made from the batch (means, batch norm in training), dropout, recipes whose scales are made from
+ * the batch (FP8_CURRENT, FP8_BLOCK with x_2d, NVFP4 without row_scaled), MIXPREC_CBLAS, and a GPU,
+ * where cuBLASLt chooses by shape. Under the other recipes (MXFP8, FP8_BLOCK, FP8_DELAYED, NVFP4
+ * with row_scaled, each also with 4over6) the rule holds among batches that they quantise, whose
+ * numbers of rows are multiples of 16, 32 or 128; in other batches a linear stays bf16. Under a
+ * guard or FP8_DELAYED the rule holds between two updates. With a cache under a guard it holds only
  * while no site has fallen back, because attention with a cache, and the operators after it, are
  * other sites.
  *

@@ -49,8 +49,7 @@ __device__ inline void encode16(const Encoding &e, int64_t to, float *v, uint8_t
         const float s = mixpi_scale_of_code(e.how.scale, scale);
         uint32_t halves[2] = {};
         MIXPI_UNROLL
-        for (int i = 0; i < codes_each; i++)
-            halves[i / 8] |= mixpi_e2m1_code(v[i] / s) << i % 8 * 4;
+        for (int i = 0; i < codes_each; i++) halves[i / 8] |= e2m1_code_of(v[i], s) << i % 8 * 4;
         *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
         return;
     }

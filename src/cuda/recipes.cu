@@ -512,17 +512,16 @@ __device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
     float v[8];
     plain_get<MIXP_BF16>(q.k.y, i, 8, q.wide, v);
 
-    const bool powers = has_powers(q.k);
-    MIXPI_UNROLL
-    for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
-
     /* Pack their codes: 4 bits each, or 8. */
     Codes8 c = { 0, 0 };
     if (is_e2m1(q.k)) {
         MIXPI_UNROLL
-        for (int j = 0; j < 8; j++) c.lo |= mixpi_e2m1_code(v[j]) << 4 * j;
+        for (int j = 0; j < 8; j++) c.lo |= e2m1_code_of(v[j], s[j]) << 4 * j;
     } else {
+        const bool powers = has_powers(q.k);
         uint32_t words[2];
+        MIXPI_UNROLL
+        for (int j = 0; j < 8; j++) v[j] = powers ? __fmul_rn(v[j], s[j]) : v[j] / s[j];
         fp8_codes<MIXP_F8_E4M3, 2>(v, false, words);
         c.lo = words[0];
         c.hi = words[1];

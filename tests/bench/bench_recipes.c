@@ -1,7 +1,7 @@
 /* bench_recipes.c - what a recipe below 16 bits costs: one GPT with it and in bf16, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     bench_recipes [--gpt2] [--codes|--memory] [ROUNDS]
+ *     bench_recipes [--gpt2] [--codes|--nvfp4|--memory] [ROUNDS]
  *     bench_recipes --quantiser [ROUNDS]
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65; a round
@@ -9,7 +9,7 @@
  * tokens) and a vocabulary of 1024; a round is a step of each. Each line is the median of the rounds'
  * ratios, and their spread; first of the processor's time, which other programs change less, then of
  * the clock's. --quantiser: the quantiser alone on one thread, in elements per nanosecond.
- * --codes: each recipe with codes beside itself without. --memory: bytes of activations, at levels 1 and 2: the
+ * --codes: each recipe with codes beside itself without. --nvfp4: NVFP4 with switches beside NVFP4. --memory: bytes of activations, at levels 1 and 2: the
  * peak of a step, less what is in use between steps.
  * OMP_WAIT_POLICY=passive keeps waiting threads out of the processor's time.
  */
@@ -40,14 +40,18 @@ static double seconds(clockid_t clock) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Seconds of a round's steps under a recipe; kind NONE: in bf16. */
-static spent run(model *m, mixp_recipe_kind kind, int codes) {
-    spent s = { -seconds(CLOCK_PROCESS_CPUTIME_ID), -seconds(CLOCK_MONOTONIC) };
+static mixp_recipe recipe_of(int kind, int codes) {
     mixp_recipe r;
-    int i;
     memset(&r, 0, sizeof r);
-    r.kind = kind;
+    r.kind = (mixp_recipe_kind)kind;
     r.codes = codes;
+    return r;
+}
+
+/* Seconds of a round's steps under a recipe; kind NONE: in bf16. */
+static spent run(model *m, mixp_recipe r) {
+    spent s = { -seconds(CLOCK_PROCESS_CPUTIME_ID), -seconds(CLOCK_MONOTONIC) };
+    int i;
     for (i = 0; i < m->is.steps; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
@@ -72,22 +76,44 @@ static void print_ratios(double *ratio, int n) {
     printf("  %5.2f (%5.2f to %5.2f)", ratio[n / 2], ratio[0], ratio[n - 1]);
 }
 
-/* A recipe beside bf16; codes 1: with codes, beside itself without. */
-static void compare(model *m, mixp_recipe_kind kind, int codes, int rounds) {
+/* A recipe beside another, which is called `base`. */
+static void compare(model *m, const char *name, mixp_recipe r, const char *base, mixp_recipe beside, int rounds) {
     static double cpu[MOST_ROUNDS], wall[MOST_ROUNDS];
     double least = 1e30;
     int i;
-    run(m, kind, codes);
+    run(m, r);
     for (i = 0; i < rounds; i++) {
-        spent first = run(m, codes ? kind : MIXP_RECIPE_NONE, 0), second = run(m, kind, codes);
+        spent first = run(m, beside), second = run(m, r);
         cpu[i] = second.cpu / first.cpu;
         wall[i] = second.wall / first.wall;
         if (first.cpu < least) least = first.cpu;
     }
-    printf("%-12s", mixp_recipe_name(kind));
+    printf("%-26s", name);
     print_ratios(cpu, rounds);
     print_ratios(wall, rounds);
-    printf("   %s %6.2f ms of the processor\n", codes ? "without codes" : "bf16", 1e3 * least / m->is.steps);
+    printf("   %s %6.2f ms of the processor\n", base, 1e3 * least / m->is.steps);
+}
+
+static void recipes(model *m, int codes, int rounds) {
+    int kind;
+    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++)
+        compare(m, mixp_recipe_name((mixp_recipe_kind)kind), recipe_of(kind, codes),
+                codes ? "without codes" : "bf16", recipe_of(codes ? kind : MIXP_RECIPE_NONE, 0), rounds);
+}
+
+/* NVFP4 with switches beside NVFP4; those of x need no_hadamard, so they stand beside that. */
+static void switches(model *m, int rounds) {
+    mixp_recipe plain = recipe_of(MIXP_RECIPE_NVFP4, 0), bare = plain, r = plain;
+    bare.no_hadamard = 1;
+    compare(m, "no_hadamard", bare, "nvfp4", plain, rounds);
+    r.w_4over6 = MIXP_4OVER6_MAE;
+    compare(m, "w_4over6", r, "nvfp4", plain, rounds);
+    r.no_hadamard = 1;
+    r.x_4over6 = MIXP_4OVER6_MAE;
+    compare(m, "no_hadamard, x and w", r, "no_hadamard", bare, rounds);
+    r = bare;
+    r.row_scaled = 1;
+    compare(m, "no_hadamard, row_scaled", r, "no_hadamard", bare, rounds);
 }
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -99,7 +125,7 @@ static double bytes_of(shape is, mixp_recipe_kind kind, int codes, int level) {
     is.steps = 2;
     model_open(&m, is, NULL, 0.0);
     mixp_autocast_set_level(m.ctx, level);
-    run(&m, kind, codes);
+    run(&m, recipe_of((int)kind, codes));
     bytes = (double)mixp_context_memory(m.ctx).peak;
     mixp_step_begin(m.ctx);
     mixp_zero_grad(m.opt);
@@ -196,7 +222,7 @@ int main(int argc, char **argv) {
     const int large = is_given(argc, argv, "--gpt2"), codes = is_given(argc, argv, "--codes");
     const int alone = is_given(argc, argv, "--quantiser");
     const shape is = large ? gpt2 : nano;
-    int rounds = argc > 1 ? atoi(argv[argc - 1]) : 0, kind;
+    int rounds = argc > 1 ? atoi(argv[argc - 1]) : 0;
     const char *why;
     if (rounds < 1 || rounds > MOST_ROUNDS) rounds = alone ? 51 : large ? 5 : 21;
     if (alone || is_given(argc, argv, "--memory")) {
@@ -205,7 +231,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     model_open(&m, is, NULL, 0.0);
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) compare(&m, (mixp_recipe_kind)kind, codes, rounds);
+    if (is_given(argc, argv, "--nvfp4")) switches(&m, rounds);
+    else recipes(&m, codes, rounds);
     if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
     mixp_context_free(m.ctx);
     return 0;

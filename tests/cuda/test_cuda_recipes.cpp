@@ -212,6 +212,7 @@ static void recoded_body(void) {
                              { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL, 0, 0 },
                              { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL, 0, 0 },
                              { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR, 0, 0 },
+                             { MIXP_SCALE_E4M3, MIXP_F8_E4M3, 16, 1, 48, 64, 0, MIXP_E8M0_RCEIL, 0, 0 },
                              { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL, 0, 0 } };
     for (const Form &p : columns) {
         for (int edges = 0; edges < edge_kinds; edges++)
@@ -220,6 +221,49 @@ static void recoded_body(void) {
     }
 }
 static void recoded(void) { in_all_schedules(recoded_body); }
+
+/* Each number of e2m1 times each scale: the code is the number's place in the format. Column c has the scale whose
+ * code is c; row r has the number whose code is r. A column of scale 0 holds zeros. */
+static void every_code_body(void) {
+    const float numbers_of_e2m1[8] = { 0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f };
+    const int64_t rows = 16, cols = 128;
+    Pair y = empty(MIXP_BF16, rows * cols, 0), codes = empty(MIXP_U8, rows * cols / 2, 0), scales = empty(MIXP_U8, cols, 0);
+    for (int64_t c = 0; c < cols; c++) set_code(scales, c, (uint64_t)(c < 127 ? c : 126));
+    for (int64_t i = 0; i < rows * cols; i++) {
+        const mixp_e4m3 scale = { ((uint8_t *)scales.cpu)[i % cols] };
+        const double value = (double)numbers_of_e2m1[i / cols % 8] * (double)mixp_f32_from_e4m3(scale);
+        set_value(y, i, i / cols < 8 ? value : -value);
+    }
+    mixp_recode_args k;
+    memset((void *)&k, 0, sizeof k);
+    on_gpu = 1;
+    k.rows = rows;
+    k.cols = cols;
+    k.y = AT(mixp_bf16, y);
+    k.codes = AT(uint8_t, codes);
+    k.element = MIXP_F4_E2M1;
+    k.scale = MIXP_SCALE_E4M3;
+    k.block_rows = rows;
+    k.scales = AT(uint8_t, scales);
+    CHECK_INT(gpu_kernels->recode(&gpu_exec, &k), MIXP_OK);
+    WAIT();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        const int code = ((uint8_t *)codes.gpu)[i / 2] >> i % 2 * 4 & 15, row = (int)(i / cols);
+        wrong += code != (i % cols ? row : row & 8);
+    }
+    CHECK_INT(wrong, 0);
+    Pair *all[] = { &y, &codes, &scales };
+    for (Pair *one : all) finish(*one);
+}
+static void every_code(void) {
+    const bool before = cudasim::other_libm;
+    for (bool other : { false, true }) {
+        cudasim::other_libm = other;
+        in_all_schedules(every_code_body);
+    }
+    cudasim::other_libm = before;
+}
 
 /* Every bf16 number, each as it is and scaled by an amax beyond all. */
 static void every_bf16_body(void) {
@@ -1203,6 +1247,7 @@ int main(void) {
     RUN(same_numbers);
     RUN(large);
     RUN(recoded);
+    RUN(every_code);
     RUN(every_bf16);
     RUN(factors);
     RUN(given);

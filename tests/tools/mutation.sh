@@ -283,6 +283,10 @@ plant recode_times         'recode: the factor of the other operand is lost' \
     cuda_recipes recoded 's/q.k.times ? .q.k.times : 1.0f/1.0f/'
 plant recode_divides       'recode: values are multiplied by their scale' \
     cuda_recipes recoded 's,/ s.j.,* s[j],'
+plant recode_reciprocal    'recode: e2m1 is multiplied by its scale' \
+    cuda_recipes every_code 's/rcp_approx(s)/s/'
+plant recode_near          'recode: a quotient of e2m1 is not rounded' \
+    cuda_recipes every_code 's/ + 0x200000u//'
 plant recode_wide          'recode: 8 codes at an address of 1 byte' \
     cuda_recipes recoded 's/ && is_wide(k->codes)//' sanitized
 plant lines_row            'quantise: the scale of each row is that of the first' \

@@ -328,6 +328,103 @@ static void a_site_that_fell_back(void) {
     mixp_context_free(n.ctx);
 }
 
+/* --- recipes ------------------------------------------------------------------------------------ */
+
+enum { Q_ROWS = 256, Q_OUT = 128, Q_IN = 128, Q_MOST = Q_ROWS * Q_IN };
+
+/* unit: the rows of a batch must be a multiple of it. holds: 1: ANY BATCH covers the recipe; 0: its scales are
+ * made from the batch. */
+static const struct { const char *name; int unit, holds; mixp_recipe recipe; } recipes[] = {
+    { "fp8_current", 16, 0, { .kind = MIXP_RECIPE_FP8_CURRENT } },
+    { "fp8_delayed", 16, 1, { .kind = MIXP_RECIPE_FP8_DELAYED } },
+    { "fp8_block", 128, 1, { .kind = MIXP_RECIPE_FP8_BLOCK } },
+    { "fp8_block, x in squares", 128, 0, { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .x_2d = 1 } },
+    { "mxfp8", 32, 1, { .kind = MIXP_RECIPE_MXFP8 } },
+    { "nvfp4", 16, 0, { .kind = MIXP_RECIPE_NVFP4 } },
+    { "nvfp4, 4over6", 16, 0, { .kind = MIXP_RECIPE_NVFP4, .no_hadamard = 1, .x_4over6 = MIXP_4OVER6_MAE } },
+    { "nvfp4 by rows", 16, 1, { .kind = MIXP_RECIPE_NVFP4, .no_hadamard = 1, .row_scaled = 1, .codes = 1 } },
+    { "nvfp4 by rows, w 4over6", 16, 1,
+      { .kind = MIXP_RECIPE_NVFP4, .no_hadamard = 1, .row_scaled = 1, .w_4over6 = MIXP_4OVER6_MSE, .bound_448 = 1 } },
+    { "nvfp4 by rows, 4over6", 16, 1,
+      { .kind = MIXP_RECIPE_NVFP4, .wgrad_high = 1, .row_scaled = 1, .x_4over6 = MIXP_4OVER6_MAE,
+        .w_4over6 = MIXP_4OVER6_MAE } },
+};
+
+/* Rows [first, first + count) of the batch. */
+typedef struct q_part { int first, count; } q_part;
+static const q_part q_whole = { 0, Q_ROWS };
+static const q_part q_parts[] = { { 128, 128 }, { 64, 128 }, { 96, 32 }, { 32, 160 }, { 48, 16 }, { 176, 80 } };
+
+/* Numbers whose size differs from row to row; the last 40 rows have an outlier each. */
+static void q_data(float *x) {
+    ab_fill(x, Q_MOST);
+    for (int i = 0; i < Q_MOST; i++) x[i] = ldexpf(x[i], i / Q_IN % 9 - 4);
+    for (int r = Q_ROWS - 40; r < Q_ROWS; r++) x[r * Q_IN + r % Q_IN] = 3000.0f + (float)r;
+}
+
+/* The linear's result for a part of the batch, in a step that trains or in an evaluation. */
+static void q_compute(mixp_context *ctx, const float *x, q_part p, int training, mixp_bf16 *y) {
+    const int64_t shape[2] = { p.count, Q_IN };
+    mixp_tensor  *in, *out = NULL;
+    if (training) mixp_step_begin(ctx);
+    else mixp_eval_begin(ctx);
+    in = mixp_input(ctx, MIXP_F32, 2, shape, x + p.first * Q_IN);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) out = mixp_linear(ctx, in, mixp_context_find(ctx, "w"), mixp_context_find(ctx, "b"));
+    CHECK_INT(mixp_read(out, y, MIXP_BF16, (int64_t)p.count * Q_OUT), MIXP_OK);
+}
+
+static mixp_context *q_open(const mixp_device *device, const mixp_recipe *recipe, int threads) {
+    const int64_t shape[2] = { Q_OUT, Q_IN };
+    mixp_context_desc d;
+    mixp_context     *ctx;
+    memset(&d, 0, sizeof d);
+    d.device = device;
+    d.threads = threads;
+    ctx = mixp_context_new(&d);
+    share_all_work(ctx);
+    mixp_init_normal(mixp_param(ctx, "w", MIXP_F32, 2, shape), 0.0, 1.0);
+    mixp_init_normal(mixp_param(ctx, "b", MIXP_F32, 1, shape), 0.0, 1.0);
+    CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);
+    return ctx;
+}
+
+/* Elements of the parts that differ from those of the whole batch. */
+static int64_t q_differing(const mixp_device *device, const mixp_recipe *recipe, int unit) {
+    static float     x[Q_MOST];
+    static mixp_bf16 whole[Q_ROWS * Q_OUT], some[Q_ROWS * Q_OUT];
+    mixp_context *ctx[2] = { q_open(device, recipe, 2), q_open(device, recipe, 1) };
+    int64_t bad = 0, linears = 1;
+    q_data(x);
+    q_compute(ctx[0], x, q_whole, 1, whole);
+    for (size_t i = 0; i < sizeof q_parts / sizeof *q_parts; i++) {
+        const q_part p = q_parts[i];
+        if (p.count % unit) continue;
+        q_compute(ctx[i % 2], x, p, i % 3 == 2, some);
+        for (int64_t j = 0; j < (int64_t)p.count * Q_OUT; j++)
+            bad += some[j].bits != whole[(int64_t)p.first * Q_OUT + j].bits;
+        linears++;
+    }
+    for (int i = 0; i < 2; i++) {
+        linears -= mixp_autocast_recipe_counts(ctx[i]).quantised;
+        CHECK_INT(mixp_context_error(ctx[i], NULL), MIXP_OK);
+        mixp_context_free(ctx[i]);
+    }
+    CHECK_INT(linears, 0);
+    return bad;
+}
+
+static void recipes_scale_rows_apart(void) {
+    for (int i = 0; i < SETS; i++) {
+        const mixp_device *d = mixp_cpu_with(sets[i].isa);
+        for (size_t r = 0; d && r < sizeof recipes / sizeof *recipes; r++) {
+            const int64_t bad = q_differing(d, &recipes[r].recipe, recipes[r].unit);
+            if ((bad == 0) == recipes[r].holds) continue;
+            test_bad++;
+            TEST_SHOW("%s, %s: %lld elements differ", recipes[r].name, d->name, (long long)bad);
+        }
+    }
+}
+
 int main(void) {
     RUN(operators_compute_rows_apart);
     RUN(a_batch_that_matters_is_seen);
@@ -335,5 +432,6 @@ int main(void) {
     RUN(products_of_many_blocks);
     RUN(training_equals_generation);
     RUN(a_site_that_fell_back);
+    RUN(recipes_scale_rows_apart);
     return test_report();
 }
