@@ -13306,9 +13306,9 @@ MIXPI_SMALL_END
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
 { MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
 
-/* One function per height, so no row is computed without use. Two vectors wide: heights 1 to 8, 10, 12
- * and 14. One vector wide: heights 1 to 7, 12 and 14. Other heights run as two tiles of half the
- * height. */
+/* One function per height, so no row is computed without use. Two vectors wide: heights 1 to 8, 10,
+ * 12 and 14. One vector wide: heights 1 to 7, 12 and 14. Other heights run as two tiles of half
+ * the height. */
 #define MIXPI_TILE(rows)                                                                  \
     MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t) {                               \
         if (t->cols > 16) MIXPI_P(tile_body)(t, rows, MIXPI_NV);                          \

@@ -97,7 +97,7 @@ for name, dtype in ("fp32", lib.MIXP_F32), ("fp16", lib.MIXP_F16):
 try:
     import torch
 except ImportError:
-    print("PyTorch is not there: nothing to compare with")
+    print("PyTorch is not installed: nothing to compare with")
 else:
     theirs = train_torch()
     print(f"PyTorch fp32: loss {theirs[0]:.4f} to {theirs[-1]:.4f}, at most "
