@@ -85,8 +85,8 @@
  *               the list of contents: the word in a section's banner that you search for
  *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
  *               check: the last norms or losses, which a new step is compared with
- *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
- *               or an index is out of range; see mixp_skip_reason
+ *     skip      a step that is not applied: a gradient is non-finite, a buffer became non-finite,
+ *               the loss or norm is a spike, or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
  *     room      a section of this file; it is one file in src/
  *
@@ -4833,11 +4833,12 @@ typedef struct mixp_recipe {
 } mixp_recipe;
 
 /* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
- * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a row
- * has the same bits in every batch whose number of rows is a multiple of 16. The product of x and
- * w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the factors
- * and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an element of
- * the result while it runs. Source: TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
+ * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
+ * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
+ * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the
+ * factors and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an
+ * element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
+ * row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
  * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or

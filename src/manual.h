@@ -85,8 +85,8 @@
  *               the list of contents: the word in a section's banner that you search for
  *     window    of the guard and of buffers: the steps that belong to one update. Of the spike
  *               check: the last norms or losses, which a new step is compared with
- *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
- *               or an index is out of range; see mixp_skip_reason
+ *     skip      a step that is not applied: a gradient is non-finite, a buffer became non-finite,
+ *               the loss or norm is a spike, or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
  *     room      a section of this file; it is one file in src/
  *

@@ -129,11 +129,12 @@ typedef struct mixp_recipe {
 } mixp_recipe;
 
 /* ROWS. With row_scaled each row of x has a scale of its own. A row of the result then depends on
- * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a row
- * has the same bits in every batch whose number of rows is a multiple of 16. The product of x and
- * w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the factors
- * and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an element of
- * the result while it runs. Source: TransformerEngine, NVFP4BlockScaling, row_scaled_activation. */
+ * no other row: an outlier in one token does not change the rows of other tokens, and on a CPU a
+ * row has the same bits in every batch whose number of rows is a multiple of 16. The product of x
+ * and w, and of dy and x, is made in f32, without the factors of the rows or columns of x; the
+ * factors and the bias follow, and the result is rounded once. The f32 product takes 4 bytes an
+ * element of the result while it runs. Source: TransformerEngine, NVFP4BlockScaling,
+ * row_scaled_activation. */
 
 /* 4OVER6. The largest value of a block of NVFP4 usually becomes 6, the largest number of e2m1. Then
  * nothing lies between 2/3 of that value and the value itself. With 4over6 the value becomes 6 or
