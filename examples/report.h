@@ -1185,9 +1185,9 @@ static void report_draw_norm(const report_data *d, FILE *f) {
     report_axes a = report_frame(d, f, 28, 128), clip = report_frame(d, f, 164, 200);
     char        key[300], nan[200];
     report_range(d, &a, REPORT_FIELD(norm), 10);
-    if (a.low > a.high) { report_empty(f, "Gradient norm", "No norm was taken."); return; }
-    report_format(key, sizeof key, "above: the norm before clipping &nbsp; below: what clipping multiplies "
-             "by%s", report_nan_key(report_count_nan(d, REPORT_FIELD(norm)), nan, sizeof nan));
+    if (a.low > a.high) { report_empty(f, "Gradient norm", "No norm was logged."); return; }
+    report_format(key, sizeof key, "above: the norm before clipping &nbsp; below: the factor of clipping"
+                  "%s", report_nan_key(report_count_nan(d, REPORT_FIELD(norm)), nan, sizeof nan));
     report_panel(f, "Gradient norm and clipping", key, 240, "Gradient norm and clip coefficient by step");
     report_y_title(&a, "L2 norm, powers of 10");
     report_y_title(&clip, "clip coefficient, 1 = unclipped");
@@ -1311,7 +1311,7 @@ static void report_draw_exponents(const report_data *d, FILE *f) {
         if (k++ == 0) first = note->step;
         last = note->step;
     }
-    report_panel(f, "Gradients by magnitude", "times the loss scale, in the range of fp16; share of values: "
+    report_panel(f, "Gradients by magnitude", "gradients times the loss scale; share of values: "
                  REPORT_HEAT_KEY, 300, "Histogram of the exponents of gradients over time, with "
                  "the range of fp16");
     report_y_title(&a, "size of a gradient, powers of 2");
@@ -1416,8 +1416,8 @@ static void report_draw_underflow(const report_data *d, FILE *f) {
         return;
     }
     a.bottom = a.top + (l.n < 8 ? 22 : 16) * l.n;
-    report_panel(f, "Underflow by layer", "share of a layer's worst gradient that fp16 flushes to "
-                 "zero: " REPORT_HEAT_KEY "; right: the newest", (int)a.bottom + 24,
+    report_panel(f, "Underflow by layer", "share of a layer's worst gradient that becomes 0 in fp16: "
+                 REPORT_HEAT_KEY "; right: the newest sample", (int)a.bottom + 24,
                  "Share of gradients flushed to zero, by layer and step");
     report_y_title(&a, "layer");
     report_label(&a, REPORT_RIGHT, a.top - 11, "end", "newest");
@@ -1528,7 +1528,7 @@ static void report_draw_cost(const report_data *d, FILE *f) {
         report_empty(f, "Where a step went", "Time and memory are written when a run ends.");
         return;
     }
-    report_panel(f, "Where a step went", "time, and memory at its fullest",
+    report_panel(f, "Where a step went", "time, and memory at its peak",
                  19 * (times + parts) + 28 * 2, "Time and memory of a step by part");
     y = report_draw_parts(d, &a, REPORT_COST, 0);
     report_draw_parts(d, &a, REPORT_MEMORY, y);
