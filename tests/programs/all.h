@@ -37,6 +37,9 @@
 #include "tagger.h"
 #include "neighbours.h"
 #include "pinn.h"
+#include "ctc.h"
+#include "molecules.h"
+#include "rays.h"
 
 enum { MOST_PROGRAMS = 64 };
 static program programs[MOST_PROGRAMS];
@@ -124,5 +127,8 @@ static void programs_make(void) {
     PROGRAM(unet, 1e-2);
     PROGRAM(neighbours, 1e-2);
     PROGRAM(pinn, 1e-2);
+    PROGRAM(ctc, 1e-2);
+    PROGRAM(molecules, 1e-2);
+    PROGRAM(rays, 1e-2)->steps = 40;     /* later the losses of single batches vary much */
 }
 #endif
