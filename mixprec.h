@@ -2013,7 +2013,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
 
-    /* What must be equal on all ranks. */
+    /* Write what must be equal on all ranks. */
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -2027,7 +2027,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_GRADED] = (double)plan->graded;
     row[MIXP_AGREE_GUARD] = (double)plan->guard;
 
-    /* What each rank found by itself. */
+    /* Write what this rank found by itself. */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -3206,7 +3206,7 @@ typedef struct mixp_gemm_narrow_args {
     mixp_narrow    a, b;
 } mixp_gemm_narrow_args;
 
-/* What quantising has lost: of each operand of a linear, the most that one array lost. */
+/* The losses by quantising: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
     int64_t seen;               /* bit i: operand i was measured                           */
     double  error[3], clipped[3];
@@ -3273,7 +3273,7 @@ MIXPREC_HD float mixpi_delayed_scale(const mixp_turn_args *k, int i, float newes
 /* The sign of row i of 16. */
 MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
 
-/* What is wrong with a call of `quantise`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `quantise`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     const int64_t r = k->block_rows, c = k->block_cols;
     const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
@@ -3297,7 +3297,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
-/* What is wrong with a call of `recode`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `recode`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
     const int blocks = k->scale != MIXP_SCALE_TENSOR;
     if (!k->y || !k->codes || (blocks && !k->scales)) return MIXP_ERR_ARGUMENT;
@@ -3311,7 +3311,7 @@ MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
     return k->block_rows > 0 && k->rows % k->block_rows == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
-/* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `hadamard`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
     if (!k->a.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (k->a.dtype != MIXP_F32 && k->a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
@@ -3355,7 +3355,7 @@ MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
-/* What rounds the bits of amax when only its exponent is kept; not for RCEIL. */
+/* The number that rounds the bits of amax if only its exponent is kept; not for RCEIL. */
 MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) {
     if (how == MIXP_E8M0_EVEN) return 1u << (g->shift - 1);
     return how == MIXP_E8M0_CEIL ? 0x7FFFFFu : 0u;
@@ -9311,7 +9311,7 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mix
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
 
-    /* What products multiply by to undo it. */
+    /* Write the factor by which products undo the scale. */
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
@@ -9367,9 +9367,9 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #define MIXPI_NB 512          /* its columns; with MIXPI_KC, the packed b stays in L2     */
 #define MIXPI_PAD 16          /* keeps the rows of packed A in different cache sets       */
 
-/* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
- * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
- * end, its half is 0. */
+/* The elements that a tile multiplies: floats or pairs. A pair takes the place of a float and holds
+ * elements k and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is
+ * beyond the end, its half is 0. */
 enum {
     MIXPI_FLOATS,
     MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
@@ -9516,8 +9516,8 @@ static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
     return s;
 }
 
-/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
- * plain C, the unit of work. */
+/* The properties of an instruction set that a gemm uses. lanes: multiply-adds that take the time of
+ * one in plain C, the unit of work. */
 typedef struct mixpi_gemm_shape {
     int64_t   tall, wide;       /* rows and columns of a tile                              */
     int64_t   lanes;
@@ -9574,7 +9574,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
     mixpi_carver c = { from, 0 };
 
-    /* One piece after another. */
+    /* Carve one piece after another. */
     s->a_pack = mixpi_carve(&c, job->panels * job->tall * ld);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
@@ -9641,7 +9641,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
-    /* Otherwise the cheapest cut. */
+    /* Otherwise take the cheapest cut. */
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
@@ -9733,7 +9733,7 @@ enum {
     MIXPI_BY_TILES_F16          /* the same, but scores of f16 are products of f16         */
 };
 
-/* What attention takes from an instruction set. lanes: see mixpi_gemm_shape. */
+/* The parts of an instruction set that attention uses. lanes: see mixpi_gemm_shape. */
 typedef struct mixpi_attention_set {
     mixpi_pairs have;
     int         tiles;
@@ -13139,7 +13139,7 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
     const int64_t target = k->targets[row];
     float buf[MIXPI_BLOCK];
 
-    /* What all classes share. */
+    /* The part that all classes share. */
     if (k->logs) {
         memset(d, 0, MIXPI_BLOCK * sizeof *d);
     } else {
@@ -13149,7 +13149,7 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
         MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
     }
 
-    /* What the target and smoothing add. */
+    /* The parts of the target and of smoothing. */
     if (target >= i && target < i + n) d[target - i] -= s.hot;
     if (k->weights && k->smoothing > 0.0f) {
         MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);
@@ -16984,13 +16984,13 @@ MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
     int32_t updates[16] = { 0 }, lost[16] = { 0 };
     int i, whole = n;
 
-    /* What the low copy held before. */
+    /* Compute the old values of the low copy. */
     memcpy(to, now, (size_t)n * sizeof *to);
     for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
     MIXPI_P(narrow_run)(low, stored, was, whole);
     MIXPI_P(widen_run)(low, held, stored, whole);
 
-    /* What it would hold after the same step. */
+    /* Compare them with its values after the same step. */
     for (i = 0; i < whole; i += 16) {
         mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
         mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
@@ -17545,7 +17545,7 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
 
 /* --- 4over6: see mixp_4over6 --- */
 
-/* What 16 elements add to the errors of their blocks; see mixpi_4over6_error. array: the array's
+/* The errors of 16 elements, which their blocks sum; see mixpi_4over6_error. array: the array's
  * amax. */
 MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
                                      MIXPI_P(q_pair) s, mixpi_v a) {
@@ -17629,7 +17629,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
 
-        /* Then the codes. */
+        /* Write the codes. */
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (int64_t r = row; r < row + rows; r++)
@@ -17894,7 +17894,7 @@ MIXPI_SMALL_BEGIN
           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
-/* These use kept answers. A CPUID instruction would trap under a hypervisor. */
+/* The next functions use kept answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
     return MIXPI_CPU_HAS(avx2) && MIXPI_CPU_HAS(fma);
@@ -18275,7 +18275,7 @@ static int mixpi_check_subnormals(void) {
 #  define MIXPI_FAST_MATH 0
 #endif
 
-/* What the environment or the compiler's flags break, as a text; NULL = nothing. */
+/* Returns a text that says what the environment or compiler flags break, or NULL. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "
@@ -18806,7 +18806,7 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
     return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin";
 }
 
-/* What is wrong with a stale tensor of ctx. */
+/* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
              "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
@@ -19661,7 +19661,7 @@ static mixp_result mixpi_check_whole(const mixp_tensor *t, const char *who) {
  */
 struct mixpi_state;
 
-/* What mixpi_watched answers. */
+/* The flags that mixpi_watched returns. */
 enum {
     MIXPI_WATCHED = 1,          /* a guard is on                                           */
     MIXPI_SAMPLED = 2,          /* the current step is sampled                             */
@@ -20221,7 +20221,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         return NULL;
     }
 
-    /* What a replay must count and compare. */
+    /* Note what a replay must count and compare. */
     g->ctx = ctx;
     g->next = ctx->capture.graphs;
     g->handle = handle;
@@ -20999,7 +20999,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
     if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
 
-    /* Its backup and the tensor know each other. */
+    /* The tensor and its backup point to each other. */
     mixpi_backup *b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
     mixp_tensor *t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
     if (!t) return NULL;
@@ -21230,7 +21230,7 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     return 1;
 }
 
-/* What is wrong with NVFP4's fields of blocks and rows; NULL: nothing. */
+/* Returns what is wrong with NVFP4's fields of blocks and rows, or NULL. */
 static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
         return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
@@ -21244,7 +21244,7 @@ static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     return NULL;
 }
 
-/* What is wrong with the fields of a recipe; NULL: nothing. */
+/* Returns what is wrong with the fields of a recipe, or NULL. */
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
@@ -21275,7 +21275,7 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     return mixpi_nvfp4_wrong(r);
 }
 
-/* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
+/* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
 static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
                                        mixp_result *code) {
     const mixpi_casting *c = ctx->casting;
@@ -21313,7 +21313,7 @@ static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mix
     return NULL;
 }
 
-/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+/* Returns what is wrong with a recipe in a region of this dtype, or NULL. *code: the error. */
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
@@ -21509,7 +21509,7 @@ static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
     return t != NULL;
 }
 
-/* What is wrong with a rule; NULL: nothing. *code: the error. delayed: the recipe of delayed
+/* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
  * scaling of an earlier rule, or NULL. */
 static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
                                     const mixp_recipe *delayed, mixp_result *code) {
@@ -22081,7 +22081,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         return MIXP_OK;
     }
 
-    /* Its dtype, unless infer has fixed it. The guard may also choose that of a cast. */
+    /* Choose its dtype, unless infer has fixed it. The guard may change the dtype of a cast. */
     if (!e->fixed_dtype) {
         const mixp_tensor *first = c->in[0];
         mixp_dtype natural = out->dtype;
@@ -22932,7 +22932,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     if (!mixpi_is_live(y)) return y;
     if (no_grad) mixpi_unrecorded_spill(ctx, y);
 
-    /* Its activations go; its result stays. */
+    /* Free its activations; keep its result. */
     mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
@@ -23858,7 +23858,7 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
     l->rows[row] = sum;
 }
 
-/* What k has lost, with the same bits at any number of threads. */
+/* Measures what k has lost, with the same bits at any number of threads. */
 static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k, float decode,
                                  mixpi_loss *all) {
     mixpi_losing l;
@@ -24564,7 +24564,7 @@ MIXPI_SELDOM_END
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
  * frees x. Backward turns the codes into values again.
  */
-/* What a linear saves. */
+/* The tensors that a linear saves. */
 enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
 
 /* Does any gradient of e's inputs read t? Inputs that are frozen now count. */
@@ -27204,7 +27204,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "target", k->cols, k->ignore) : r;
 }
 
-/* What a walk over the chunks works with. dlogits has the dtype of x, which the products read; it
+/* The arrays of a walk over the chunks. dlogits has the dtype of x, which the products read; it
  * is logits where that is f32. */
 typedef struct mixpi_chunked_walk {
     const mixpi_chunked *h;
@@ -28759,7 +28759,7 @@ typedef struct mixpi_form {
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
-/* They round the results of forms, under names that a guard reports. */
+/* Operators that round the results of forms, under names that a guard reports. */
 enum {
     MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
     MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
@@ -28801,7 +28801,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
-/* What p makes of no elements: `value`, a constant whose derivatives are 0. */
+/* The result of p without elements: `value`, a constant whose derivatives are 0. */
 static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
                                           uint32_t value) {
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
@@ -29222,7 +29222,7 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
 
 /* --- losses of elements --- */
 
-/* What mixp_loss_apply knows of a loss of elements. */
+/* A loss of elements, for mixp_loss_apply. */
 typedef struct mixpi_loss_row {
     mixp_op_id     id;
     mixp_loss_kind kind;
@@ -29591,8 +29591,7 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
 }
 /* --- einsum of two operands: sums, transposes and one product --- */
 
-/* What the letters of an equation say. A letter's kind: in which of a (1), b (2) and the result (4)
- * it stands. */
+/* The letters of an equation. A letter's kind is a sum: 1 (in a), 2 (in b), 4 (in the result). */
 typedef struct mixpi_einsum {
     char    text[3][MIXP_MAX_RANK + 1];     /* the letters of a, b and the result          */
     int     rank[3];
@@ -30227,7 +30226,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
 
-    /* What is applied now is a part of the tangent of this operator. */
+    /* Operators applied from here on are a part of the tangent of this operator. */
     c->ctx->tape.tangent_of = mixpi_operator_name(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
@@ -31510,7 +31509,7 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
 
-    /* Its memory; then the context lists it. */
+    /* Take its memory, then enter it into the context's list. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -31700,7 +31699,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                 "mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
 
-    /* What this optimizer cannot train, though another could. */
+    /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -31795,7 +31794,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
-/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+/* The array that is averaged: the f32 master weight if there is one, otherwise the weight. */
 static mixp_in mixpi_average_of(const mixp_param_row *row) {
     if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
     return mixpi_in(row->weight, row->weight_dtype);
@@ -32162,7 +32161,7 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
-    /* Its row in the newest group. */
+    /* Make its row in the newest group. */
     mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;
@@ -32174,7 +32173,7 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
 
-    /* Its states, wherever they belong, and its master weight. */
+    /* Make its states and its master weight. */
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
     const int64_t joined_at = mixp_optimizer_applied(opt);
@@ -33592,7 +33591,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
 
-    /* What became of the step. */
+    /* The outcome of the step. */
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
     v.applied = s.applied;
@@ -33757,7 +33756,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (mixp_optimizer *o = (mixp_optimizer *)ctx->training.optimizers; o; o = o->next)
         if (o->next_checked == opt) o->next_checked = opt->next_checked;
 
-    /* Its parameters lose an optimizer. */
+    /* Its parameters have one optimizer less. */
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;
@@ -35491,7 +35490,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
 
     if (!what) return;
 
-    /* What surrounds them. */
+    /* Add the states beside them. */
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);
@@ -36793,7 +36792,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
-    /* What is saved, as the description chooses. */
+    /* List what is saved, by the description. */
     int busy = mixpi_crew_set_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
@@ -37272,7 +37271,7 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     weights = v.hash;
     v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
 
-    /* What it reads. */
+    /* Find what it reads. */
     for (i = 0; i < n_in; i++) {
         const mixp_tensor *weight = mixpi_site_weight(in[i]);
         v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
@@ -37588,7 +37587,7 @@ static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, i
     return r == MIXP_OK ? mixpi_mean_square(ctx, rest, rows * cols, work, to) : r;
 }
 
-/* What a result is in f32, and what it is in low precision. */
+/* A result in f32 and in low precision. */
 typedef struct mixpi_inspection {
     mixp_in full, low;          /* full: f32; low: low, or f32 that is still to be rounded */
     int64_t rows, cols;
@@ -38447,7 +38446,7 @@ static const char *mixpi_event_what(const mixp_event *e) {
     return texts[e->kind];
 }
 
-/* What the user should do about an event. */
+/* Returns what the user should do about an event. */
 static const char *mixpi_event_advice(const mixp_event *e) {
     switch (e->kind) {
     case MIXP_EVENT_OVERFLOW:
@@ -38619,13 +38618,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
 
-    /* Its history. */
+    /* Copy its history. */
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
 
-    /* What its samples show. */
+    /* Copy what its samples show. */
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -39089,7 +39088,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     int of_grad;
     if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
-    /* What the sample saw. */
+    /* Copy what the sample saw. */
     site->value = *mixpi_look_of(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
@@ -39985,7 +39984,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
 
-    /* Whether each stores f32, and since when. */
+    /* Write whether each stores f32, and since when. */
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;
@@ -40136,7 +40135,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
-    /* What earlier samples show is decided first. */
+    /* Decide first on what earlier samples show. */
     if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
 
@@ -40913,13 +40912,13 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
 
-    /* What may differ, and changes how the gradients are laid out. */
+    /* Compare what may differ, and changes how the gradients are laid out. */
     d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
                                    MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
-    /* What must not. */
+    /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return mixpi_start_bits(ctx, table);
     return mixp_context_fail(
@@ -40927,7 +40926,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
         mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
-/* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
+/* Advice for a frozen parameter of which only the values differ; "" for other tensors. here,
  * there: the texts of two ranks. */
 static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, const char *there) {
     const char *values = strstr(here, ", values ");
@@ -42138,7 +42137,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
 
-    /* What this rank knows. */
+    /* Collect what this rank knows. */
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;
@@ -42858,7 +42857,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
 
-    /* What shards need. */
+    /* Shards need further hooks. */
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);

@@ -707,8 +707,9 @@ __device__ inline void fp8_codes(const float *v, bool saturate, uint32_t *words)
         }
 }
 
-/* The e2m1 code of x / s, where x is s times a number of e2m1. The quotient is off by a few units in
- * the last place, and mixpi_e2m1_code drops low bits: half of the last bit that it reads is added. */
+/* The e2m1 code of x / s, where x is s times a number of e2m1. The quotient is off by a few units
+ * in the last place, and mixpi_e2m1_code drops low bits: half of the last bit that it reads is
+ * added. */
 __device__ inline uint32_t e2m1_code_of(float x, float s) {
     const float ratio = __fmul_rn(x, rcp_approx(s));
     return mixpi_e2m1_code(mixp_f32_of_bits(mixp_bits_of_f32(ratio) + 0x200000u));
@@ -3249,7 +3250,7 @@ struct Strided3 { StridedKernel map, columns, rows; };
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
-    /* What a function has: a map, sums of rows, sums of rows and columns, or nothing. */
+    /* The kernels of a function: a map, sums of rows, sums of rows and columns, or nothing. */
 #define MIXPI_MAP(f)  s.map = map_strided<f>;
 #define MIXPI_ROWS(f) s.rows = sum_rows<f>;
 #define MIXPI_SUM(f)  s.columns = sum_columns<f>; s.rows = sum_rows<f>;
@@ -10705,7 +10706,7 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->out = args.y;
     h->lse = args.lse;
 
-    /* What changes scores, and where faults go. */
+    /* Set what changes scores, and the place of faults. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
     heads_modify(h, args);

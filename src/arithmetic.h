@@ -1122,7 +1122,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
     row[MIXP_AGREE_HERE] = 1.0;
 
-    /* What must be equal on all ranks. */
+    /* Write what must be equal on all ranks. */
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -1136,7 +1136,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_GRADED] = (double)plan->graded;
     row[MIXP_AGREE_GUARD] = (double)plan->guard;
 
-    /* What each rank found by itself. */
+    /* Write what this rank found by itself. */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;

@@ -153,7 +153,7 @@ static int mixpi_recipe_has_flags(const mixp_recipe *r) {
     return 1;
 }
 
-/* What is wrong with NVFP4's fields of blocks and rows; NULL: nothing. */
+/* Returns what is wrong with NVFP4's fields of blocks and rows, or NULL. */
 static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     if ((unsigned)r->x_4over6 >= MIXP_4OVER6_COUNT || (unsigned)r->w_4over6 >= MIXP_4OVER6_COUNT)
         return "the recipe's x_4over6 or w_4over6 is not a mixp_4over6; set the recipe to zeros "
@@ -167,7 +167,7 @@ static const char *mixpi_nvfp4_wrong(const mixp_recipe *r) {
     return NULL;
 }
 
-/* What is wrong with the fields of a recipe; NULL: nothing. */
+/* Returns what is wrong with the fields of a recipe, or NULL. */
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
@@ -198,7 +198,7 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     return mixpi_nvfp4_wrong(r);
 }
 
-/* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
+/* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
 static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
                                        mixp_result *code) {
     const mixpi_casting *c = ctx->casting;
@@ -236,7 +236,7 @@ static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mix
     return NULL;
 }
 
-/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+/* Returns what is wrong with a recipe in a region of this dtype, or NULL. *code: the error. */
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
@@ -432,7 +432,7 @@ static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
     return t != NULL;
 }
 
-/* What is wrong with a rule; NULL: nothing. *code: the error. delayed: the recipe of delayed
+/* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
  * scaling of an earlier rule, or NULL. */
 static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
                                     const mixp_recipe *delayed, mixp_result *code) {

@@ -140,7 +140,7 @@ typedef struct mixp_gemm_narrow_args {
     mixp_narrow    a, b;
 } mixp_gemm_narrow_args;
 
-/* What quantising has lost: of each operand of a linear, the most that one array lost. */
+/* The losses by quantising: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
     int64_t seen;               /* bit i: operand i was measured                           */
     double  error[3], clipped[3];
@@ -207,7 +207,7 @@ MIXPREC_HD float mixpi_delayed_scale(const mixp_turn_args *k, int i, float newes
 /* The sign of row i of 16. */
 MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
 
-/* What is wrong with a call of `quantise`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `quantise`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     const int64_t r = k->block_rows, c = k->block_cols;
     const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
@@ -231,7 +231,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
-/* What is wrong with a call of `recode`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `recode`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
     const int blocks = k->scale != MIXP_SCALE_TENSOR;
     if (!k->y || !k->codes || (blocks && !k->scales)) return MIXP_ERR_ARGUMENT;
@@ -245,7 +245,7 @@ MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
     return k->block_rows > 0 && k->rows % k->block_rows == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
-/* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
+/* Returns what is wrong with a call of `hadamard`, or MIXP_OK. */
 MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
     if (!k->a.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (k->a.dtype != MIXP_F32 && k->a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
@@ -289,7 +289,7 @@ MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
-/* What rounds the bits of amax when only its exponent is kept; not for RCEIL. */
+/* The number that rounds the bits of amax if only its exponent is kept; not for RCEIL. */
 MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) {
     if (how == MIXP_E8M0_EVEN) return 1u << (g->shift - 1);
     return how == MIXP_E8M0_CEIL ? 0x7FFFFFu : 0u;

@@ -24,7 +24,7 @@ enum {
     MIXPI_BY_TILES_F16          /* the same, but scores of f16 are products of f16         */
 };
 
-/* What attention takes from an instruction set. lanes: see mixpi_gemm_shape. */
+/* The parts of an instruction set that attention uses. lanes: see mixpi_gemm_shape. */
 typedef struct mixpi_attention_set {
     mixpi_pairs have;
     int         tiles;

@@ -7,7 +7,7 @@
           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
-/* These use kept answers. A CPUID instruction would trap under a hypervisor. */
+/* The next functions use kept answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
     return MIXPI_CPU_HAS(avx2) && MIXPI_CPU_HAS(fma);

@@ -44,9 +44,9 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #define MIXPI_NB 512          /* its columns; with MIXPI_KC, the packed b stays in L2     */
 #define MIXPI_PAD 16          /* keeps the rows of packed A in different cache sets       */
 
-/* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
- * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
- * end, its half is 0. */
+/* The elements that a tile multiplies: floats or pairs. A pair takes the place of a float and holds
+ * elements k and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is
+ * beyond the end, its half is 0. */
 enum {
     MIXPI_FLOATS,
     MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
@@ -193,8 +193,8 @@ static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
     return s;
 }
 
-/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
- * plain C, the unit of work. */
+/* The properties of an instruction set that a gemm uses. lanes: multiply-adds that take the time of
+ * one in plain C, the unit of work. */
 typedef struct mixpi_gemm_shape {
     int64_t   tall, wide;       /* rows and columns of a tile                              */
     int64_t   lanes;
@@ -251,7 +251,7 @@ static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
     int64_t rows = job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
     mixpi_carver c = { from, 0 };
 
-    /* One piece after another. */
+    /* Carve one piece after another. */
     s->a_pack = mixpi_carve(&c, job->panels * job->tall * ld);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
@@ -318,7 +318,7 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (work < part * (double)threads) threads = 1 + (int64_t)(work / part);
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
-    /* Otherwise the cheapest cut. */
+    /* Otherwise take the cheapest cut. */
     most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
     most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)

@@ -328,7 +328,7 @@ MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, in
 
 /* --- 4over6: see mixp_4over6 --- */
 
-/* What 16 elements add to the errors of their blocks; see mixpi_4over6_error. array: the array's
+/* The errors of 16 elements, which their blocks sum; see mixpi_4over6_error. array: the array's
  * amax. */
 MIXPI_RARE mixpi_v MIXPI_P(q_errors)(const mixpi_quantising *q, mixpi_v array,
                                      MIXPI_P(q_pair) s, mixpi_v a) {
@@ -412,7 +412,7 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         if (q.k.scales)
             MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
 
-        /* Then the codes. */
+        /* Write the codes. */
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (int64_t r = row; r < row + rows; r++)

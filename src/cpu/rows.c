@@ -397,7 +397,7 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
     const int64_t target = k->targets[row];
     float buf[MIXPI_BLOCK];
 
-    /* What all classes share. */
+    /* The part that all classes share. */
     if (k->logs) {
         memset(d, 0, MIXPI_BLOCK * sizeof *d);
     } else {
@@ -407,7 +407,7 @@ MIXPI_K void MIXPI_P(entropy_back_part)(const mixp_cross_entropy_backward_args *
         MIXPI_P(floats_affine)(d, d, 0.0f, k->weights ? rsum * s.all : rsum, n);
     }
 
-    /* What the target and smoothing add. */
+    /* The parts of the target and of smoothing. */
     if (target >= i && target < i + n) d[target - i] -= s.hot;
     if (k->weights && k->smoothing > 0.0f) {
         MIXPI_P(floats_affine)(buf, k->weights + i, 0.0f, s.others, n);

@@ -156,7 +156,7 @@ static int mixpi_check_subnormals(void) {
 #  define MIXPI_FAST_MATH 0
 #endif
 
-/* What the environment or the compiler's flags break, as a text; NULL = nothing. */
+/* Returns a text that says what the environment or compiler flags break, or NULL. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "

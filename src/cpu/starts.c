@@ -465,7 +465,7 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mix
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
 
-    /* What products multiply by to undo it. */
+    /* Write the factor by which products undo the scale. */
     if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;

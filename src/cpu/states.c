@@ -507,13 +507,13 @@ MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
     int32_t updates[16] = { 0 }, lost[16] = { 0 };
     int i, whole = n;
 
-    /* What the low copy held before. */
+    /* Compute the old values of the low copy. */
     memcpy(to, now, (size_t)n * sizeof *to);
     for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
     MIXPI_P(narrow_run)(low, stored, was, whole);
     MIXPI_P(widen_run)(low, held, stored, whole);
 
-    /* What it would hold after the same step. */
+    /* Compare them with its values after the same step. */
     for (i = 0; i < whole; i += 16) {
         mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
         mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));

@@ -221,7 +221,7 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->out = args.y;
     h->lse = args.lse;
 
-    /* What changes scores, and where faults go. */
+    /* Set what changes scores, and the place of faults. */
     h->fault = fault_flag(k.state);
     h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
     heads_modify(h, args);

@@ -309,8 +309,9 @@ __device__ inline void fp8_codes(const float *v, bool saturate, uint32_t *words)
         }
 }
 
-/* The e2m1 code of x / s, where x is s times a number of e2m1. The quotient is off by a few units in
- * the last place, and mixpi_e2m1_code drops low bits: half of the last bit that it reads is added. */
+/* The e2m1 code of x / s, where x is s times a number of e2m1. The quotient is off by a few units
+ * in the last place, and mixpi_e2m1_code drops low bits: half of the last bit that it reads is
+ * added. */
 __device__ inline uint32_t e2m1_code_of(float x, float s) {
     const float ratio = __fmul_rn(x, rcp_approx(s));
     return mixpi_e2m1_code(mixp_f32_of_bits(mixp_bits_of_f32(ratio) + 0x200000u));

@@ -222,7 +222,7 @@ struct Strided3 { StridedKernel map, columns, rows; };
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
-    /* What a function has: a map, sums of rows, sums of rows and columns, or nothing. */
+    /* The kernels of a function: a map, sums of rows, sums of rows and columns, or nothing. */
 #define MIXPI_MAP(f)  s.map = map_strided<f>;
 #define MIXPI_ROWS(f) s.rows = sum_rows<f>;
 #define MIXPI_SUM(f)  s.columns = sum_columns<f>; s.rows = sum_rows<f>;

@@ -436,7 +436,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
 
     if (!what) return;
 
-    /* What surrounds them. */
+    /* Add the states beside them. */
     if (!s->fresh) mixpi_state_add_own(s);
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     int guarded = watcher && watcher->items(s);

@@ -224,7 +224,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
 
-    /* What is saved, as the description chooses. */
+    /* List what is saved, by the description. */
     int busy = mixpi_crew_set_busy(ctx, 1); /* other ranks may have to wait for a slow disk */
     mixpi_report r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);

@@ -43,7 +43,7 @@ typedef struct mixpi_form {
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
-/* They round the results of forms, under names that a guard reports. */
+/* Operators that round the results of forms, under names that a guard reports. */
 enum {
     MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_OF_ANY_NORM,
     MIXPI_OF_CUMPROD, MIXPI_ROUNDINGS
@@ -85,7 +85,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
-/* What p makes of no elements: `value`, a constant whose derivatives are 0. */
+/* The result of p without elements: `value`, a constant whose derivatives are 0. */
 static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
                                           uint32_t value) {
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));

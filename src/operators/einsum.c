@@ -3,8 +3,7 @@
 #include "products.c"
 /* --- einsum of two operands: sums, transposes and one product --- */
 
-/* What the letters of an equation say. A letter's kind: in which of a (1), b (2) and the result (4)
- * it stands. */
+/* The letters of an equation. A letter's kind is a sum: 1 (in a), 2 (in b), 4 (in the result). */
 typedef struct mixpi_einsum {
     char    text[3][MIXP_MAX_RANK + 1];     /* the letters of a, b and the result          */
     int     rank[3];

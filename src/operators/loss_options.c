@@ -246,7 +246,7 @@ MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp
 
 /* --- losses of elements --- */
 
-/* What mixp_loss_apply knows of a loss of elements. */
+/* A loss of elements, for mixp_loss_apply. */
 typedef struct mixpi_loss_row {
     mixp_op_id     id;
     mixp_loss_kind kind;

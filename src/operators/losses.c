@@ -299,7 +299,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 2, "target", k->cols, k->ignore) : r;
 }
 
-/* What a walk over the chunks works with. dlogits has the dtype of x, which the products read; it
+/* The arrays of a walk over the chunks. dlogits has the dtype of x, which the products read; it
  * is logits where that is f32. */
 typedef struct mixpi_chunked_walk {
     const mixpi_chunked *h;

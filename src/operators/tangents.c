@@ -345,7 +345,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
 
-    /* What is applied now is a part of the tangent of this operator. */
+    /* Operators applied from here on are a part of the tangent of this operator. */
     c->ctx->tape.tangent_of = mixpi_operator_name(c);
     d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))

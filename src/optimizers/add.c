@@ -15,7 +15,7 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
 
-    /* Its row in the newest group. */
+    /* Make its row in the newest group. */
     mixp_param_row *row = &opt->rows[opt->count];
     memset(row, 0, sizeof *row);
     row->weight = param->data;
@@ -27,7 +27,7 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
 
-    /* Its states, wherever they belong, and its master weight. */
+    /* Make its states and its master weight. */
     opt->slots[opt->count].param = param;
     opt->slots[opt->count].grad = grad;
     const int64_t joined_at = mixp_optimizer_applied(opt);

@@ -126,7 +126,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                 "mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
 
-    /* What this optimizer cannot train, though another could. */
+    /* Refuse what this optimizer cannot train, though another could. */
     if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
@@ -221,7 +221,7 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row, in
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at) : MIXP_OK;
 }
 
-/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+/* The array that is averaged: the f32 master weight if there is one, otherwise the weight. */
 static mixp_in mixpi_average_of(const mixp_param_row *row) {
     if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
     return mixpi_in(row->weight, row->weight_dtype);

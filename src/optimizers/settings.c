@@ -450,7 +450,7 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
     opt->initial_sum = (float)d.initial_sum;
     opt->issued = -1;
 
-    /* Its memory; then the context lists it. */
+    /* Take its memory, then enter it into the context's list. */
     if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->training.optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;

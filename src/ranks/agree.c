@@ -16,7 +16,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     if (!o->table) o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
 
-    /* What this rank knows. */
+    /* Collect what this rank knows. */
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
     k.looks = d ? d->looks : NULL;

@@ -178,13 +178,13 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
 
-    /* What may differ, and changes how the gradients are laid out. */
+    /* Compare what may differ, and changes how the gradients are laid out. */
     d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
                                    MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
-    /* What must not. */
+    /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return mixpi_start_bits(ctx, table);
     return mixp_context_fail(
@@ -192,7 +192,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
         mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
-/* What to do about a frozen parameter of which only the values differ: "" for other tensors. here,
+/* Advice for a frozen parameter of which only the values differ; "" for other tensors. here,
  * there: the texts of two ranks. */
 static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, const char *there) {
     const char *values = strstr(here, ", values ");

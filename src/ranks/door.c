@@ -62,7 +62,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
 
-    /* What shards need. */
+    /* Shards need further hooks. */
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);

@@ -5,7 +5,7 @@
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
  * frees x. Backward turns the codes into values again.
  */
-/* What a linear saves. */
+/* The tensors that a linear saves. */
 enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR, MIXPI_CODE_LINES };
 
 /* Does any gradient of e's inputs read t? Inputs that are frozen now count. */

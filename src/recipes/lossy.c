@@ -34,7 +34,7 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
     l->rows[row] = sum;
 }
 
-/* What k has lost, with the same bits at any number of threads. */
+/* Measures what k has lost, with the same bits at any number of threads. */
 static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k, float decode,
                                  mixpi_loss *all) {
     mixpi_losing l;

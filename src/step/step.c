@@ -424,7 +424,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     if (!s.steps) return v;
 
-    /* What became of the step. */
+    /* The outcome of the step. */
     v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
     v.step = s.steps;
     v.applied = s.applied;
@@ -589,7 +589,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (mixp_optimizer *o = (mixp_optimizer *)ctx->training.optimizers; o; o = o->next)
         if (o->next_checked == opt) o->next_checked = opt->next_checked;
 
-    /* Its parameters lose an optimizer. */
+    /* Its parameters have one optimizer less. */
     for (int64_t i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;

@@ -81,7 +81,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
         return MIXP_OK;
     }
 
-    /* Its dtype, unless infer has fixed it. The guard may also choose that of a cast. */
+    /* Choose its dtype, unless infer has fixed it. The guard may change the dtype of a cast. */
     if (!e->fixed_dtype) {
         const mixp_tensor *first = c->in[0];
         mixp_dtype natural = out->dtype;

@@ -23,7 +23,7 @@ MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_d
     if (mixpi_check_made(ctx, "mixp_buffer", name) != MIXP_OK) return NULL;
     if (mixpi_params_grow(ctx, &ctx->buffers.all) != MIXP_OK) return NULL;
 
-    /* Its backup and the tensor know each other. */
+    /* The tensor and its backup point to each other. */
     mixpi_backup *b = (mixpi_backup *)mixpi_host_alloc(ctx, sizeof *b);
     mixp_tensor *t = b ? mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1) : NULL;
     if (!t) return NULL;

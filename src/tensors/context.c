@@ -211,7 +211,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
         return NULL;
     }
 
-    /* What a replay must count and compare. */
+    /* Note what a replay must count and compare. */
     g->ctx = ctx;
     g->next = ctx->capture.graphs;
     g->handle = handle;

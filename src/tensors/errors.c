@@ -132,7 +132,7 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
     return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin";
 }
 
-/* What is wrong with a stale tensor of ctx. */
+/* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
              "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "

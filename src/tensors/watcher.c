@@ -10,7 +10,7 @@
  */
 struct mixpi_state;
 
-/* What mixpi_watched answers. */
+/* The flags that mixpi_watched returns. */
 enum {
     MIXPI_WATCHED = 1,          /* a guard is on                                           */
     MIXPI_SAMPLED = 2,          /* the current step is sampled                             */

@@ -174,7 +174,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     if (!mixpi_is_live(y)) return y;
     if (no_grad) mixpi_unrecorded_spill(ctx, y);
 
-    /* Its activations go; its result stays. */
+    /* Free its activations; keep its result. */
     mixpi_rerun *b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);

@@ -53,7 +53,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->observer.trial) mixpi_trial_forget(ctx);
     if (!w->on || ctx->capture.active || w->observer.trial) return MIXP_OK;
 
-    /* What earlier samples show is decided first. */
+    /* Decide first on what earlier samples show. */
     if (mixpi_world(ctx) == 1 && !mixpi_window_is_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
 

@@ -109,7 +109,7 @@ static const char *mixpi_event_what(const mixp_event *e) {
     return texts[e->kind];
 }
 
-/* What the user should do about an event. */
+/* Returns what the user should do about an event. */
 static const char *mixpi_event_advice(const mixp_event *e) {
     switch (e->kind) {
     case MIXP_EVENT_OVERFLOW:
@@ -281,13 +281,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->fallen = site->fallen != 0;
     out->pinned = site->pinned != 0;
 
-    /* Its history. */
+    /* Copy its history. */
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     for (int k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
 
-    /* What its samples show. */
+    /* Copy what its samples show. */
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;

@@ -66,7 +66,7 @@ static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, i
     return r == MIXP_OK ? mixpi_mean_square(ctx, rest, rows * cols, work, to) : r;
 }
 
-/* What a result is in f32, and what it is in low precision. */
+/* A result in f32 and in low precision. */
 typedef struct mixpi_inspection {
     mixp_in full, low;          /* full: f32; low: low, or f32 that is still to be rounded */
     int64_t rows, cols;

@@ -116,7 +116,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
 
-    /* Whether each stores f32, and since when. */
+    /* Write whether each stores f32, and since when. */
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;

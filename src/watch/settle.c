@@ -114,7 +114,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     int of_grad;
     if (!mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->count) return;
 
-    /* What the sample saw. */
+    /* Copy what the sample saw. */
     site->value = *mixpi_look_of(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_look_of(w, number, MIXPI_LOOK_GRAD);
     if (mixpi_site_is(site, MIXPI_SCORES))
