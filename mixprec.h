@@ -4645,8 +4645,8 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
  * mixp_linear frees its input x at once under a recipe with codes: see mixp_recipe. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
-/* Declares that you wrote t's data without a function of mixprec: cached low copies become
- * stale. */
+/* Declares that you wrote t's data without a function of mixprec: cached low copies become stale.
+ * If t is from an earlier step, the context gets the error MIXP_ERR_ORDER. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
 /* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
@@ -6350,7 +6350,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
  * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
  * would stay in the next sum; it changes nothing else. No other parameter of any optimizer may
  * share a cleared view. With ranks, call mixp_zero_grad after a mixp_backward that failed, also if
- * the description has zero_grad: the ranks may have summed a part of the gradients already. */
+ * the description has zero_grad: the ranks may have summed a part of the gradients already.
+ * MIXP_ERR_ARGUMENT: opt is NULL. MIXP_ERR_DEVICE: a view cannot be cleared. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Sets the true loss of the coming step, which MIXP_SPIKE_LOSS checks: one f32 element; for several
@@ -6926,8 +6927,8 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
                     mixp_autocast_leave(ctx), __LINE__)
 MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
-/* Like mixp_autocast_open, with the guard of MIXP_GUARDED. End the region with
- * mixp_autocast_close. */
+/* Like mixp_autocast_open, with the guard of MIXP_GUARDED: returns the region's number, or -1 if
+ * ctx is NULL. End the region with mixp_autocast_close. */
 MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype);
 #ifdef __cplusplus
 /* C++: like mixp_autocast_scope, with the guard of MIXP_GUARDED:
@@ -6948,10 +6949,10 @@ private:
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
-/* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. Without a
- * fallback, replays have the bits of steps run one by one. A skip in a replay forces no sample,
- * because the host does not see it: the guard learns of its cause from the next sample on schedule,
- * at most a quarter more than `every` updates later. A run of replays may therefore skip more
+/* Returns 1 if the next step must be sampled: run an ordinary step instead of replaying a graph. 0
+ * otherwise, also without a guard. Without a fallback, replays have the bits of steps run one by
+ * one. A skip in a replay forces no sample, because the host does not see it: the guard learns of
+ * its cause from the next sample on schedule, at most a quarter more than `every` updates later. A run of replays may therefore skip more
  * updates, lower its scale more and fall back later than the same steps run one by one. */
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 
@@ -7044,7 +7045,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
 /* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
  * share that is subnormal there. If the values were stored low already (stored_low), the flushed
- * share is estimated from `least`. */
+ * share is estimated from `least`. Both are 0 if look is NULL or has no such values. Pure. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
 

@@ -171,7 +171,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
  * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
  * would stay in the next sum; it changes nothing else. No other parameter of any optimizer may
  * share a cleared view. With ranks, call mixp_zero_grad after a mixp_backward that failed, also if
- * the description has zero_grad: the ranks may have summed a part of the gradients already. */
+ * the description has zero_grad: the ranks may have summed a part of the gradients already.
+ * MIXP_ERR_ARGUMENT: opt is NULL. MIXP_ERR_DEVICE: a view cannot be cleared. */
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 
 /* Sets the true loss of the coming step, which MIXP_SPIKE_LOSS checks: one f32 element; for several

@@ -513,8 +513,8 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
  * mixp_linear frees its input x at once under a recipe with codes: see mixp_recipe. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
-/* Declares that you wrote t's data without a function of mixprec: cached low copies become
- * stale. */
+/* Declares that you wrote t's data without a function of mixprec: cached low copies become stale.
+ * If t is from an earlier step, the context gets the error MIXP_ERR_ORDER. */
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
 
 /* Copy all t->count elements to or from host memory of any dtype, which mixprec does not keep. Both
