@@ -6952,8 +6952,9 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
 /* Returns 1 if the next step must be sampled: run an ordinary step instead of replaying a graph. 0
  * otherwise, also without a guard. Without a fallback, replays have the bits of steps run one by
  * one. A skip in a replay forces no sample, because the host does not see it: the guard learns of
- * its cause from the next sample on schedule, at most a quarter more than `every` updates later. A run of replays may therefore skip more
- * updates, lower its scale more and fall back later than the same steps run one by one. */
+ * its cause from the next sample on schedule, at most a quarter more than `every` updates later. A
+ * run of replays may therefore skip more updates, lower its scale more and fall back later than the
+ * same steps run one by one. */
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
