@@ -102,12 +102,29 @@ MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
     memset(dst + rows * h->wide, 0, (size_t)((total - rows) * h->wide) * sizeof(float));
 }
 
+/* head_put for a y of dtype `to`, which is a constant at each call: whole vectors here, the rest of
+ * a row by `write`. */
+MIXPI_V void MIXPI_P(head_put_as)(const mixp_dtype to, const mixpi_heads *h, mixp_out y,
+                                  int64_t first, int64_t ld, int64_t rows, float *src) {
+    const int64_t size = MIXPI_P(size)(to), whole = h->d / 16 * 16;
+    for (; rows > 0; rows--, src += h->wide, first += ld) {
+        char *p = (char *)y.data + first * size;
+        for (int64_t j = 0; j < whole; j += 16) {
+            mixpi_v x = mixpi_vload(src + j);
+            if (y.accumulate) x = mixpi_vadd(x, mixpi_vget(to, p + j * size));
+            mixpi_vput(to, p + j * size, x, 0);
+        }
+        if (whole < h->d) MIXPI_P(write)(y, first + whole, h->d - whole, src + whole);
+    }
+}
+
 /* Stores rows of length `wide` to a head of y, or adds them if y accumulates. */
 MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at,
                                int64_t row, int64_t rows, float *src) {
-    int64_t to = at.first + row * at.ld;
-    for (; rows > 0; rows--, src += h->wide, to += at.ld)
-        MIXPI_BLOCKS(j, n, h->d) MIXPI_P(write)(y, to + j, n, src + j);
+    const int64_t first = at.first + row * at.ld, ld = at.ld;
+    if (y.dtype == MIXP_F32) MIXPI_P(head_put_as)(MIXP_F32, h, y, first, ld, rows, src);
+    else if (y.dtype == MIXP_F16) MIXPI_P(head_put_as)(MIXP_F16, h, y, first, ld, rows, src);
+    else MIXPI_P(head_put_as)(MIXP_BF16, h, y, first, ld, rows, src);
 }
 
 /* dst[wide, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, wide], only the part scores need. */
@@ -402,18 +419,19 @@ MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
 /* --- backward --- */
 
 /* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient, for
- * `rows` queries from q0 on. row: scratch for one row of y. */
+ * `rows` queries from q0 on. y: scratch for MIXPI_KEYS rows. */
 MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
-                                       int64_t q0, int64_t rows, const float *dy, float *row,
+                                       int64_t q0, int64_t rows, const float *dy, float *y,
                                        float *delta) {
     const mixpi_heads *h = &job->heads;
-    mixp_out y = job->k->forward.y;
-    int64_t  i, j;
-    for (i = 0; i < rows; i++, dy += h->wide) {
+    const mixp_in from = mixpi_in(job->k->forward.y.data, job->k->forward.y.dtype);
+    for (int64_t i = 0; i < rows; i++, dy += h->wide) {
+        const float *row = y + i % MIXPI_KEYS * h->wide;
+        const int64_t some = mixpi_min(MIXPI_KEYS, rows - i);
         mixpi_v sum = mixpi_vzero();
-        MIXPI_P(head_rows)
-        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), q0 + i, 1, 1, row);
-        for (j = 0; j < h->wide; j += 16)
+        if (row == y)
+            MIXPI_P(head_rows)(h, from, mixpi_head_merged(h, head), q0 + i, some, some, y);
+        for (int64_t j = 0; j < h->wide; j += 16)
             sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
         delta[i] = mixpi_vsum(sum);
     }
