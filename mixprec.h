@@ -4897,10 +4897,10 @@ typedef struct mixp_recipe {
  * (MIXP_NO_GRAD, mixp_eval_begin) and trials of mixp_observe use the scales, but enter no amax.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
- * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
- * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
- * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
- * is not a parameter stays in bf16.
+ * For each operand with an amax above 0: s = max / 2^margin / amax; the history moves by one place,
+ * its first place becomes 0. An operand with an Inf or NaN enters nothing, and its scale stays for
+ * that update. (TransformerEngine enters the Inf, and keeps the scale until the Inf has left the
+ * history.) A linear whose weight is not a parameter stays in bf16.
  *
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
@@ -23694,12 +23694,17 @@ static float mixpi_history_turn(float *history, int length) {
     return largest;
 }
 
-/* Ends an update of operand i. An operand that no linear has used keeps its state. */
+/* Ends an update of operand i. An operand that no linear has used keeps its state, and so does one
+ * with an Inf: in the history, the Inf would keep the scale from following the operand. */
 static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float *history = k->history + (int64_t)i * k->length;
     const float newest = history[0];
     float largest;
     if (!(newest > 0.0f)) return;
+    if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
+        history[0] = 0.0f;
+        return;
+    }
     largest = mixpi_history_turn(history, k->length);
     k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
 }

@@ -193,10 +193,10 @@ typedef struct mixp_recipe {
  * (MIXP_NO_GRAD, mixp_eval_begin) and trials of mixp_observe use the scales, but enter no amax.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
- * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
- * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
- * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
- * is not a parameter stays in bf16.
+ * For each operand with an amax above 0: s = max / 2^margin / amax; the history moves by one place,
+ * its first place becomes 0. An operand with an Inf or NaN enters nothing, and its scale stays for
+ * that update. (TransformerEngine enters the Inf, and keeps the scale until the Inf has left the
+ * history.) A linear whose weight is not a parameter stays in bf16.
  *
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file

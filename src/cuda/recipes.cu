@@ -667,6 +667,11 @@ __global__ void __launch_bounds__(turn_threads)
     int i = (int)blockIdx.x;
     float *history = k.history + (int64_t)i * k.length, newest = history[0];
     if (!(newest > 0.0f)) return;
+    if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
+        __syncthreads();
+        if (!threadIdx.x) history[0] = 0.0f;
+        return;
+    }
     float largest = mixp_f32_of_bits(turn_history(history, k.length, newest));
     if (threadIdx.x) return;
     history[k.length - 1] = newest;

@@ -95,12 +95,17 @@ static float mixpi_history_turn(float *history, int length) {
     return largest;
 }
 
-/* Ends an update of operand i. An operand that no linear has used keeps its state. */
+/* Ends an update of operand i. An operand that no linear has used keeps its state, and so does one
+ * with an Inf: in the history, the Inf would keep the scale from following the operand. */
 static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float *history = k->history + (int64_t)i * k->length;
     const float newest = history[0];
     float largest;
     if (!(newest > 0.0f)) return;
+    if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
+        history[0] = 0.0f;
+        return;
+    }
     largest = mixpi_history_turn(history, k->length);
     k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
 }

@@ -369,7 +369,7 @@ static void joined(void) { in_all_schedules(joined_body); }
 /* The end of an update, against a loop of its own. */
 static void turned_body(void) {
     for (int length : { 1, 2, 5, 256, 257, 1000 })
-        for (int edge = 0; edge < 4; edge++) {
+        for (int edge = 0; edge < 5; edge++) {
             Pair history = empty(MIXP_F32, 3 * length, 0), scales = empty(MIXP_F32, 3, 0);
             std::vector<float> want((size_t)(3 * length)), want_scales(3);
             mixp_turn_args k;
@@ -384,9 +384,12 @@ static void turned_body(void) {
                 for (int j = 0; j < length; j++) h[j] = (float)((i + 3 * j) % 17) / 8.0f + 0.5f;
                 if (edge == 2 && i == 1) h[0] = 0.0f;
                 if (edge == 3 && i == 1) h[length / 2] = INFINITY;
+                if (edge == 4 && i == 2) h[0] = INFINITY;
                 for (int j = 0; j < length; j++) set_value(history, i * length + j, (double)h[j]);
                 set_value(scales, i, (double)old);
                 want_scales[(size_t)i] = old;
+                if (edge == 4 && i == 2) h[0] = 0.0f;           /* an Inf enters nothing */
+                if (edge == 3 && length == 1 && i == 1) h[0] = 0.0f;
                 if (h[0] == 0.0f) continue;
                 amax = h[0];
                 for (int j = 1; j < length && !k.most_recent; j++) amax = amax > h[j] ? amax : h[j];

@@ -44,13 +44,14 @@ typedef struct rule { int history, most_recent, margin; } rule;
 
 /* The end of an update of one operand. */
 static void turn(operand *o, rule r) {
-    double amax = o->now;
+    const double now = o->now;
+    double amax = now;
     int i;
-    if (amax == 0) return;
+    o->now = 0;
+    if (amax == 0 || isinf(amax)) return;       /* an Inf enters nothing */
     for (i = 0; i < r.history - 1 && !r.most_recent; i++) amax = fmax(amax, o->past[i]);
     for (i = 0; i + 1 < r.history - 1; i++) o->past[i] = o->past[i + 1];
-    if (r.history > 1) o->past[r.history - 2] = o->now;
-    o->now = 0;
+    if (r.history > 1) o->past[r.history - 2] = now;
     if (isfinite(amax)) o->scale = f32(o->max / pow(2, r.margin) / amax);
 }
 
@@ -245,7 +246,7 @@ static void emulate(rule r) {
             fill(eval, M * K, 77, 1e6);
             walk(&l, eval, NULL, &at);
         }
-        if (step == 5 || step == 7) {       /* NaN or Inf in dy: a skipped step; the Inf enters */
+        if (step == 5 || step == 7) {       /* NaN or Inf in dy: a skipped step, which enters neither */
             fill(eval, M * K, 78, 3.0);
             fill(dy, M * N, 79, 1.0);
             dy[5] = mixp_f32_of_bits(step == 5 ? 0x7FC00000u : 0x7F800000u);
