@@ -103,7 +103,7 @@ static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float largest;
     if (!(newest > 0.0f)) return;
     if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
-        history[0] = 0.0f;
+        *history = 0.0f;
         return;
     }
     largest = mixpi_history_turn(history, k->length);
