@@ -17488,17 +17488,25 @@ MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIX
  * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
  * the grid would be read again after each. */
 
-/* Writes n elements, rounded to nearest or stochastically. */
-MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int64_t n,
-                                     MIXPI_P(q_pair) s) {
-    for (; n > 0; n -= 16, at += 16) {
-        const mixpi_v a = MIXPI_P(q_load_part)(q->k.x, at, n);
-        uint16_t some[16];
-        mixpi_vcodes c;
-        if (q->k.stochastic) c = MIXPI_P(q_codes_random)(&q->grid, a, s, q->key, at);
-        else c = MIXPI_P(q_codes)(&q->grid, a, s);
-        mixpi_vput_codes(some, c, 1, 0);
-        memcpy(q->k.y + at, some, (size_t)mixpi_min(n, 16) * sizeof *q->k.y);
+/* Writes n elements, n < 16, rounded to nearest or stochastically. */
+MIXPI_RARE void MIXPI_P(q_write_n)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                   MIXPI_P(q_pair) s) {
+    const mixpi_v a = MIXPI_P(q_load_n)(q->k.x, at, n);
+    uint16_t some[16];
+    mixpi_vcodes c;
+    if (q->k.stochastic) c = MIXPI_P(q_codes_random)(&q->grid, a, s, q->key, at);
+    else c = MIXPI_P(q_codes)(&q->grid, a, s);
+    mixpi_vput_codes(some, c, 1, 0);
+    memcpy(q->k.y + at, some, (size_t)n * sizeof *q->k.y);
+}
+
+/* Writes `count` times 16 elements, `step` apart, rounded stochastically. */
+MIXPI_RARE void MIXPI_P(q_write_random)(const void *job, int64_t at, int64_t step, int64_t count,
+                                        MIXPI_P(q_pair) s) {
+    const mixpi_quantising q = *(const mixpi_quantising *)job;
+    for (; count > 0; count--, at += step) {
+        const mixpi_v a = MIXPI_P(q_load)(q.k.x, at);
+        mixpi_vput_codes(q.k.y + at, MIXPI_P(q_codes_random)(&q.grid, a, s, q.key, at), 1, 0);
     }
 }
 
@@ -17506,12 +17514,18 @@ MIXPI_RARE void MIXPI_P(q_write_any)(const mixpi_quantising *q, int64_t at, int6
 MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, const void *job, int64_t at, int64_t n,
                               MIXPI_P(q_pair) s) {
     const mixpi_grid grid = q->grid;
-    const int64_t end = at + n, whole = q->k.stochastic ? at : end - n % 16;
+    const int64_t end = at + n, whole = end - n % 16;
     const mixp_in x = q->k.x;
     mixp_bf16 *y = q->k.y;
+
+    /* Whole registers, then the rest. */
+    if (q->k.stochastic) {
+        MIXPI_P(q_write_random)(job, at, 16, n / 16, s);
+        at = whole;
+    }
     for (; at < whole; at += 16)
         mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
-    if (at < end) MIXPI_P(q_write_any)((const mixpi_quantising *)job, at, end - at, s);
+    if (at < end) MIXPI_P(q_write_n)((const mixpi_quantising *)job, at, end - at, s);
 }
 
 /* The largest magnitude of a block; n: its columns. */
@@ -17702,7 +17716,11 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
             s = MIXPI_P(q_choose)((const mixpi_quantising *)job, &of, amax, s,
                                   row * q.k.cols + col, n);
         if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
-        for (int64_t r = row; r < last; r++) MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
+        if (q.k.stochastic && n == 16)
+            MIXPI_P(q_write_random)(job, row * q.k.cols + col, q.k.cols, last - row, s);
+        else
+            for (int64_t r = row; r < last; r++)
+                MIXPI_P(q_write)(&q, job, r * q.k.cols + col, n, s);
     }
 }
 

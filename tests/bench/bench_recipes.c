@@ -197,6 +197,7 @@ static void rates(int rounds) {
         { "e4m3, 1 x 32", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, 0 },
         { "e4m3, 32 x 1", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, 1, 0 },
         { "e2m1, 1 x 16", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, 0 },
+        { "e2m1, 1 x 16, stochastic", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, 1 },
         { "e2m1, 16 x 1, stochastic", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, 1 }
     };
     mixp_context_desc desc;
