@@ -224,8 +224,9 @@ mkfifo late
 # refused MESSAGE: the run that waited, once its data comes, which leaves the checkpoint alone.
 refused() {
     before=$(cksum <folder/checkpoint.safetensors)
-    cat text >&3
-    exec 3>&-
+    exec 4>late                         # on a busy machine the run has only looked so far, and opens its data now
+    cat text >&4
+    exec 3>&- 4>&-
     wait $late
     test $? -eq 1 && test $first -eq 0 && grep -q "$1" err1 &&
         test "$before" = "$(cksum <folder/checkpoint.safetensors)" || { cat err1; false; }
