@@ -109,6 +109,8 @@ $(Q)$(CC) $(FLAGS) $(light) $(done) $(DEPENDS) $< $(LIB) $(LDFLAGS) $(LDLIBS) -l
 endef
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c %_threads.c,$(wildcard examples/*.c examples/amp/*.c))) $(BUILD)/trainer
+# Examples call the library for all that takes long.
+$(EXAMPLES): private light = $(if $(filter file,$(origin CFLAGS)),-O1)
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/trainer: examples/trainer/trainer.c $(BUILT) ; $(link)
 # The trainer is built with CUDA if this machine has a GPU; trainer_cuda is always built with CUDA. A program's own

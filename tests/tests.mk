@@ -30,10 +30,17 @@ $(BUSY:%=$(BUILD)/%): private LIGHT = $(if $(filter file,$(origin CFLAGS)),-O1)
 
 # The programs that compile their own implementation need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
+
+# Tests and scripts that only make test-long runs; CUDA_LATER (tests/cuda/cuda.mk) names CUDA's. Each option, room or
+# tool that they test has other tests in make test.
+LATER = $(addprefix $(BUILD)/,test_block test_checkpoint_stdio test_everyday_recipes fuzz_resume)
+LATER_SCRIPTS = tests/cuda/test_gpu.sh tests/tools/test_cmake.sh tests/cpu/test_tile.sh
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(BUILD)/test_ranks_buffers $(BUILD)/test_ranks_state: private LDLIBS += -pthread
 
-# Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
+# Tests that look inside the library compile only the functions that they call (tests/support/internals.h). Two call
+# functions of the host's part alone.
 $(BUILD)/test_optimizers $(BUILD)/test_optim_db $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
+$(BUILD)/test_optim_db $(BUILD)/test_guard_traits: private done = $(AS_HOST)
 
 $(BUILD)/%: %.c $(BUILT)          ; $(link)
 
@@ -59,9 +66,8 @@ include tests/cuda/cuda.mk tests/bench/bench.mk tests/fuzz/fuzz.mk
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 
 # The longest tests come first, so that parallel tests end at about the same time.
-LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/programs/test_docs.sh tests/tools/test_packages.sh tests/programs/test_tiny_gpt.sh tests/tools/rooms.sh \
-               tests/tools/symbols.sh tests/tools/test_left_out.sh tests/cuda/test_gpu.sh tests/tools/test_slow_build.sh tests/tools/test_cmake.sh \
-               tests/programs/test_overflow.sh
+LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/programs/test_docs.sh tests/tools/symbols.sh tests/programs/test_tiny_gpt.sh \
+               tests/programs/test_overflow.sh tests/tools/test_left_out.sh
 
 # A test that mostly waits for dead ranks: it starts first, so that other tests compute meanwhile.
 SLEEPER = $(BUILD)/test_ranks_apart
@@ -95,10 +101,11 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
 .PHONY: test test-long test-variants test-all test-programs coverage
 
 # The two longest compilations come first, so that no core waits for them.
-test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(SLEEPER) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
-	    $(filter-out $(SLEEPER),$(TESTS)) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
-	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
+QUICK_TESTS = $(filter-out $(LATER),$(TESTS))
+test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(QUICK_TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: three minutes on 2 cores, needs only cc and make
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=2 tests/tools/run.sh -j $(RUN_JOBS) $(SLEEPER) $(LONG_SCRIPTS) \
+	    $(call CUDA_RUN,$(CUDA_TESTS)) $(filter-out $(SLEEPER),$(QUICK_TESTS)) $(CPP_RUN) $(if $(GPU),$(GPU_RUN)) \
+	    'tests/tools/compile_matrix.sh short' $(filter-out $(LONG_SCRIPTS) $(LATER_SCRIPTS),$(SCRIPTS))
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
 coverage:   ## which lines of mixprec.h the C tests reach (needs gcov; takes minutes)
@@ -109,17 +116,20 @@ coverage:   ## which lines of mixprec.h the C tests reach (needs gcov; takes min
 SANE_RECIPES  = $(filter %_recipes,$(CUDA_SANE))
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training $(SANE_RECIPES),$(CUDA_SANE))
 
-# Cases that the quick tests cut short.
-WHOLE = $(BUILD)/test_codes $(BUILD)/test_gemm $(BUILD)/test_recipes $(filter %/test_cuda_recipes,$(CUDA_TESTS))
-WHOLE_CASES = 'MIXPREC_TEST_ONLY=every_way $(BUILD)/test_codes' $(BUILD)/test_gemm \
-              'MIXPREC_TEST_ONLY=instruction_sets $(BUILD)/test_recipes' \
-              $(patsubst %,'MIXPREC_TEST_ONLY=narrow_products %',$(filter %/test_cuda_recipes,$(CUDA_TESTS))) \
-              $(patsubst %,'MIXPREC_TEST_ONLY=with_codes %',$(filter %/test_cuda_recipes,$(CUDA_TESTS)))
+# Cases that make test leaves out or cuts short. CUDA's other tests run as a whole, with the sanitizers.
+CASES = codes=every_way kernels=test_binary recipes=instruction_sets attention=longer ranks=long_sums ranks_tcp=dtypes ranks_buffers=programs \
+        report=test_decimal_comma $(foreach c,narrow_products with_codes near_the_cpu replays,$(if $(CUDA_TESTS),cuda_recipes=$c))
+SHORTER = $(BUILD)/test_everyday_recipes $(if $(CUDA_TESTS),$(BUILD)/test_cuda_everyday_recipes)
+WHOLE = $(BUILD)/test_gemm $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(filter-out $(SHORTER),$(LATER))
+WHOLE_CASES = $(foreach c,$(CASES),'MIXPREC_TEST_ONLY=$(word 2,$(subst =, ,$c)) $(BUILD)/test_$(word 1,$(subst =, ,$c))') \
+              $(WHOLE) $(SHORTER:%='MIXPREC_TEST_QUICK=1 %')
+WHOLE_SCRIPTS = $(LATER_SCRIPTS) tests/tools/symbols.sh tests/tools/test_slow_build.sh tests/tools/test_only_formats.sh tests/tools/test_cases.sh \
+                tests/programs/test_tiny_gpt.sh tests/programs/test_show.sh tests/programs/test_bert.sh tests/programs/test_trail.sh
 
-test-long: $(WHOLE) $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+test-long: $(WHOLE) $(SHORTER) $(foreach c,$(CASES),$(BUILD)/test_$(firstword $(subst =, ,$c))) $(BUILD)/test_gpt2 $(BUILD)/test_llama $(LONGEST_FIRST) $(PTX_TESTS) $(PTX_FAULTS) $(if $(NVCC),rehearsal-programs) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/rehearsal.sh tests/cuda/cuda_programs.sh 'ARCHS=90 tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' 'tests/tools/variant.sh tiles' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
-	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(WHOLE_CASES) $(WHOLE_SCRIPTS) \
 	    tests/tools/rooms.sh tests/tools/format.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh tests/programs/test_real_data.sh 'tests/tools/compile_matrix.sh languages' 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_parts.sh tests/tools/test_shared.sh tests/tools/test_workflows.sh tests/tools/install.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh tests/programs/test_docs.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))

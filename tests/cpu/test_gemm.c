@@ -55,7 +55,7 @@ static void larger(void) {
     try_everywhere(530, 40, 61, 1, 0);
     try_everywhere(20, 1100, 30, 1, 0);
     try_everywhere(600, 530, 8, 1, 0);
-    for (i = 0; i < 12; i++)
+    for (i = 0; i < (test_later() ? 3 : 12); i++)
         try_everywhere(1 + random_to(200), 1 + random_to(200), 300 + random_to(600), 1, 0);
 }
 
@@ -70,7 +70,7 @@ static void batches(void) {
  * k takes several passes and f16 or bf16 would have dropped bits in between. */
 static void rounds_once(void) {
     int i;
-    for (i = 0; i < 60; i++)
+    for (i = 0; i < (test_later() ? 20 : 60); i++)
         try_everywhere(1 + random_to(40), 1 + random_to(70), 1 + random_to(1500), 1, 1);
 }
 
@@ -170,7 +170,7 @@ static void threads_are_not_left_idle(void) {
         { 1, 112, 8192 }, { 64, 64, 480 }, { 768, 128, 512 }, { 33, 1000, 700 } };
     static const int threads[] = { 2, 3, 7, 8, 12, 16, 32, 61 };
     int s, t, isa;
-    for (s = 0; s < 8; s++) {
+    for (s = 0; s < 8; s += test_later() ? 3 : 1) {
         const int *d = shapes[s];
         problem    p = problem_new(d[0], d[1], d[2], 1, 0);
         for (isa = 0; isa < MIXP_ISA_COUNT; isa++)

@@ -3,10 +3,12 @@
 
 # A C++ compiler compiles the companion for a simulated GPU: plain for the quick tests, and for the
 # long tests with the sanitizers, which take three times as long. The simulation's own tests check
-# the sanitizers' messages, so they always use the sanitizers.
+# the sanitizers' messages, so they always use the sanitizers. CUDA_LATER names the tests that only
+# make test-long runs.
+CUDA_LATER  = attention_apart by_hand ema everyday_recipes face jvp lt_narrow recompute replays
 CUDA_SANE  := $(if $(CUDA),$(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(call program,test_cuda*.cpp)))
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
-CUDA_TESTS := $(strip $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE)))
+CUDA_TESTS := $(filter-out $(CUDA_LATER:%=$(BUILD)/test_cuda_%),$(CUDA_PLAIN))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 $(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
@@ -119,8 +121,7 @@ $(PTX_FAULTS): $(BUILD)/ptx/%: tests/cuda/%.cu $(BUILD)/ptx/runtime.o
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: private SIM_MORE = $(SANE)
-# The quick tests run four times as long as this compiles: -O2 saves a fifth of that.
-$(BUILD)/cudasim_plain.o: private SIM_MORE = -O2
+# -O2 would compile for ten seconds more, and save a tenth of the quick tests.
 $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER) \
         $(wildcard tests/support/cudasim*.h) tests/support/checked.h
 	$(call say,c++ $@)

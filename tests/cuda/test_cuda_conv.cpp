@@ -6,8 +6,8 @@
 
 static mixp_context *conv_context(void) { return gpu_context(); }
 
-/* Quick: every third case, because tests/programs/test_conv.c runs all of them on the CPU. */
-static int conv_each(void) { return getenv("MIXPREC_TEST_QUICK") ? 3 : 1; }
+/* Quick: every third case (make test: every ninth), because tests/programs/test_conv.c runs all of them on the CPU. */
+static int conv_each(void) { return test_later() ? 9 : getenv("MIXPREC_TEST_QUICK") ? 3 : 1; }
 #define CONV_EACH conv_each()
 #include "conv_cases.h"
 #include "window_cases.h"

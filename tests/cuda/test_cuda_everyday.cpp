@@ -87,12 +87,13 @@ static void twins(const program *p, const mode *how) {
     session_close(two);
 }
 
-/* Quick: every seventh, and those that carry a state; of the wide programs of test_cuda_everyday_recipes.cpp
- * every tenth. MIXPREC_EVERYDAY=mlp runs one program. */
+/* Quick: every seventh, and those that carry a state (make test: every 21st, and each third of those); of the wide
+ * programs of test_cuda_everyday_recipes.cpp every tenth. MIXPREC_EVERYDAY=mlp runs one program. */
 static int is_due(int i) {
     const char *only = getenv("MIXPREC_EVERYDAY");
     if (only && *only) return strcmp(only, programs[i].name) == 0;
     if (!getenv("MIXPREC_TEST_QUICK")) return 1;
+    if (test_later()) return i % 21 == 0 || (programs[i].carry && i % 3 == 0);
     return PROGRAMS_UNIT > 1 ? i % 10 == 0 : i % 7 == 0 || programs[i].carry;
 }
 

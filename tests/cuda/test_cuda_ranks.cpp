@@ -585,10 +585,10 @@ int main(void) {
     RUN(kernel);
     RUN(kernel_of_parts);
     RUN(steps);
-    RUN(steps_of_low_gradients);
+    RUN_LATER(steps_of_low_gradients);
     RUN(no_waits);
     RUN(shards);
-    RUN(scattered);
+    RUN_LATER(scattered);
     RUN(low_copies_in_a_graph);
     RUN(delayed_scaling);
     return test_report();

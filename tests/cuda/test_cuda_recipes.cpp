@@ -1260,10 +1260,10 @@ int main(void) {
     RUN(hadamard);
     RUN(refused);
     RUN(exact_sums);
-    RUN(near_the_cpu);
-    RUN(replays);
-    RUN(with_codes);
-    RUN(narrow_products);
+    RUN_LATER(near_the_cpu);
+    RUN_LATER(replays);
+    RUN_LATER(with_codes);
+    RUN_LATER(narrow_products);
     RUN(delayed_like_the_cpu);
     RUN(delayed_resumes);
     RUN(delayed_replays);

@@ -1,5 +1,6 @@
 /* test_everyday.c - everyday programs (tests/programs) in a few modes: a guard never makes a run
- * worse. Quick: each program in two of four modes.
+ * worse. Quick: each program in two of four modes. In make test: each in one; every third program is
+ * resumed, and run with ranks.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * tests/programs/long_everyday.c runs all modes. MIXPREC_EVERYDAY=mlp runs one program.
@@ -20,19 +21,19 @@ static void guards_never_make_worse(void) {
     for (int i = 0; i < program_count; i++) {
         if (!asked_for(&programs[i])) continue;
         for (size_t k = 0; k < sizeof quick_modes / sizeof quick_modes[0]; k++)
-            if (!quick || (i + (int)k) % 2 == 0) hold_pair(&programs[i], &quick_modes[k]);
+            if (!quick || (i + (int)k) % (test_later() ? 4 : 2) == 0) hold_pair(&programs[i], &quick_modes[k]);
     }
 }
 
 static void resumed_runs_have_the_same_bits(void) {
-    for (int i = 0; i < program_count; i++) {
+    for (int i = 0; i < program_count; i += test_later() ? 3 : 1) {
         mode how = quick_modes[i % 4];
         if (asked_for(&programs[i])) hold_resume(&programs[i], &how, 10 + 3 * i % 25);
     }
 }
 
 static void ranks_have_the_same_bits(void) {
-    for (int i = 0; i < program_count; i++) {
+    for (int i = 0; i < program_count; i += test_later() ? 3 : 1) {
         mode how = mode_of(i % 5 ? MIXP_F16 : MIXP_BF16, 1 + i % 3, i % 2, 1);
         how.evaluate = i % 3 ? 0 : 7;
         if (asked_for(&programs[i])) hold_ranks(&programs[i], &how);

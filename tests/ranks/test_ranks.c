@@ -2197,7 +2197,7 @@ int main(void) {
     RUN(asks_no_more);
     RUN(dies_telling);
     RUN(stands_still);
-    RUN(long_sums);
+    RUN_LATER(long_sums);
     RUN(ignored_children);
     RUN(children_of_the_program);
     RUN(other_parameters);

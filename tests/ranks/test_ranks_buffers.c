@@ -314,7 +314,7 @@ static void memory(void) {
 }
 
 int main(void) {
-    RUN(programs);
+    RUN_LATER(programs);
     RUN(dtypes);
     RUN(accumulated);
     RUN(overflowed);

@@ -3,7 +3,8 @@
  *
  * A test is a function. It passes if none of its CHECKs failed and it did not skip. The program
  * ends with the line `N passed, N failed, N skipped` and exits with 1 if a test failed. With
- * MIXPREC_TEST_ONLY=name in the environment only that test runs.
+ * MIXPREC_TEST_ONLY=name in the environment only that test runs. MIXPREC_TEST_QUICK=1 shortens long
+ * tests (emulators, sanitizers), and 2 shortens or skips more of them (make test).
  */
 #ifndef TEST_H
 #define TEST_H
@@ -52,6 +53,16 @@ static int test_wanted(const char *name) {
          if (test_bad) { test_failed++; printf("FAIL %s (%d checks)\n", #test, test_bad); }  \
          else if (test_skip) { test_skipped++; printf("skip %s\n", #test); }              \
          else { test_passed++; printf("ok   %s\n", #test); } fflush(stdout); } while (0)
+
+/* What `make test` leaves out, and `make test-long` runs. */
+static inline int test_later(void) {
+    const char *quick = getenv("MIXPREC_TEST_QUICK");
+    return quick && strcmp(quick, "2") == 0;
+}
+#define RUN_LATER(test)                                                                   \
+    do { if (!test_later()) RUN(test);                                                    \
+         else if (test_wanted(#test)) {                                                   \
+             test_skipped++; printf("skip %s: in make test-long\n", #test); } } while (0)
 
 static int test_report(void) {
     printf("%d passed, %d failed, %d skipped\n", test_passed, test_failed, test_skipped);

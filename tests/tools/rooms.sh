@@ -1,8 +1,7 @@
 #!/bin/sh
 # rooms.sh - checks the order of the rooms under src/: each room compiles with only the rooms that
 # it includes, no room includes a later room, and the products are the output of src/pack.awk.
-# With MIXPREC_TEST_QUICK a room is skipped if the text of another room, with its includes, begins with the text of
-# this room: compiling the other room compiles both.
+# With MIXPREC_TEST_QUICK no room is compiled.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 CC=${CC:-cc} CXX=${CXX:-c++}
@@ -34,7 +33,13 @@ check 'a room that includes a later one is refused'           refused wrong.h 's
 check 'a room that is not there is refused'                   refused missing.h 'src/none.h cannot be read'
 cd - >/dev/null || exit 1
 
+# --- their size -----------------------------------------------------------------------------
+small() { wc -l src/*.[hc] src/*/* | awk '$2 != "total" && $1 > 1500 { print; bad = 1 } END { exit bad }'; }
+check 'no room is longer than 1,500 lines'                    small
+
 # --- each room alone ------------------------------------------------------------------------
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'each room compiles alone, and calls no later one: in make test-long'; report; exit; fi
+
 # Rooms between #ifdef MIXPI_PASS and its #endif are compiled as the plain C pass.
 order() { sed -n 's/^#include "\(.*\)"$/\1/p' "src/$1"; }
 sed -n '/^#ifdef MIXPI_PASS/,/^#endif.*MIXPI_PASS/s/^#include "\(.*\)"$/\1/p' src/mixprec.h >"$tmp/of_a_pass"
@@ -64,18 +69,16 @@ alone() {
 }
 # A function that a room declares and calls, and a later room defines.
 promised() { sed -n "s,.*[‘'\`]\\(mixpi_[a-z0-9_]*\\).* used but never defined.*,\\1,p" "$tmp/room.log"; }
-# The rooms to compile, each behind the header to precede it: all; under MIXPREC_TEST_QUICK, those that begin no other.
-# A room of a pass needs another macro.
+# The rooms to compile, each behind the header to precede it.
 rooms_alone() {
     # shellcheck disable=SC2046
-    awk -v quick="$MIXPREC_TEST_QUICK" -v core="src/$CORE" '
+    awk -v core="src/$CORE" '
         function add(room, part, n, i) {
             if (index(text, " " room " ")) return
             n = split(includes[room], part, " ")
             for (i = 1; i <= n; i++) add(part[i])
             text = text room " "
         }
-        NR == FNR { of_a_pass["src/" $0] = 1; next }
         FNR == 1 { rooms[++count] = FILENAME; folder = FILENAME; sub(/[^\/]*$/, "", folder) }
         /^#include "/ {
             split($0, part, "\"")
@@ -84,16 +87,12 @@ rooms_alone() {
             includes[FILENAME] = includes[FILENAME] " " name
         }
         END {
-            for (i = 1; i <= count; i++) { text = " "; add(rooms[i]); all[i] = text }
             for (i = 1; i <= count; i++) {
-                begins = 0
-                for (k = 1; k <= count && quick != ""; k++)
-                    if (k != i && (rooms[i] in of_a_pass) == (rooms[k] in of_a_pass) && index(all[k], all[i]) == 1)
-                        begins = 1
-                has_core = index(all[i], " " core " ") && rooms[i] != core
-                if (!begins) print has_core ? "core" : "vectors", substr(rooms[i], 5)
+                text = " "
+                add(rooms[i])
+                print index(text, " " core " ") && rooms[i] != core ? "core" : "vectors", substr(rooms[i], 5)
             }
-        }' "$tmp/of_a_pass" $(order mixprec.h | sed 's,^,src/,')
+        }' $(order mixprec.h | sed 's,^,src/,')
 }
 each_alone() {
     rooms_alone | while read -r header room; do
@@ -108,8 +107,7 @@ check "each of $(order mixprec.h | wc -l) rooms of mixprec.h compiles alone"   e
 # The tape applies one operator itself, cast, which is applied as all others are.
 printf '%s\n' mixpi_cast mixpi_is_cast >"$tmp/known"
 upward() { LC_ALL=C sort -u "$tmp/promised" | diff "$tmp/known" -; }
-case $MIXPREC_TEST_QUICK$($CC --version 2>/dev/null) in
-1*) skip 'no room calls a later one: in make test-long' ;;
+case $($CC --version 2>/dev/null) in
 *clang*) skip 'no room calls a later one: gcc says so' ;;
 *)       check 'no room calls a later one, but for the cast' upward ;;
 esac
@@ -125,12 +123,7 @@ companion_alone() {
 }
 rooms=$(order mixprec_cuda.cu | wc -l)
 if [ -n "$CUDA" ] && command -v "$CXX" >/dev/null; then
-    [ -n "$MIXPREC_TEST_QUICK" ] ||
-        check "each of $rooms rooms of mixprec_cuda.cu compiles alone" companion_alone
+    check "each of $rooms rooms of mixprec_cuda.cu compiles alone" companion_alone
 else skip 'the rooms of mixprec_cuda.cu compile alone: no C++ compiler, or no CUDA headers'
 fi
-
-# --- their size -----------------------------------------------------------------------------
-small() { wc -l src/*.[hc] src/*/* | awk '$2 != "total" && $1 > 1500 { print; bad = 1 } END { exit bad }'; }
-check 'no room is longer than 1,500 lines'                    small
 report

@@ -39,6 +39,8 @@ warn="$warn -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wm
 # A file that includes the header before it defines MIXPREC_IMPLEMENTATION: in C, gcc then searches long for lines, five times
 # as long as it parses the file (src/base.h).
 warn="$warn -Wno-misleading-indentation"
+# Vectors take half the time: tests/tools/test_parts.sh looks at the names of their objects.
+[ -z "$MIXPREC_TEST_QUICK" ] || warn="$warn -DMIXPREC_NO_SIMD"
 # compiled SOURCE OBJECT: the names of its warnings are in OBJECT.w. Position-dependent code, so that constant tables of
 # pointers are plain read-only data; a position-independent build has to put them in .data.rel.ro, which is read-only as well.
 compiled() {

@@ -19,7 +19,8 @@ refused() {
 }
 
 sides=cpu
-if [ -f "$CUDA/include/cuda_runtime.h" ]; then sides="cpu companion"
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the companion: in make test-long'
+elif [ -f "$CUDA/include/cuda_runtime.h" ]; then sides="cpu companion"
 else skip "CUDA's headers"
 fi
 # One copy has a new member of each: all that a compiler finds wrong is told at once.

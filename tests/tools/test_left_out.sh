@@ -69,6 +69,7 @@ gone() {
 opens() { nm "$tmp/$1" | grep -E ' U (open|fopen|rename|unlink)(64)?(@|$)'; }
 opens_none() { ! opens "$1"; }
 
+echo 'int main(void) { return !trained(); }' | tee "$tmp/MIXPREC_NO_WATCH.main" "$tmp/together.main" >"$tmp/MIXPREC_NO_CHECKPOINT.main"
 cat >"$tmp/MIXPREC_NO_RANKS.main" <<'END'
 int main(void) {
     const char *why = "";
@@ -82,17 +83,17 @@ int main(void) {
     return !trained() || mixp_context_new(&d) || !strstr(why, "MIXPREC_NO_RANKS");
 }
 END
-check 'MIXPREC_NO_RANKS compiles'                           build MIXPREC_NO_RANKS ${MIXPREC_TEST_QUICK:+-DMIXPREC_NO_SIMD}
-check '  a step is as ever, and ranks are refused by name'  "$tmp/MIXPREC_NO_RANKS"
-for call in 'mixp_ranks_sum(0)' 'mixp_ranks_max(0)' 'mixp_ranks_check(0)' 'mixp_ranks_from(0, 0)' \
-            'mixp_ranks_busy(0, 0)' 'mixp_ranks_hold(0, 0)'; do
-    check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_RANKS "$call"
-done
-check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
-
-echo 'int main(void) { return !trained(); }' | tee "$tmp/MIXPREC_NO_WATCH.main" "$tmp/together.main" >"$tmp/MIXPREC_NO_CHECKPOINT.main"
 
 each_alone() {
+    check 'MIXPREC_NO_RANKS compiles'                           build MIXPREC_NO_RANKS
+    check '  a step is as ever, and ranks are refused by name'  "$tmp/MIXPREC_NO_RANKS"
+    for call in 'mixp_ranks_sum(0)' 'mixp_ranks_max(0)' 'mixp_ranks_check(0)' 'mixp_ranks_from(0, 0)' \
+                'mixp_ranks_busy(0, 0)' 'mixp_ranks_hold(0, 0)'; do
+        check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_RANKS "$call"
+    done
+    check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
+    check '  other builds open files'                           opens MIXPREC_NO_RANKS
+
     # clang alone takes MIXPREC_SMALL; its attribute must agree with those of the vector kernels. Optimised, as it is
     # used: tests/tools/compile_matrix.sh.
     if command -v clang >/dev/null; then
@@ -119,7 +120,7 @@ each_alone() {
     check '  it opens no file'                                  opens_none MIXPREC_NO_CHECKPOINT
 }
 if [ -z "$MIXPREC_TEST_QUICK" ]; then each_alone
-else skip 'MIXPREC_SMALL, MIXPREC_NO_WATCH, MIXPREC_NO_CHECKPOINT: in make test-long'
+else skip 'MIXPREC_SMALL and each room left out alone: in make test-long'
 fi
 
 # All rooms left out at once.
@@ -136,5 +137,4 @@ for room in ranks watch files; do
 done
 
 check '  it opens no file'                                  opens_none together
-check '  other builds do'                                   opens MIXPREC_NO_RANKS
 report

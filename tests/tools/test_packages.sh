@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_packages.sh - scratch projects get mixprec in each way that CMakeLists.txt and packaging/
-# offer, build a program and run it.
+# offer, build a program and run it. Under MIXPREC_TEST_QUICK they are only configured.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 
@@ -46,8 +46,7 @@ project() {
         echo 'target_link_libraries(user PRIVATE mixprec::mixprec)'
     } >"$tmp/$1/CMakeLists.txt"
 }
-# Without optimisation, which takes a fifth of the time; in quick tests without vectors, which takes half of that.
-if [ -n "$MIXPREC_TEST_QUICK" ]; then export CFLAGS=-DMIXPREC_NO_SIMD; fi
+# Without optimisation, which takes a fifth of the time.
 builds() {
     name=$1
     shift
@@ -56,15 +55,27 @@ builds() {
         [ "$("$tmp/$name/build/user")" = "$version 1 65504 0" ]
 }
 
+configures() {
+    name=$1
+    shift
+    cmake -S "$tmp/$name" -B "$tmp/$name/build" "$@"
+}
+if [ -n "$MIXPREC_TEST_QUICK" ]; then how=configures; else how=builds; fi
 project subdirectory "add_subdirectory($here mixprec)"
-check 'add_subdirectory'                              builds subdirectory
+check 'add_subdirectory'                              $how subdirectory
 
 project fetched 'include(FetchContent)
 FetchContent_Declare(mixprec GIT_REPOSITORY https://example.invalid/mixprec.git GIT_TAG v0.1.0)
 FetchContent_MakeAvailable(mixprec)'
-configures() { cmake -S "$tmp/$1" -B "$tmp/$1/build" "$2"; }
-if [ -n "$MIXPREC_TEST_QUICK" ]; then how=configures; else how=builds; fi
 check 'FetchContent, from a folder'                   $how fetched "-DFETCHCONTENT_SOURCE_DIR_MIXPREC=$here"
+
+port_version() { grep -q "\"version\": \"$version\"" packaging/vcpkg/mixprec/vcpkg.json; }
+check 'the port of vcpkg names this version'          port_version
+if [ -n "$MIXPREC_TEST_QUICK" ]; then
+    skip 'builds, installed packages, pkg-config, vcpkg, Conan, a real CUDA target: in make test-long'
+    report
+    exit
+fi
 
 installed() { cmake --install "$tmp/subdirectory/build" --prefix "$tmp/prefix"; }
 project found 'find_package(mixprec 0.1 REQUIRED)'
@@ -75,7 +86,7 @@ project found_cxx 'find_package(mixprec 0.1 REQUIRED)' CXX
 project found_both 'find_package(mixprec 0.1 REQUIRED)' 'C CXX'
 if command -v "${CXX:-c++}" >/dev/null; then
     check 'find_package in a project of C++ alone'    builds found_cxx "-DCMAKE_PREFIX_PATH=$tmp/prefix"
-    check 'find_package in a project of C and C++'    $how found_both "-DCMAKE_PREFIX_PATH=$tmp/prefix"
+    check 'find_package in a project of C and C++'    builds found_both "-DCMAKE_PREFIX_PATH=$tmp/prefix"
 else skip 'find_package in projects of C++ (no C++ compiler)'
 fi
 files() { for f in include/mixprec/conv.h share/mixprec/LICENSE share/mixprec/mixprec_host.c; do [ -f "$tmp/prefix/$f" ] || { echo "$f"; return 1; }; done; }
@@ -131,24 +142,19 @@ endfunction()
 include("$here/packaging/vcpkg/mixprec/portfile.cmake")
 END
 port() { cmake -P "$tmp/vcpkg.cmake" && [ -f "$tmp/port/include/mixprec.h" ] && [ -f "$tmp/port/share/mixprec/LICENSE" ]; }
-port_version() { grep -q "\"version\": \"$version\"" packaging/vcpkg/mixprec/vcpkg.json; }
-check 'the port of vcpkg names this version'          port_version
-if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the port of vcpkg, the package of Conan, a real CUDA target: in make test-long'
-else
-    check 'the port of vcpkg installs'                port
-    if command -v conan >/dev/null 2>&1; then
-        export CONAN_HOME="$tmp/conan"
-        package() ( unset CC CXX; conan profile detect && conan create packaging/conan -s build_type=Debug )
-        licence() { [ -n "$(find "$CONAN_HOME/p" -path '*/p/licenses/LICENSE')" ]; }
-        check 'Conan builds the package'              package
-        check 'with its licence'                      licence
-    else skip 'the package of Conan (no conan)'
-    fi
-    cuda_target() {
-        cmake -S . -B "$tmp/cuda" -DMIXPREC_CUDA=ON -DCMAKE_CUDA_COMPILER="$NVCC" -DMIXPREC_OPTIMIZE=-O0
-    }
-    if [ -n "$NVCC" ]; then check 'mixprec::cuda is configured' cuda_target
-    else skip 'mixprec::cuda is configured (no nvcc)'
-    fi
+check 'the port of vcpkg installs'                port
+if command -v conan >/dev/null 2>&1; then
+    export CONAN_HOME="$tmp/conan"
+    package() ( unset CC CXX; conan profile detect && conan create packaging/conan -s build_type=Debug )
+    licence() { [ -n "$(find "$CONAN_HOME/p" -path '*/p/licenses/LICENSE')" ]; }
+    check 'Conan builds the package'              package
+    check 'with its licence'                      licence
+else skip 'the package of Conan (no conan)'
+fi
+cuda_target() {
+    cmake -S . -B "$tmp/cuda" -DMIXPREC_CUDA=ON -DCMAKE_CUDA_COMPILER="$NVCC" -DMIXPREC_OPTIMIZE=-O0
+}
+if [ -n "$NVCC" ]; then check 'mixprec::cuda is configured' cuda_target
+else skip 'mixprec::cuda is configured (no nvcc)'
 fi
 report

@@ -151,9 +151,9 @@ both() {
     done
     (cd "$tmp" && $CC -std=c99 -I"$OLDPWD" products.c host.o scalar.o avx2.o avx512.o neon.o -lm -o products && ./products)
 }
-check 'MIXPREC_ONLY_FORMATS'                    links convert -DMIXPREC_ONLY_FORMATS
-if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'programs of parts under other options: in make test-long'
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'programs of parts under options: in make test-long'
 else
+    check 'MIXPREC_ONLY_FORMATS'                links convert -DMIXPREC_ONLY_FORMATS
     check 'no option'                           links products
     check 'MIXPREC_NO_SIMD'                     links products -DMIXPREC_NO_SIMD
     check 'MIXPREC_ALL_ISAS and all guests left out' links products -DMIXPREC_ALL_ISAS -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH -DMIXPREC_NO_CHECKPOINT

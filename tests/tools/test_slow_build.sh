@@ -34,7 +34,8 @@ says() {
 has_openmp() { echo 'int main(void) { return 0; }' >"$tmp/omp.c" && "$CC" -fopenmp "$tmp/omp.c" -o "$tmp/omp" 2>/dev/null; }
 many_cores() { [ "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -gt 1 ]; }
 
-check 'without optimisation'            says '^slow: compiled without optimisation.*-O2$' -O0 -fno-inline
+if [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'without optimisation: in make test-long'
+else check 'without optimisation'       says '^slow: compiled without optimisation.*-O2$' -O0 -fno-inline; fi
 case $(uname -m) in
 x86_64 | aarch64)
     check 'without vector instructions' says '^slow: compiled without vector' -O1 -DMIXPREC_NO_SIMD ;;

@@ -1647,7 +1647,7 @@ int main(void) {
     RUN(stochastic);
     RUN(statistics);
     RUN(hadamard);
-    RUN(instruction_sets);
+    RUN_LATER(instruction_sets);
     RUN(quantiser_refuses);
     RUN(products);
     RUN(switches);
