@@ -5281,13 +5281,14 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  *
  * Supported: elementwise operators of one and two operands, where, masked_fill, linear, matmul,
  * sum, mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice,
- * gather, embedding, scatter_add, index_add, nll, and functions made of these, such as mixp_mlp,
- * var, std, vector_norm, logsumexp, split, topk and sort. Not supported: softmax, layer_norm,
- * rms_norm, attention, rope, losses, max (use mixp_topk with k = 1), prod, dropout (use
- * mixp_bernoulli and mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator
- * that mixp_jvp applies rounds. Under a recipe, products of tangents are bf16 products. The call
- * takes up to three times the time of the forward pass from x to y. Bits, threads and lifetime are
- * those of the operators.
+ * gather, embedding, scatter_add, index_add, softmax, log_softmax, cross_entropy, nll, mse, huber,
+ * smooth_l1, bce_with_logits, and functions made of these, such as mixp_mlp, var, std,
+ * vector_norm, logsumexp, split, topk and sort. Not supported: layer_norm, rms_norm, attention,
+ * rope, other losses, max (use mixp_topk with k = 1), prod, dropout (use mixp_bernoulli and
+ * mixp_mul), and swiglu_packed (use mixp_split and mixp_swiglu). Each operator that mixp_jvp
+ * applies rounds. Under a recipe, products of tangents are bf16 products. The call takes up to
+ * three times the time of the forward pass from x to y. Bits, threads and lifetime are those of
+ * the operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -30223,6 +30224,53 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
 }
 
+/* What p, probabilities in the last dimension, leave of d: its deviations from its mean under p. */
+static mixp_tensor *mixpi_beside_mean(mixp_context *ctx, mixp_tensor *p, mixp_tensor *d) {
+    return mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
+}
+
+/* Of softmax, or of its logarithm. */
+static mixp_tensor *mixpi_softmax_tangent(mixp_call *c, int logs) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *d = mixpi_tangent(c, 0), *y = c->out;
+    if (logs) return mixpi_beside_mean(ctx, mixp_exp(ctx, y), d);
+    return mixp_mul(ctx, y, mixpi_beside_mean(ctx, y, d));
+}
+
+/* Cross entropy is nll of log_softmax, and nll is linear. */
+static mixp_tensor *mixpi_entropy_tangent(mixp_call *c) {
+    mixpi_entropy p = *(const mixpi_entropy *)c->attrs;
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *d = mixpi_beside_mean(ctx, mixp_softmax(ctx, c->in[0]), mixpi_tangent(c, 0));
+    p.k.logs = 1;
+    p.k.each = NULL;
+    return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, d, c->in[1], c->n_in > 2 ? c->in[2] : NULL, &p);
+}
+
+/* Of mse, huber, smooth_l1 and bce_with_logits: the elements' slopes times the direction, reduced
+ * as the loss. */
+static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
+    const mixpi_compared *p = (const mixpi_compared *)c->attrs;
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *x = c->in[0], *t = c->in[1], *slope;
+    mixp_tensor *d = mixpi_tangent(c, 0), *dt = mixpi_tangent(c, 1);
+    if (dt) dt = mixp_neg(ctx, dt);
+
+    if (p->k.kind == MIXP_LOSS_BCE_LOGITS) { /* dx (sigmoid(x) - t) - dt x */
+        if (d) d = mixp_mul(ctx, d, mixp_sub(ctx, mixp_sigmoid(ctx, x), t));
+        if (dt) d = mixpi_plus(ctx, d, mixp_mul(ctx, dt, x));
+    } else {
+        slope = mixp_sub(ctx, x, t);
+        if (p->k.kind == MIXP_LOSS_MSE) slope = mixp_scale(ctx, slope, 2.0f);
+        else slope = mixp_clamp(ctx, slope, -p->k.delta, p->k.delta);
+        if (p->k.kind == MIXP_LOSS_SMOOTH_L1) slope = mixp_scale(ctx, slope, 1.0f / p->k.delta);
+        d = mixp_mul(ctx, slope, mixpi_plus(ctx, d, dt));
+    }
+
+    if (p->reduction == MIXP_REDUCE_NONE) return d;
+    return mixp_scale(ctx, mixp_sum(ctx, d, MIXP_ALL, 0), (float)(1.0 / (double)p->k.over));
+}
+
 /* Of operators that are neither elementwise nor products. */
 /* clang-format off */
 static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
@@ -30245,6 +30293,11 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
     case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: case MIXP_OP_NLL:
         return mixpi_applied_tangent(c);
+    case MIXP_OP_SOFTMAX: case MIXP_OP_LOG_SOFTMAX:
+        return mixpi_softmax_tangent(c, id == MIXP_OP_LOG_SOFTMAX);
+    case MIXP_OP_CROSS_ENTROPY: return mixpi_entropy_tangent(c);
+    case MIXP_OP_MSE: case MIXP_OP_HUBER: case MIXP_OP_SMOOTH_L1: case MIXP_OP_BCE_WITH_LOGITS:
+        return mixpi_compared_tangent(c);
     default: break;
     }
 

@@ -4,7 +4,7 @@
  *
  * PyTorch records the gradients with create_graph=True. Here a first walk back gives the gradients g. mixp_jvp then
  * differentiates the loss along d = g / |g|. This derivative is |g|, and with d constant its gradients are those of
- * |g|, exactly. mixp_jvp needs a loss of operators that it supports: a cross entropy is mixp_logsumexp less mixp_gather.
+ * |g|, exactly. The comment of mixp_jvp lists the operators that it supports, also mixp_mse and mixp_cross_entropy.
  * For a penalty on the slope at an input (WGAN-GP) take the input, which must require a gradient, in place of w. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
@@ -33,8 +33,7 @@ int main(void) {
         mixp_zero_grad(opt);                                         /* optimizer.zero_grad()            */
         MIXP_AUTOCAST(ctx, MIXP_F16) {                               /* with autocast(dtype=float16):    */
             h = mixp_tanh(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w[0], NULL));
-            h = mixp_sub(ctx, mixp_linear(ctx, h, w[1], NULL), mixp_input(ctx, MIXP_F32, 2, sy, y));
-            loss = mixp_mean(ctx, mixp_square(ctx, h), MIXP_ALL, 0);
+            loss = mixp_mse(ctx, mixp_linear(ctx, h, w[1], NULL), mixp_input(ctx, MIXP_F32, 2, sy, y));
         }
         mixp_backward(ctx, mixp_scaler_scale(scaler, loss));         /* autograd.grad(scaler.scale(loss) */
         MIXP_NO_GRAD(ctx) {                                          /*               , parameters)      */

@@ -15,6 +15,12 @@ def mlp(act):
     return lambda x, v, b, w: F.linear(act(F.linear(x, v, b)), w)
 
 
+def huber(x, t, bound):
+    """PyTorch's huber_loss has no second derivative in forward mode."""
+    d = x - t
+    return torch.where(d.abs() < bound, d * d / 2, bound * (d.abs() - bound / 2)).mean()
+
+
 # name, inputs, call
 CASES = [
     ("tanh", "s3,4", torch.tanh),
@@ -103,6 +109,15 @@ CASES = [
     ("norm_3", "s3,6", lambda x: torch.linalg.vector_norm(x, 3, -1)),
     ("triu", "s4,5", lambda x: torch.triu(x ** 2, 1)),
     ("einsum", "s3,4 s2,4", lambda a, b: torch.einsum("ij,kj->ki", a, b)),
+    ("softmax", "s3,6", lambda x: x.softmax(-1)),
+    ("log_softmax", "s3,6", lambda x: x.log_softmax(-1)),
+    ("cross_entropy", "s5,6 i5", lambda x, i: F.cross_entropy(x, i.long())),
+    ("cross_entropy_smooth", "s7,6 i7", lambda x, i: F.cross_entropy(x, i.long(), ignore_index=2,
+                                                                     label_smoothing=0.25)),
+    ("mse", "s3,4 s3,4", F.mse_loss),
+    ("huber", "s5,4 s5,4", lambda x, t: huber(x, t, 0.75)),
+    ("smooth_l1", "s5,4 s5,4", lambda x, t: huber(x, t, 0.75) / 0.75),
+    ("bce_with_logits", "s3,4 q3,4", F.binary_cross_entropy_with_logits),
 ]
 
 

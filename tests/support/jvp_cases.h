@@ -150,6 +150,14 @@ static mixp_tensor *jvp_view(mixp_context *c, const char *name, mixp_tensor *con
     IS("norm_3")        return mixp_norm(c, x, 3.0f, -1, 0);
     IS("triu")          return mixp_triu(c, mixp_square(c, x), 1);
     IS("unused")        return mixp_tanh(c, x);
+    IS("softmax")       return mixp_softmax(c, x);
+    IS("log_softmax")   return mixp_log_softmax(c, x);
+    IS("cross_entropy") return mixp_cross_entropy(c, x, t[1], MIXP_IGNORE);
+    IS("cross_entropy_smooth") return mixp_cross_entropy_smooth(c, x, t[1], 2, 0.25f);
+    IS("mse")           return mixp_mse(c, x, t[1]);
+    IS("huber")         return mixp_huber(c, x, t[1], 0.75f);
+    IS("smooth_l1")     return mixp_smooth_l1(c, x, t[1], 0.75f);
+    IS("bce_with_logits") return mixp_bce_with_logits(c, x, t[1]);
     return x == t[0] && strncmp(name, "mlp", 3) == 0 ? NULL : mixp_square(c, x);
 }
 
@@ -381,7 +389,8 @@ static void test_jvp_refused(void) {
     jvp_refused(c, mixp_jvp(c, h, x, NULL), MIXP_ERR_ORDER, "x requires no gradient; call mixp_tensor_set_requires_grad");
     mixp_tensor_set_requires_grad(x, 1);                /* too late */
     jvp_refused(c, mixp_jvp(c, h, x, NULL), MIXP_ERR_ORDER, "x required no gradient when matmul read it");
-    jvp_refused(c, mixp_jvp(c, mixp_softmax(c, h), w, NULL), MIXP_ERR_ARGUMENT, "no tangent of softmax");
+    jvp_refused(c, mixp_jvp(c, mixp_layer_norm(c, h, NULL, NULL, 1e-5f), w, NULL), MIXP_ERR_ARGUMENT,
+                "no tangent of layer_norm");
     CHECK(mixp_jvp(c, h, w, NULL) != NULL);             /* what failed has left nothing behind */
     MIXP_NO_GRAD(c) y = mixp_scale(c, w, 2.0f);
     jvp_refused(c, mixp_jvp(c, y, w, NULL), MIXP_ERR_ORDER, "nothing was recorded for y");
