@@ -29950,6 +29950,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 #undef MIXPI_COMPARE_ROW
 #undef MIXPI_LOSS_ROW
 
+MIXPI_SELDOM_BEGIN
 /* --- derivatives along a direction ------------------------------------------------------- *
  *
  * mixp_jvp follows the tape from x to y, oldest operator first. own.tangent of a tensor on the way
@@ -30449,6 +30450,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
     return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
 }
+MIXPI_SELDOM_END
 /* ==== 9. SCALER (implementation) ====================================================== */
 
 struct mixp_scaler {

@@ -174,7 +174,9 @@ MIXPI_SELDOM_BEGIN
 #include "operators/einsum.c"
 MIXPI_SELDOM_END
 #include "operators/table.c"
+MIXPI_SELDOM_BEGIN
 #include "operators/tangents.c"
+MIXPI_SELDOM_END
 #include "scaler.c"
 MIXPI_SELDOM_BEGIN
 #include "optimizers/state.c"
