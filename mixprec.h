@@ -1355,8 +1355,6 @@ typedef struct mixp_step_state {
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
                                    newest step: a mixpi_bad_word; 0 = none                 */
-    int32_t large;              /* 1: the newest step's largest gradient is too large: see
-                                   mixpi_step_is_large                                     */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -1913,19 +1911,6 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
-/* Does the optimizer average the squares of gradients? */
-MIXPREC_HD int mixpi_has_squares(mixp_optimizer_kind kind) {
-    return mixpi_is_adam(kind) || kind == MIXP_OPTIMIZER_RMSPROP ||
-           kind == MIXP_OPTIMIZER_ADAGRAD || kind == MIXP_OPTIMIZER_NADAM;
-}
-
-/* Is the square of the largest gradient, after clipping, beyond the range of f32, and does the
- * optimizer average squares? An average of Inf would stop its weight for the rest of the run. */
-MIXPREC_HD int mixpi_step_is_large(const mixp_step_plan *plan, const mixp_step_state *s) {
-    const double g = (double)s->stats.largest * (double)s->clip;
-    return plan->gathered && mixpi_has_squares(plan->kind) && g * g > 3.4028234663852886e38;
-}
-
 /* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
  * scale cures it: to a guard it is an overflow in the forward pass. */
 MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
@@ -1950,9 +1935,6 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
     bad |= mixpi_step_buffers(plan, s, scaler);
-    s->large = plan->check && !bad && mixpi_step_is_large(plan, s);
-    if (scaler && s->large && !s->stopped) scaler->found_inf = 1;
-    bad |= s->large;
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);
@@ -6475,10 +6457,10 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
  * at most once before each step. MIXP_ERR_ORDER: called twice, or no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless a gradient is non-finite or too large (MIXP_SKIP_LARGE), or the step has made an
- * element of a buffer non-finite (see BUFFERS). Without an earlier
- * mixp_scaler_unscale it also unscales, without writing the gradients. Gradients that you changed
- * after unscaling are checked again. A skipped step returns MIXP_OK: see mixp_scaler_verdict.
+/* Steps opt unless its gradients are non-finite, or the step has made an element of a buffer
+ * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also unscales, without writing
+ * the gradients. Gradients that you changed after unscaling are checked again. A skipped step
+ * returns MIXP_OK: see mixp_scaler_verdict.
  *
  * MIXP_ERR_ORDER: called twice before an update, or no parameter has a gradient. MIXP_ERR_ORDER
  * here and in mixp_optimizer_step: operators were applied after opt's last update without a
@@ -6533,12 +6515,8 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
     MIXP_SKIP_SPIKE_LOSS,
     MIXP_SKIP_STOPPED,          /* an index was out of range on a device; see the error's message */
-    MIXP_SKIP_BUFFER,           /* all gradients are finite, but the step made an element of a
+    MIXP_SKIP_BUFFER            /* all gradients are finite, but the step made an element of a
                                    buffer Inf or NaN: see BUFFERS                       */
-    MIXP_SKIP_LARGE             /* all gradients are finite, but one, after clipping, is above
-                                   1.8e19, and the optimizer averages squares (Adam, AdamW, NAdam,
-                                   RAdam, RMSprop, Adagrad): an average of Inf would stop the
-                                   weight for the rest of the run, as it does in PyTorch */
 } mixp_skip_reason;
 
 /* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */
@@ -33686,7 +33664,6 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (s->stopped) return MIXP_SKIP_STOPPED;
     if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
     if (s->spike.of) return MIXP_SKIP_SPIKE_NORM;
-    if (s->large) return MIXP_SKIP_LARGE;
     return s->bad_buffer && !s->stats.found_inf ? MIXP_SKIP_BUFFER : MIXP_SKIP_NON_FINITE;
 }
 
@@ -33768,13 +33745,6 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
-    if (bad.reason == MIXP_SKIP_LARGE)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
-                                 "%d steps in a row were skipped at the lowest loss scale, %g: the "
-                                 "largest gradient, %g, has a square beyond the range of f32, "
-                                 "which the optimizer needs. Set max_norm, or lower the learning "
-                                 "rate",
-                                 (int)state.floor_skips, (double)state.scale, (double)bad.largest);
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(
@@ -38618,7 +38588,7 @@ typedef struct mixpi_skip_words {
 
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
-        { "a gradient or a buffer was not finite, or a gradient too large", NULL,
+        { "a gradient or a buffer was not finite", NULL,
           "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
           "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },

@@ -1954,9 +1954,6 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
         report_format(text, space, "a spike of the %s, %.1f standard deviations off. It changed no "
                  "weight. No action needed",
                  v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
-    else if (v->reason == MIXP_SKIP_LARGE)
-        report_format(text, space, "the gradient %.3g is too large: its square is beyond the range of f32. If this "
-                 "comes often, clip the gradients or lower the learning rate", (double)v->largest);
     else if (v->reason == MIXP_SKIP_BUFFER && !at)
         report_format(text, space, "%s in the buffer %.100s: a number left the range of its dtype in the forward "
                  "pass. No loss scale prevents that. A guard looks for the site in the next step",

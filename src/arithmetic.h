@@ -464,8 +464,6 @@ typedef struct mixp_step_state {
     uint64_t buffer_found;      /* found on this rank since the last decision: see bad_buffer */
     uint64_t bad_buffer;        /* the first element of a buffer that became Inf or NaN in the
                                    newest step: a mixpi_bad_word; 0 = none                 */
-    int32_t large;              /* 1: the newest step's largest gradient is too large: see
-                                   mixpi_step_is_large                                     */
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
@@ -1022,19 +1020,6 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_enter(plan, s, values);
 }
 
-/* Does the optimizer average the squares of gradients? */
-MIXPREC_HD int mixpi_has_squares(mixp_optimizer_kind kind) {
-    return mixpi_is_adam(kind) || kind == MIXP_OPTIMIZER_RMSPROP ||
-           kind == MIXP_OPTIMIZER_ADAGRAD || kind == MIXP_OPTIMIZER_NADAM;
-}
-
-/* Is the square of the largest gradient, after clipping, beyond the range of f32, and does the
- * optimizer average squares? An average of Inf would stop its weight for the rest of the run. */
-MIXPREC_HD int mixpi_step_is_large(const mixp_step_plan *plan, const mixp_step_state *s) {
-    const double g = (double)s->stats.largest * (double)s->clip;
-    return plan->gathered && mixpi_has_squares(plan->kind) && g * g > 3.4028234663852886e38;
-}
-
 /* Takes what was found in the buffers, here or on any rank. Returns 1 if that skips the step. No
  * scale cures it: to a guard it is an overflow in the forward pass. */
 MIXPREC_HD int mixpi_step_buffers(const mixp_step_plan *plan, mixp_step_state *s,
@@ -1059,9 +1044,6 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     s->loss_bad = scaler && scaler->loss_bad;
     mixpi_step_factor(plan, s, scaler);
     bad |= mixpi_step_buffers(plan, s, scaler);
-    s->large = plan->check && !bad && mixpi_step_is_large(plan, s);
-    if (scaler && s->large && !s->stopped) scaler->found_inf = 1;
-    bad |= s->large;
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
     s->lr = mixpi_plan_lr(plan, plan->groups[0].lr, s->applied);

@@ -40,10 +40,10 @@
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
  * at most once before each step. MIXP_ERR_ORDER: called twice, or no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless a gradient is non-finite or too large (MIXP_SKIP_LARGE), or the step has made an
- * element of a buffer non-finite (see BUFFERS). Without an earlier
- * mixp_scaler_unscale it also unscales, without writing the gradients. Gradients that you changed
- * after unscaling are checked again. A skipped step returns MIXP_OK: see mixp_scaler_verdict.
+/* Steps opt unless its gradients are non-finite, or the step has made an element of a buffer
+ * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also unscales, without writing
+ * the gradients. Gradients that you changed after unscaling are checked again. A skipped step
+ * returns MIXP_OK: see mixp_scaler_verdict.
  *
  * MIXP_ERR_ORDER: called twice before an update, or no parameter has a gradient. MIXP_ERR_ORDER
  * here and in mixp_optimizer_step: operators were applied after opt's last update without a
@@ -98,12 +98,8 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_SPIKE_NORM,       /* see mixp_spike_rule                                  */
     MIXP_SKIP_SPIKE_LOSS,
     MIXP_SKIP_STOPPED,          /* an index was out of range on a device; see the error's message */
-    MIXP_SKIP_BUFFER,           /* all gradients are finite, but the step made an element of a
+    MIXP_SKIP_BUFFER            /* all gradients are finite, but the step made an element of a
                                    buffer Inf or NaN: see BUFFERS                       */
-    MIXP_SKIP_LARGE             /* all gradients are finite, but one, after clipping, is above
-                                   1.8e19, and the optimizer averages squares (Adam, AdamW, NAdam,
-                                   RAdam, RMSprop, Adagrad): an average of Inf would stop the
-                                   weight for the rest of the run, as it does in PyTorch */
 } mixp_skip_reason;
 
 /* Origin of the first non-finite value of a skipped step. A guard finds the origin: see WATCH. */

@@ -399,7 +399,6 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
     if (s->stopped) return MIXP_SKIP_STOPPED;
     if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
     if (s->spike.of) return MIXP_SKIP_SPIKE_NORM;
-    if (s->large) return MIXP_SKIP_LARGE;
     return s->bad_buffer && !s->stats.found_inf ? MIXP_SKIP_BUFFER : MIXP_SKIP_NON_FINITE;
 }
 
@@ -481,13 +480,6 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
-    if (bad.reason == MIXP_SKIP_LARGE)
-        return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
-                                 "%d steps in a row were skipped at the lowest loss scale, %g: the "
-                                 "largest gradient, %g, has a square beyond the range of f32, "
-                                 "which the optimizer needs. Set max_norm, or lower the learning "
-                                 "rate",
-                                 (int)state.floor_skips, (double)state.scale, (double)bad.largest);
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(

@@ -153,7 +153,7 @@ typedef struct mixpi_skip_words {
 
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
-        { "a gradient or a buffer was not finite, or a gradient too large", NULL,
+        { "a gradient or a buffer was not finite", NULL,
           "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
           "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },

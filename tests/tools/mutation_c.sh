@@ -146,7 +146,6 @@ plant buffer_flags       drop    buffers     test_two_optimizers
 plant buffer_computed    logic   buffers     test_meant
 plant buffer_recover     always  buffers     test_failed_step
 plant buffer_skips       drop    buffers     test_spoilt
-plant step_large         turn    scaler      test_too_large_for_its_square
 plant turn_inf           never   delayed     against_emulation
 plant name_used          always  tensors     test_a_name_is_used_once
 plant first_error        turn    tensors     test_first_error_sticks

@@ -95,7 +95,7 @@ static void test_sentences(void) {
 /* A skip says in one sentence why, and of which site, and then what to do. */
 static void test_sentences_of_skips(void) {
     static const char *const says[MIXP_ORIGIN_COUNT][2] = {
-        { "a gradient or a buffer was not finite, or a gradient too large. The step was not sampled. The next step is sampled", "a gradient or a buffer was not" },
+        { "a gradient or a buffer was not finite. The step was not sampled. The next step is sampled", "a gradient or a buffer was not" },
         { "the result of 'h.3: linear' overflowed. No site can fall back. ", "the result of a site overflowed." },
         { "the gradient of 'h.3: linear' overflowed. No action needed.", "the gradient of a site overflowed." },
         { "a gradient overflowed when it was unscaled. The loss scale is below 1. Look at", "a gradient overf" },
@@ -172,7 +172,7 @@ static void test_a_skip_nobody_saw(void) {
     CHECK_INT(e.step, 4);
     CHECK_TEXT(e.what, "not sampled");
     CHECK(strcmp(e.site, "") == 0);
-    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 4: skipped because a gradient or a buffer was not finite, or a gradient too large.");
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 4: skipped because a gradient or a buffer was not finite.");
     CHECK_INT(mixp_guard_event(m.ctx, 1, &e), 1);
     CHECK_INT(e.step, 5);
     CHECK_INT(e.origin, MIXP_ORIGIN_BACKWARD);
