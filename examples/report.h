@@ -1971,8 +1971,8 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
         report_format(text, space, "the loss was not finite: a number left the range of its dtype in the forward "
                  "pass. No loss scale prevents that. The guard looks for the site in the next step");
     else
-        report_format(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes a skip "
-                 "now and then. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
+        report_format(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes "
+                 "occasional skips. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
 }
 
 /* Logs a skip with a non-finite loss again when the guard has found its origin: at the next step, or,
