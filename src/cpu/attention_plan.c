@@ -249,7 +249,7 @@ static uint16_t *mixpi_carve_codes(mixpi_carver *c, int64_t codes) {
 /* The scratch memory of a forward task. */
 typedef struct mixpi_tiled_room {
     uint16_t *keys, *values;    /* two panels a block of keys; values are transposed       */
-    unsigned char *odd;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
+    unsigned char *bad;         /* a block of keys: 1 = a key is not finite, 2 = a value is not */
     uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *q, *p;            /* transposed: a block of queries; their weights, in 2 parts */
     uint16_t *weights;          /* weights, before they are transposed                     */
@@ -267,7 +267,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
     mixpi_carver c = { from, 0 };
     room->keys = mixpi_carve_codes(&c, blocks * 2 * mixpi_panel_codes(h, h->score_parts));
     room->values = mixpi_carve_codes(&c, blocks * 2 * panel);
-    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->bad = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
     room->rows = mixpi_carve_codes(&c, panel);
     room->q = mixpi_carve_codes(&c, panel);
     room->p = mixpi_carve_codes(&c, 2 * MIXPI_QUERIES * MIXPI_KEYS);
@@ -285,7 +285,7 @@ static int64_t mixpi_tiled_carve(mixpi_tiled_room *room, const mixpi_heads *h, f
 typedef struct mixpi_tiled_grad_room {
     uint16_t *q, *dy;           /* each block of queries, transposed: for scores           */
     uint16_t *q_over, *dy_over; /* the same, to be summed over queries: for dk and dv      */
-    unsigned char *odd;         /* a block of queries: 1 = q or dy is not finite           */
+    unsigned char *bad;         /* a block of queries: 1 = q or dy is not finite           */
     float *dq;                  /* each block of queries: mixpi_tiled_sums, transposed     */
     uint16_t *rows;             /* a panel, before it is transposed                        */
     uint16_t *keys, *values;    /* a block of keys, for scores                             */
@@ -308,7 +308,7 @@ static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_h
     room->dy = mixpi_carve_codes(&c, blocks * panel);
     room->q_over = mixpi_carve_codes(&c, blocks * panel);
     room->dy_over = mixpi_carve_codes(&c, blocks * panel);
-    room->odd = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
+    room->bad = (unsigned char *)mixpi_carve(&c, mixpi_ceil_div(blocks, 4));
     room->dq = mixpi_carve(&c, blocks * mixpi_tiled_sums(h));
     room->rows = mixpi_carve_codes(&c, panel);
     room->keys = mixpi_carve_codes(&c, 2 * panel);

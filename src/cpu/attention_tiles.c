@@ -39,9 +39,9 @@ MIXPI_K unsigned MIXPI_P(tiled_rows)(const mixpi_heads *h, mixp_in a, mixpi_head
             __m512i x = _mm512_setzero_si512();
             if (i < rows) x = _mm512_maskz_loadu_epi16(there, from + i * at.ld + j);
             MIXPI_PREFETCH((const char *)((uintptr_t)(from + j) + (uintptr_t)((i + 32) * ahead)));
-            __mmask32 odd = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
-            bad |= odd;
-            _mm512_storeu_si512(to + 32 * i, _mm512_maskz_mov_epi16((__mmask32)~odd, x));
+            __mmask32 hit = _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+            bad |= hit;
+            _mm512_storeu_si512(to + 32 * i, _mm512_maskz_mov_epi16((__mmask32)~hit, x));
         }
         if (parts == 2) (void)MIXPI_P(tiles_split)(to, 32);
     }
@@ -131,13 +131,13 @@ MIXPI_K void MIXPI_P(tiled_keys)(const mixpi_attention_job *job, const mixpi_til
     const int64_t panel = mixpi_panel_codes(h, h->score_parts), block = k0 / MIXPI_KEYS;
     uint16_t *keys = room->keys + block * 2 * panel;
     uint16_t *values = room->values + block * 2 * mixpi_panel_codes(h, h->parts);
-    room->odd[block] = 0;
+    room->bad[block] = 0;
     for (int half = 0; half < 2; half++) {
         const int64_t row = k0 + 32 * half, rows = mixpi_min(32, last - row);
         if (MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, keys + half * panel))
-            room->odd[block] |= 1;
+            room->bad[block] |= 1;
         if (MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->parts, room->rows))
-            room->odd[block] |= 2;
+            room->bad[block] |= 2;
         MIXPI_P(tiled_over_keys)(h, room->rows, half, values);
     }
 }
@@ -316,11 +316,11 @@ MIXPI_K void MIXPI_P(tiled_add_values)(const mixpi_heads *h, const mixpi_tiled_r
 }
 
 /* Is a number of a row of f32 Inf or NaN? */
-MIXPI_V int MIXPI_P(row_is_odd)(const float *row, int64_t n) {
-    __mmask16 odd = 0;
+MIXPI_V int MIXPI_P(row_is_bad)(const float *row, int64_t n) {
+    __mmask16 bad = 0;
     for (int64_t j = 0; j < n; j += 16)
-        odd |= _mm512_fpclass_ps_mask(mixpi_vload(row + j), 0x99); /* NaN, Inf, -Inf */
-    return odd != 0;
+        bad |= _mm512_fpclass_ps_mask(mixpi_vload(row + j), 0x99); /* NaN, Inf, -Inf */
+    return bad != 0;
 }
 
 MIXPI_V float MIXPI_P(row_dot)(const float *a, const float *b, int64_t n) {
@@ -330,35 +330,35 @@ MIXPI_V float MIXPI_P(row_dot)(const float *a, const float *b, int64_t n) {
     return mixpi_vsum(sum);
 }
 
-/* Computes the scores whose query or key is not finite. odd_q: is a query not finite? */
+/* Computes the scores whose query or key is not finite. bad_q: is a query not finite? */
 MIXPI_SELDOM
-MIXPI_K void MIXPI_P(tiled_odd_scores)(const mixpi_attention_job *job,
+MIXPI_K void MIXPI_P(tiled_bad_scores)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
-                                       mixpi_some_scores at, int odd_q) {
+                                       mixpi_some_scores at, int bad_q) {
     const mixp_attention_args *k = job->k;
     const mixpi_heads *h = &job->heads;
     float *q = room->plain, *key = q + MIXPI_QUERIES * h->wide;
-    int    odd[MIXPI_QUERIES];
+    int    bad[MIXPI_QUERIES];
     MIXPI_P(head_rows)
     (h, k->q, mixpi_head_at(&k->q_at, h, s->head), s->q0, s->rows, s->rows, q);
     for (int64_t r = 0; r < s->rows; r++)
-        odd[r] = odd_q && MIXPI_P(row_is_odd)(q + r * h->wide, h->wide);
+        bad[r] = bad_q && MIXPI_P(row_is_bad)(q + r * h->wide, h->wide);
 
     for (int64_t j = 0; j < at.n; j++) {
         float *scores = s->scores + j * MIXPI_QUERIES;
-        int    odd_key;
+        int    bad_key;
         MIXPI_P(head_rows)
         (h, k->k, mixpi_head_met(&k->k_at, h, s->head), at.key + j, 1, 1, key);
-        odd_key = MIXPI_P(row_is_odd)(key, h->wide);
+        bad_key = MIXPI_P(row_is_bad)(key, h->wide);
         for (int64_t r = 0; r < s->rows; r++)
-            if (odd_key || odd[r]) scores[r] = MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
+            if (bad_key || bad[r]) scores[r] = MIXPI_P(row_dot)(q + r * h->wide, key, h->wide);
     }
 }
 
 /* Adds the products of weights with numbers of v that are not finite, for the queries that see
  * their keys. The array of scores holds the weights. */
 MIXPI_SELDOM
-MIXPI_K void MIXPI_P(tiled_odd_values)(const mixpi_attention_job *job,
+MIXPI_K void MIXPI_P(tiled_bad_values)(const mixpi_attention_job *job,
                                        const mixpi_tiled_room *room, const mixpi_met_queries *s,
                                        mixpi_some_scores at) {
     const mixp_attention_args *k = job->k;
@@ -387,7 +387,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     const int modified = mixpi_attention_modifies(k) || !(k->scale >= 0.0f);
     float     factors[MIXPI_QUERIES] = { 0 };
     int64_t   k0, last, i;
-    int       odd_q;
+    int       bad_q;
     mixpi_met_queries s;
     s.head = head;
     s.q0 = q0;
@@ -396,7 +396,7 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     MIXPI_P(queries_begin)(job, &s);
     memset(room->sums, 0, (size_t)(mixpi_ceil_div(h->d, 32) * 32 * MIXPI_QUERIES) * sizeof(float));
     for (i = s.rows; i < MIXPI_QUERIES; i++) s.top[i] = s.sum[i] = 0.0f;
-    odd_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
+    bad_q = MIXPI_P(tiled_rows)(h, k->q, mixpi_head_at(&k->q_at, h, head), q0, s.rows,
                                 h->score_parts, room->rows) != 0;
     MIXPI_P(tiled_columns)(h, h->score_parts, room->rows, room->q);
 
@@ -404,15 +404,15 @@ MIXPI_K void MIXPI_P(tiled_queries)(const mixpi_attention_job *job, const mixpi_
     last = mixpi_keys_until(k, head, q0 + s.rows);
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         mixpi_some_scores at = MIXPI_P(queries_meet)(&s, k0, last);
-        const int odd = room->odd[k0 / MIXPI_KEYS], keep = odd & 2;
+        const int bad = room->bad[k0 / MIXPI_KEYS], keep = bad & 2;
         if (MIXPI_P(mask_hides)(k, h, at, s.rows)) continue;
         MIXPI_P(tiled_scores_of)
         (h, s.rows, at.n, room->q, room->keys + k0 / MIXPI_KEYS * pair, s.scores);
-        if (odd_q || odd & 1) MIXPI_P(tiled_odd_scores)(job, room, &s, at, odd_q);
+        if (bad_q || bad & 1) MIXPI_P(tiled_bad_scores)(job, room, &s, at, bad_q);
         if (modified) MIXPI_P(tiled_weigh_by_rows)(job, room, &s, at, factors, keep);
         else MIXPI_P(tiled_weigh)(job, room, &s, at, factors);
         MIXPI_P(tiled_add_values)(h, room, at, s.rows, factors);
-        if (keep) MIXPI_P(tiled_odd_values)(job, room, &s, at);
+        if (keep) MIXPI_P(tiled_bad_values)(job, room, &s, at);
     }
 
     /* A row for each query. */
@@ -463,13 +463,13 @@ MIXPI_K unsigned MIXPI_P(tiled_pair)(const mixpi_heads *h, uint16_t *panel, mixp
                                      uint16_t *over) {
     const int64_t  rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     const int64_t  codes = mixpi_panel_codes(h, h->parts);
-    const unsigned odd = MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->score_parts, panel);
+    const unsigned bad = MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->score_parts, panel);
     MIXPI_P(tiled_columns)(h, h->score_parts, panel, columns);
     if (h->parts != h->score_parts)
         (void)MIXPI_P(tiled_rows)(h, a, at, q0, rows, h->parts, panel);
     for (int64_t i = 0; i < codes; i += 1024)
         MIXPI_P(tiles_across)(over + i, panel + i, 32, 32, 32);
-    return odd;
+    return bad;
 }
 
 /* Makes the operands of a block of queries, clears its dq and computes its delta. */
@@ -483,11 +483,11 @@ MIXPI_K void MIXPI_P(tiled_load)(const mixpi_attention_grad_job *job,
     const int64_t sums = mixpi_tiled_sums(h);
     const mixp_in dy = job->k->dy;
     float *delta = room->plain.delta + head % h->group * h->t + q0;
-    unsigned odd;
+    unsigned bad;
 
-    odd = MIXPI_P(tiled_pair)(h, room->rows, k->q, at_q, q0, room->q + at, room->q_over + at);
-    odd |= MIXPI_P(tiled_pair)(h, room->rows, dy, at_dy, q0, room->dy + at, room->dy_over + at);
-    room->odd[block] = odd != 0;
+    bad = MIXPI_P(tiled_pair)(h, room->rows, k->q, at_q, q0, room->q + at, room->q_over + at);
+    bad |= MIXPI_P(tiled_pair)(h, room->rows, dy, at_dy, q0, room->dy + at, room->dy_over + at);
+    room->bad[block] = bad != 0;
 
     memset(room->dq + block * sums, 0, (size_t)sums * sizeof(float));
     MIXPI_P(head_rows)(h, dy, at_dy, q0, rows, rows, room->plain.dy);
@@ -504,26 +504,26 @@ MIXPI_K unsigned MIXPI_P(tiled_grad_keys)(const mixpi_attention_grad_job *job,
     const mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
     const mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
     const int64_t panel = mixpi_panel_codes(h, h->score_parts);
-    unsigned odd = 0;
+    unsigned bad = 0;
     for (int half = 0; half < 2; half++) {
         const int64_t row = k0 + 32 * half;
         const int64_t rows = mixpi_min(32, mixpi_keys_of(k, head) - row);
         uint16_t *keys = room->keys + half * panel, *values = room->values + half * panel;
-        odd |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, values);
-        odd |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, keys);
+        bad |= MIXPI_P(tiled_rows)(h, k->v, at_v, row, rows, h->score_parts, values);
+        bad |= MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->score_parts, keys);
         if (h->parts != h->score_parts) {
             keys = room->rows;
             (void)MIXPI_P(tiled_rows)(h, k->k, at_k, row, rows, h->parts, keys);
         }
         MIXPI_P(tiled_over_keys)(h, keys, half, room->keys_over);
     }
-    return odd;
+    return bad;
 }
 
 /* attention_met of attention.c, for blocks that meet a number that is not finite. dq: that of the
  * block of queries. */
 MIXPI_SELDOM
-MIXPI_K void MIXPI_P(tiled_odd_met)(const mixpi_attention_grad_job *job,
+MIXPI_K void MIXPI_P(tiled_bad_met)(const mixpi_attention_grad_job *job,
                                     const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
                                     float *dq) {
     const mixp_attention_args *k = &job->k->forward;
@@ -672,15 +672,15 @@ MIXPI_K void MIXPI_P(tiled_add_by_queries)(const mixpi_heads *h, int64_t n, int6
     }
 }
 
-/* attention_met by tiles. odd: is a number of the block of keys not finite? */
+/* attention_met by tiles. bad_keys: is a number of the block of keys not finite? */
 MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
                                 const mixpi_tiled_grad_room *room, const mixpi_met_block *m,
-                                int odd) {
+                                int bad_keys) {
     const mixpi_heads *h = &job->heads;
     const int64_t block = MIXPI_P(tiled_block)(h, m->at.head, m->at.query), n = m->at.n;
     const int64_t at = block * mixpi_panel_codes(h, h->parts);
     float   *dq = room->dq + block * mixpi_tiled_sums(h);
-    unsigned bad = odd || room->odd[block];
+    unsigned bad = bad_keys || room->bad[block];
 
     /* Weights and score gradients, in two parts. */
     if (!bad) {
@@ -691,7 +691,7 @@ MIXPI_K void MIXPI_P(tiled_met)(const mixpi_attention_grad_job *job,
         bad = MIXPI_P(tiled_grad_operands)(room, n);
     }
     if (bad) {
-        MIXPI_P(tiled_odd_met)(job, room, m, dq);
+        MIXPI_P(tiled_bad_met)(job, room, m, dq);
         return;
     }
 
@@ -709,7 +709,7 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
     const mixpi_heads *h = &job->heads;
     const int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0);
     const size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
-    const int     odd = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
+    const int     bad = MIXPI_P(tiled_grad_keys)(job, room, head, k0) != 0;
     float *dk = room->plain.dk, *dv = room->plain.dv;
     mixpi_met_block m;
     memset(dk, 0, bytes);
@@ -719,7 +719,7 @@ MIXPI_K void MIXPI_P(tiled_against_keys)(const mixpi_attention_grad_job *job,
     for (int64_t g = 0; g < h->group; g++)
         for (int64_t q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
             if (MIXPI_P(blocks_meet)(job, head + g, k0, q0, &m))
-                MIXPI_P(tiled_met)(job, room, &m, odd);
+                MIXPI_P(tiled_met)(job, room, &m, bad);
 
     if (job->k->dk.data)
         MIXPI_P(head_put)(h, job->k->dk, mixpi_head_met(&k->k_at, h, head), k0, keys, dk);

@@ -367,7 +367,7 @@ plant amx_configure      drop    amx         bf16_of_any_size
 plant amx_release        drop    amx         bf16_of_any_size
 plant amx_answer         never   amx         wrong_answers_are_not_used
 plant tiled_keep         never   amx         attention_of_inf_and_nan
-plant tiled_odd_block    drop    amx         attention_of_inf_and_nan
+plant tiled_bad_block    drop    amx         attention_of_inf_and_nan
 plant tiled_reach        sign    amx         attention_of_bf16
 plant tiled_release      drop    amx         attention_of_parts
 plant tiled_sum          drop    amx         attention_of_bf16
