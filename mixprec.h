@@ -6458,9 +6458,9 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * at most once before each step. MIXP_ERR_ORDER: called twice, or no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Steps opt unless its gradients are non-finite, or the step has made an element of a buffer
- * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also unscales, without writing
- * the gradients. Gradients that you changed after unscaling are checked again. A skipped step
- * returns MIXP_OK: see mixp_scaler_verdict.
+ * non-finite (see BUFFERS). Without an earlier mixp_scaler_unscale it also unscales, without
+ * writing the gradients. Gradients that you changed after unscaling are checked again. A skipped
+ * step returns MIXP_OK: see mixp_scaler_verdict.
  *
  * MIXP_ERR_ORDER: called twice before an update, or no parameter has a gradient. MIXP_ERR_ORDER
  * here and in mixp_optimizer_step: operators were applied after opt's last update without a
