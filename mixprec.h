@@ -7381,10 +7381,13 @@ extern "C" {
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* Around rooms that take little of a step: gcc optimises the code between them for size. Before
- * version 12, its pragma drops other flags of the program. */
+/* Around rooms that take little of a step, and the plain C kernels where a processor has vectors:
+ * gcc optimises what stands between them for size, without passes that take long and gain nothing
+ * there. Before version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
-#  define MIXPI_SELDOM_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#  define MIXPI_SELDOM_BEGIN \
+       _Pragma("GCC push_options") \
+       _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-tree-pre\", \"no-tree-vrp\")")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
 #else
 #  define MIXPI_SELDOM_BEGIN
@@ -10427,9 +10430,12 @@ MIXPI_SMALL_END
 /* MIXPI_K: a kernel or one of its tasks. The plain C kernels are cold on processors that have
  * vectors. */
 #if MIXPI_PASS == 0 && (MIXPI_X86 || MIXPI_ARM)
-#  define MIXPI_SPEED MIXPI_SELDOM
+#  define MIXPI_SPEED    MIXPI_SELDOM
+#  define MIXPI_PASS_END MIXPI_SELDOM_END
+MIXPI_SELDOM_BEGIN
 #else
 #  define MIXPI_SPEED
+#  define MIXPI_PASS_END
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
 /* The kernel mixpi_NAME of this set: what `starts`, the function mixpi_cpu_NAME, does with the
@@ -17874,6 +17880,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_CODER
 #endif
 
+MIXPI_PASS_END
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic pop
 #endif
@@ -17891,6 +17898,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED
+#undef MIXPI_PASS_END
 #undef MIXPI_V
 #undef MIXPI_F
 #undef MIXPI_RARE
@@ -18992,15 +19000,24 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
                              mixpi_piled_up(ctx, piled));
 }
 
-/* The first address behind a piece's record that is a multiple of 64. */
-static void *mixpi_piece_inside(mixpi_piece *p) {
-    return (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+/* Large buffers start at multiples of MIXPI_LARGE_ALIGN bytes, all others at multiples of 64. A
+ * processor first compares only low bits of addresses to see whether a load reads what an earlier
+ * store writes. If a loop writes, in the low 12 bits, 64 to 512 bytes behind the place that it
+ * reads, it can take 1.3 to 2.6 times as long on Zen 4; the higher bits decide. */
+enum { MIXPI_LARGE_ALIGN = 1024, MIXPI_LARGE = 8192 };
+
+/* Where a buffer of `bytes` bytes may start: a multiple of this. */
+static size_t mixpi_alignment(size_t bytes) { return bytes < MIXPI_LARGE ? 64 : MIXPI_LARGE_ALIGN; }
+
+/* Bytes from p to the next place for a buffer of `bytes` bytes. */
+static size_t mixpi_skip(const void *p, size_t bytes) {
+    return (0u - (uintptr_t)p) & (mixpi_alignment(bytes) - 1);
 }
 
 /* Allocates a piece of memory, with a record in host memory. Returns NULL with the error set. */
 static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
     int from_device = on_device && ctx->device->allocate;
-    size_t extra = sizeof(mixpi_piece) + 64;
+    size_t extra = sizeof(mixpi_piece) + mixpi_alignment(bytes);
     mixpi_piece *p = NULL;
     char piled[160];
     if (bytes <= (size_t)-1 - extra)
@@ -19018,7 +19035,8 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->owner = NULL;
 
     /* The memory itself: the device's, or what follows the record. */
-    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    p->data = from_device ? ctx->device->allocate(&ctx->exec, bytes)
+                          : (char *)(p + 1) + mixpi_skip(p + 1, bytes);
     if (!p->data) {
         mixpi_host_free(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
@@ -19139,6 +19157,12 @@ static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
 
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
+/* The bytes that a buffer takes in an arena. */
+static size_t mixpi_room(size_t bytes) {
+    const size_t to = mixpi_alignment(bytes);
+    return bytes ? (bytes + to - 1) & ~(to - 1) : to;
+}
+
 /* Adds a piece for `bytes` or a quarter of all existing pieces, whichever is larger: the unused end
  * of the last piece then stays small. */
 static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
@@ -19150,12 +19174,18 @@ static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t b
     if (total < least) total = least;
     if (total > most) total = most;
     *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
-    if (*at) (*at)->part = a->turns ? (*at)->size / (size_t)a->turns / 64 * 64 : (*at)->size;
+    if (!*at) return NULL;
+    (*at)->part = (*at)->size;
+    if (a->turns) {
+        (*at)->part /= (size_t)a->turns;
+        (*at)->part -= (*at)->part % mixpi_alignment((*at)->part);
+    }
     return *at;
 }
 
-/* Reuses a buffer that was given back: one of exactly that size, or the front of a larger one.
- * Returns NULL if none fits. */
+/* Reuses a buffer that was given back: one of exactly that size, or part of a larger one. A small
+ * buffer takes the end, so that the front stays at its multiple of MIXPI_LARGE_ALIGN. Returns NULL
+ * if none fits. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     mixpi_free **at = &a->free, **larger = NULL;
     void *data;
@@ -19163,21 +19193,30 @@ static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
         if ((*at)->size > bytes && !larger) larger = at;
     if (!*at) at = larger;
     if (!at) return NULL;
-    data = (*at)->data;
-    (*at)->data = (char *)data + bytes;
     (*at)->size -= bytes;
+    data = (char *)(*at)->data + (bytes < MIXPI_LARGE ? (*at)->size : 0);
+    if (data == (*at)->data) (*at)->data = (char *)data + bytes;
     if ((*at)->size == 0) *at = (*at)->next;
     return data;
+}
+
+/* The end of what is used of a piece, and the bytes from there to the next buffer's start. */
+static char *mixpi_arena_end(const mixpi_arena *a, const mixpi_piece *p) {
+    return (char *)p->data + (size_t)a->turn * p->part + p->used;
+}
+static size_t mixpi_arena_skip(const mixpi_arena *a, const mixpi_piece *p, size_t bytes) {
+    return p->from_device ? 0 : mixpi_skip(mixpi_arena_end(a, p), bytes);
 }
 
 /* Takes memory from the first piece with room. Returns NULL with the error set. */
 static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_piece *p = a->first;
     void *data;
-    while (p && p->part - p->used < bytes) p = p->next;
+    while (p && p->part - p->used < mixpi_arena_skip(a, p, bytes) + bytes) p = p->next;
     if (!p) p = mixpi_arena_grow(ctx, a, bytes);
     if (!p) return NULL;
-    data = (char *)p->data + (size_t)a->turn * p->part + p->used;
+    p->used += mixpi_arena_skip(a, p, bytes);
+    data = mixpi_arena_end(a, p);
     p->used += bytes;
     MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
     MIXPI_ASSERT(p->used <= p->part);
@@ -19187,11 +19226,11 @@ static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) 
 /* Allocates uninitialised memory until the next reset. Returns NULL with the error set. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     void *p;
-    if (bytes > (size_t)-1 - 64) {
+    if (bytes > (size_t)-1 - MIXPI_LARGE) {
         mixpi_out_of_memory(ctx, bytes);
         return NULL;
     }
-    bytes = mixpi_round_up(bytes ? bytes : 1);
+    bytes = mixpi_room(bytes);
     p = mixpi_arena_again(a, bytes);
     if (!p) p = mixpi_arena_place(ctx, a, bytes);
     if (!p) return NULL;
@@ -19212,7 +19251,7 @@ static void mixpi_arena_free(mixp_context *ctx, mixpi_arena *a, void *data, size
     mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
     if (!f) return; /* no harm: the buffer is not reused */
     f->data = data;
-    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->size = mixpi_room(bytes);
     f->next = a->free;
     a->free = f;
     MIXPI_ASSERT(a->used >= f->size);
@@ -31833,18 +31872,27 @@ static int64_t mixpi_state_blocks(const mixp_param_row *row) {
     return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK);
 }
 
-/* Takes n elements from a block of memory; without an address, only measures the block. A gap after
- * each array keeps streams whose size is a power of two from falling into the same cache sets. */
+/* Arrays in a block of memory; without an address, the block is only measured. A gap after each
+ * array keeps streams whose size is a power of two from falling into the same cache sets. Large
+ * arrays start at multiples of MIXPI_LARGE_ALIGN. */
 typedef struct mixpi_layout {
     char  *memory;
     size_t used;
 } mixpi_layout;
 
-static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
-    char *at = lay->memory ? lay->memory + lay->used : NULL;
-    if (!wanted) return NULL;
-    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+/* Where n elements start: bytes from the begin of the block. */
+static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype) {
+    const size_t bytes = (size_t)n * mixp_dtype_size(dtype), to = mixpi_alignment(bytes);
+    const size_t at = (lay->used + to - 1) / to * to;
+    lay->used = at + mixpi_round_up(bytes) + 320;
     return at;
+}
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
+    size_t at;
+    if (!wanted) return NULL;
+    at = mixpi_layout_place(lay, n, dtype);
+    return lay->memory ? lay->memory + at : NULL;
 }
 
 /* Lays out the states of a row. */
@@ -42774,9 +42822,8 @@ static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, co
 static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
     const mixp_param_row piece = mixpi_piece_row(opt, i);
     const void *own[4];
-    const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
+    mixpi_layout lay = { NULL, 64 };
     mixp_result r = MIXP_OK;
-    size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
 
     own[0] = piece.m;
@@ -42788,10 +42835,10 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
+        size_t at;
         if (!own[k]) continue;
-        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
-                            (size_t)n * sizeof(float));
-        at += step;
+        at = mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
+        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at, (size_t)n * sizeof(float));
     }
     return r;
 }

@@ -26,10 +26,13 @@
 #  define MIXPI_PRINTF(format, first)
 #endif
 
-/* Around rooms that take little of a step: gcc optimises the code between them for size. Before
- * version 12, its pragma drops other flags of the program. */
+/* Around rooms that take little of a step, and the plain C kernels where a processor has vectors:
+ * gcc optimises what stands between them for size, without passes that take long and gain nothing
+ * there. Before version 12, its pragma drops other flags of the program. */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
-#  define MIXPI_SELDOM_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#  define MIXPI_SELDOM_BEGIN \
+       _Pragma("GCC push_options") \
+       _Pragma("GCC optimize(\"Os\", \"no-gcse\", \"no-tree-pre\", \"no-tree-vrp\")")
 #  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
 #else
 #  define MIXPI_SELDOM_BEGIN

@@ -12,9 +12,12 @@
 /* MIXPI_K: a kernel or one of its tasks. The plain C kernels are cold on processors that have
  * vectors. */
 #if MIXPI_PASS == 0 && (MIXPI_X86 || MIXPI_ARM)
-#  define MIXPI_SPEED MIXPI_SELDOM
+#  define MIXPI_SPEED    MIXPI_SELDOM
+#  define MIXPI_PASS_END MIXPI_SELDOM_END
+MIXPI_SELDOM_BEGIN
 #else
 #  define MIXPI_SPEED
+#  define MIXPI_PASS_END
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
 /* The kernel mixpi_NAME of this set: what `starts`, the function mixpi_cpu_NAME, does with the

@@ -48,6 +48,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_CODER
 #endif
 
+MIXPI_PASS_END
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic pop
 #endif
@@ -65,6 +66,7 @@ MIXPI_LINKED const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED
+#undef MIXPI_PASS_END
 #undef MIXPI_V
 #undef MIXPI_F
 #undef MIXPI_RARE

@@ -162,18 +162,27 @@ static int64_t mixpi_state_blocks(const mixp_param_row *row) {
     return mixpi_ceil_div(row->count, MIXP_STATE_BLOCK);
 }
 
-/* Takes n elements from a block of memory; without an address, only measures the block. A gap after
- * each array keeps streams whose size is a power of two from falling into the same cache sets. */
+/* Arrays in a block of memory; without an address, the block is only measured. A gap after each
+ * array keeps streams whose size is a power of two from falling into the same cache sets. Large
+ * arrays start at multiples of MIXPI_LARGE_ALIGN. */
 typedef struct mixpi_layout {
     char  *memory;
     size_t used;
 } mixpi_layout;
 
-static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
-    char *at = lay->memory ? lay->memory + lay->used : NULL;
-    if (!wanted) return NULL;
-    lay->used += mixpi_round_up((size_t)n * mixp_dtype_size(dtype)) + 320;
+/* Where n elements start: bytes from the begin of the block. */
+static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype) {
+    const size_t bytes = (size_t)n * mixp_dtype_size(dtype), to = mixpi_alignment(bytes);
+    const size_t at = (lay->used + to - 1) / to * to;
+    lay->used = at + mixpi_round_up(bytes) + 320;
     return at;
+}
+
+static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
+    size_t at;
+    if (!wanted) return NULL;
+    at = mixpi_layout_place(lay, n, dtype);
+    return lay->memory ? lay->memory + at : NULL;
 }
 
 /* Lays out the states of a row. */

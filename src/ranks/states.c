@@ -77,9 +77,8 @@ static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, co
 static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
     const mixp_param_row piece = mixpi_piece_row(opt, i);
     const void *own[4];
-    const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
+    mixpi_layout lay = { NULL, 64 };
     mixp_result r = MIXP_OK;
-    size_t at = 64;
     int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
 
     own[0] = piece.m;
@@ -91,10 +90,10 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
+        size_t at;
         if (!own[k]) continue;
-        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
-                            (size_t)n * sizeof(float));
-        at += step;
+        at = mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
+        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at, (size_t)n * sizeof(float));
     }
     return r;
 }

@@ -1096,6 +1096,39 @@ static void test_plain_step(void) {
     mixp_context_free(ctx);
 }
 
+/* Arrays from 8 KiB on start at multiples of 1024 bytes, whatever stands between them: a loop that writes a little behind
+ * what it reads, in the low 12 bits of the addresses, would be slow. */
+#define APART(p) CHECK_INT((uintptr_t)(p) % 1024, 0)
+static void test_large_arrays_lie_apart(void) {
+    const int64_t large[3] = { 2048, 2500, 70000 }, small = 3;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
+    mixp_tensor *w[3];
+    for (int i = 0; i < 3; i++) {
+        char name[2] = { (char)('a' + i), 0 };
+        mixp_param(ctx, i == 0 ? "x" : i == 1 ? "y" : "z", MIXP_F32, 1, &small);
+        w[i] = mixp_param(ctx, name, MIXP_F32, 1, &large[i]);
+        mixp_optimizer_add(opt, w[i], NULL);
+        APART(w[i]->data);
+        APART(opt->rows[i].m);
+        APART(opt->rows[i].v);
+    }
+    for (int step = 0; step < 3; step++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        for (int i = 0; i < 3; i++) {
+            mixp_tensor *y = mixp_mul(ctx, w[i], w[i]), *sum = mixp_sum(ctx, y, 0, 0);
+            APART(y->data);
+            mixp_backward(ctx, sum);
+            APART(w[i]->grad->data);
+        }
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     RUN(test_adam);
     RUN(test_adam_does_not_decay);
@@ -1124,5 +1157,6 @@ int main(void) {
     RUN(test_errors);
     RUN(test_convergence);
     RUN(test_plain_step);
+    RUN(test_large_arrays_lie_apart);
     return test_report();
 }
