@@ -4203,6 +4203,8 @@ struct mixp_tensor {
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* number of a parameter's optimizers                      */
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
+        uint64_t     loaded;    /* version of a weight when a file or another rank last wrote all of
+                                   it; 0 = never */
         uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
@@ -4554,10 +4556,10 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
  * buffer first. An evaluation between two micro-batches belongs to their window. Loading a file
- * ends a window. If a call fails in a step, and no update ends that step, the next mixp_step_begin
- * or mixp_eval_begin undoes the step's writes, except into buffers that a micro-batch before it in
- * the window wrote first. A step that is left without an error and without an update belongs to
- * the window of the next step.
+ * ends a window. If a call fails in a step, and no update ends that step, the next
+ * mixp_step_begin, mixp_eval_begin, mixp_capture_begin or mixp_replay undoes the step's writes,
+ * except into buffers that a micro-batch before it in the window wrote first. A step that is left
+ * without an error and without an update belongs to the window of the next step.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same
@@ -6322,11 +6324,12 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  *
  * Master weights follow the parameter when you write it or when another optimizer does: an element
  * whose value changes becomes its master, and all others keep the master's further digits. So a
- * program may clip low weights after each step, or put other weights in for a while. Masters of 16
- * and 8 bits lose all further digits of a parameter that is written (mixp_context_warning reports
- * such writes before each of four steps). A parameter without an optimizer keeps its gradient: a
- * step after a second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the
- * gradient in between.
+ * program may clip low weights after each step, or put other weights in for a while. After a load
+ * from a file and after mixp_ranks_from, masters have no further digits. Masters of 16 and 8 bits
+ * lose all further digits of a parameter that is written (mixp_context_warning reports such writes
+ * before each of four steps). A parameter without an optimizer keeps its gradient: a step after a
+ * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
+ * between.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
@@ -18892,6 +18895,13 @@ static void mixpi_note_write(mixp_tensor *t, const char *who) {
     origin->own.writer = who;
 }
 
+/* Notes a write of all of t's values, from a file or another rank. Unlike other writes, it leaves
+ * no further digits in a master weight: the next step depends only on these values. */
+static void mixpi_note_load(mixp_tensor *t, const char *who) {
+    mixpi_note_write(t, who);
+    t->own.loaded = t->version;
+}
+
 /* The tensor with whose memory t was made, or of whose values t is a copy in another dtype. */
 static mixp_tensor *mixpi_origin(mixp_tensor *t) {
     if (t->own.origin) t = t->own.origin;
@@ -20085,8 +20095,8 @@ static mixp_result mixpi_backups_rewind(mixp_context *ctx, const char *who) {
     return r;
 }
 
-/* Before a step or an evaluation begins: if a call of the step before has failed, and no update
- * has ended that step, undoes its writes. */
+/* Before a step, an evaluation, a capture or a replay begins: if a call of the step before has
+ * failed, and no update has ended that step, undoes its writes. */
 static mixp_result mixpi_window_recover(mixp_context *ctx) {
     const int failed = ctx->errors.failures != ctx->buffers.failures;
     if (!failed || ctx->buffers.state != MIXPI_IN_STEP) return MIXP_OK;
@@ -20243,11 +20253,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
 
+    /* The step to be recorded begins with what the newest step leaves. */
+    mixp_result r = mixpi_window_recover(ctx);
+    if (r != MIXP_OK) return r;
+
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    mixp_result r =
-        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    r = mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -20329,7 +20342,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "record the step again");
 
     /* Count the step as an ordinary one. */
-    mixp_result r = mixpi_watcher_replayed(ctx);
+    mixp_result r = mixpi_window_recover(ctx);
+    if (r == MIXP_OK) r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
@@ -32028,8 +32042,15 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
 }
 
-/* Brings a master up to date with its weight, which the program has written. fresh 1: the master
- * holds nothing yet. */
+/* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
+ * the weight was loaded since. */
+static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
+    const mixpi_slot *slot = &opt->slots[i];
+    return i >= opt->count || slot->version < slot->param->own.loaded;
+}
+
+/* Brings a master up to date with its weight, which was written. fresh 1: nothing in the master
+ * counts. */
 static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *row, int fresh) {
     enum { PART = 1 << 16 };
     const int64_t part = mixpi_min(PART, row->count);
@@ -32054,7 +32075,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    mixp_result r = mixpi_master_take(opt->ctx, &row, i >= opt->count);
+    mixp_result r = mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i));
     if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;
@@ -32245,7 +32266,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);
-        return r == MIXP_OK ? mixpi_kept_digits(opt, &opt->rows[row], host) : r;
+        if (r != MIXP_OK || mixpi_master_is_void(opt, i)) return r;
+        return mixpi_kept_digits(opt, &opt->rows[row], host);
     }
 
     /* Block by block, since a block has one scale. */
@@ -32534,7 +32556,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+        const mixp_result r = mixpi_master_sync(opt, i);
+        if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
         mixpi_warn_of_lost_digits(opt, i);
     }
     if (!active) return mixpi_nothing_to_step(opt, who);
@@ -33254,6 +33277,12 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
+/* A step has failed before its decision: what it found is no fault of the next step. */
+static void mixpi_buffers_forget(mixp_optimizer *opt) {
+    uint64_t *found = &opt->state->buffer_found;
+    if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);
+}
+
 /* The buffer of a mixpi_bad_word; NULL: there is none. */
 static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
@@ -33490,9 +33519,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     /* The device decides, after a look if the decision needs one; the update, the averages and the
      * counts follow its decision. */
     r = mixpi_buffers_check(opt);
-    if (r != MIXP_OK) return r;
-    if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
-    else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    if (r == MIXP_OK && (!plan->gathered || opt->clipped)) r = mixpi_crew_prepare(opt, s);
+    else if (r == MIXP_OK)
+        r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    if (r != MIXP_OK) mixpi_buffers_forget(opt);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -36582,7 +36612,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
-        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
+        if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
@@ -36833,7 +36863,7 @@ static void mixpi_weights_apply(mixpi_state *s) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
         r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
-        mixp_tensor_touch(item->weight);
+        mixpi_note_load(item->weight, "mixp_checkpoint_load_weights");
     }
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -42645,7 +42675,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
-        mixpi_note_write(t, "mixp_ranks_from");
+        mixpi_note_load(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
     }
     return mixpi_crew_stop(ctx, r);

@@ -142,11 +142,12 @@ MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
  *
  * Master weights follow the parameter when you write it or when another optimizer does: an element
  * whose value changes becomes its master, and all others keep the master's further digits. So a
- * program may clip low weights after each step, or put other weights in for a while. Masters of 16
- * and 8 bits lose all further digits of a parameter that is written (mixp_context_warning reports
- * such writes before each of four steps). A parameter without an optimizer keeps its gradient: a
- * step after a second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the
- * gradient in between.
+ * program may clip low weights after each step, or put other weights in for a while. After a load
+ * from a file and after mixp_ranks_from, masters have no further digits. Masters of 16 and 8 bits
+ * lose all further digits of a parameter that is written (mixp_context_warning reports such writes
+ * before each of four steps). A parameter without an optimizer keeps its gradient: a step after a
+ * second walk back into that gradient is MIXP_ERR_ORDER, unless you wrote to the gradient in
+ * between.
  *
  * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
  * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16

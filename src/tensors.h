@@ -71,6 +71,8 @@ struct mixp_tensor {
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          optimizers;/* number of a parameter's optimizers                      */
         struct mixpi_backup *backup;    /* record of a buffer; otherwise NULL              */
+        uint64_t     loaded;    /* version of a weight when a file or another rank last wrote all of
+                                   it; 0 = never */
         uint64_t     read_in;   /* generation of a frozen parameter's newest reader        */
         uint64_t     walks;     /* number of writes to a gradient by backward walks  */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
@@ -422,10 +424,10 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
  * are not restored. MIXP_NO_GRAD changes nothing. A write in an evaluation (mixp_eval_begin) stays;
  * mixp_retry_loss undoes it before the repeat, unless a micro-batch of the same window wrote the
  * buffer first. An evaluation between two micro-batches belongs to their window. Loading a file
- * ends a window. If a call fails in a step, and no update ends that step, the next mixp_step_begin
- * or mixp_eval_begin undoes the step's writes, except into buffers that a micro-batch before it in
- * the window wrote first. A step that is left without an error and without an update belongs to
- * the window of the next step.
+ * ends a window. If a call fails in a step, and no update ends that step, the next
+ * mixp_step_begin, mixp_eval_begin, mixp_capture_begin or mixp_replay undoes the step's writes,
+ * except into buffers that a micro-batch before it in the window wrote first. A step that is left
+ * without an error and without an update belongs to the window of the next step.
  *
  * RANKS. mixp_buffer_set_ranks says whose bytes count. An update sends the shared buffers that its
  * window has written. So all ranks must make the same buffers, and write a shared one in the same

@@ -646,7 +646,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (ctx->tensors_made < made) ctx->tensors_made = made; /* ids stay unique */
     mixpi_window_new(ctx, MIXPI_OUTSIDE);
     for (t = ctx->tensors; t; t = t->own.next)
-        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
+        if (mixpi_is_weight(t)) mixpi_note_load(t, "mixp_checkpoint_load");
     for (int o = 0; o < what->n_optimizers; o++) /* weights and masters match already */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];

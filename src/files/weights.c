@@ -119,7 +119,7 @@ static void mixpi_weights_apply(mixpi_state *s) {
         const mixpi_state_item *item = &s->items[i];
         if (!item->from) continue;
         r = mixpi_upload(s->ctx, item->memory, item->e.data, item->e.bytes);
-        mixp_tensor_touch(item->weight);
+        mixpi_note_load(item->weight, "mixp_checkpoint_load_weights");
     }
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,

@@ -119,7 +119,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
               (what == MIXP_STATE_MASTER || (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data)) {
         r = mixp_read(param, host, MIXP_F32, count);
-        return r == MIXP_OK ? mixpi_kept_digits(opt, &opt->rows[row], host) : r;
+        if (r != MIXP_OK || mixpi_master_is_void(opt, i)) return r;
+        return mixpi_kept_digits(opt, &opt->rows[row], host);
     }
 
     /* Block by block, since a block has one scale. */

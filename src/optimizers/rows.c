@@ -318,8 +318,15 @@ static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
 }
 
-/* Brings a master up to date with its weight, which the program has written. fresh 1: the master
- * holds nothing yet. */
+/* Does the master of parameter i hold nothing of the weight's present values? It is new, or all of
+ * the weight was loaded since. */
+static int mixpi_master_is_void(const mixp_optimizer *opt, int64_t i) {
+    const mixpi_slot *slot = &opt->slots[i];
+    return i >= opt->count || slot->version < slot->param->own.loaded;
+}
+
+/* Brings a master up to date with its weight, which was written. fresh 1: nothing in the master
+ * counts. */
 static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *row, int fresh) {
     enum { PART = 1 << 16 };
     const int64_t part = mixpi_min(PART, row->count);
@@ -344,7 +351,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     if (slot->where == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
-    mixp_result r = mixpi_master_take(opt->ctx, &row, i >= opt->count);
+    mixp_result r = mixpi_master_take(opt->ctx, &row, mixpi_master_is_void(opt, i));
     if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;

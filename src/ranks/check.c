@@ -124,7 +124,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
-        mixpi_note_write(t, "mixp_ranks_from");
+        mixpi_note_load(t, "mixp_ranks_from");
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
     }
     return mixpi_crew_stop(ctx, r);

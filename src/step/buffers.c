@@ -19,6 +19,12 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
+/* A step has failed before its decision: what it found is no fault of the next step. */
+static void mixpi_buffers_forget(mixp_optimizer *opt) {
+    uint64_t *found = &opt->state->buffer_found;
+    if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);
+}
+
 /* The buffer of a mixpi_bad_word; NULL: there is none. */
 static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;

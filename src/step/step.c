@@ -177,9 +177,10 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler, const mi
     /* The device decides, after a look if the decision needs one; the update, the averages and the
      * counts follow its decision. */
     r = mixpi_buffers_check(opt);
-    if (r != MIXP_OK) return r;
-    if (!plan->gathered || opt->clipped) r = mixpi_crew_prepare(opt, s);
-    else r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    if (r == MIXP_OK && (!plan->gathered || opt->clipped)) r = mixpi_crew_prepare(opt, s);
+    else if (r == MIXP_OK)
+        r = mixpi_crew_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan, s);
+    if (r != MIXP_OK) mixpi_buffers_forget(opt);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);

@@ -147,7 +147,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return mixpi_crew_stop(ctx, MIXP_ERR_DEVICE);
+        const mixp_result r = mixpi_master_sync(opt, i);
+        if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
         mixpi_warn_of_lost_digits(opt, i);
     }
     if (!active) return mixpi_nothing_to_step(opt, who);

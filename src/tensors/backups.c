@@ -205,8 +205,8 @@ static mixp_result mixpi_backups_rewind(mixp_context *ctx, const char *who) {
     return r;
 }
 
-/* Before a step or an evaluation begins: if a call of the step before has failed, and no update
- * has ended that step, undoes its writes. */
+/* Before a step, an evaluation, a capture or a replay begins: if a call of the step before has
+ * failed, and no update has ended that step, undoes its writes. */
 static mixp_result mixpi_window_recover(mixp_context *ctx) {
     const int failed = ctx->errors.failures != ctx->buffers.failures;
     if (!failed || ctx->buffers.state != MIXPI_IN_STEP) return MIXP_OK;

@@ -155,11 +155,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
 
+    /* The step to be recorded begins with what the newest step leaves. */
+    mixp_result r = mixpi_window_recover(ctx);
+    if (r != MIXP_OK) return r;
+
     ctx->capture.step = ctx->step;
     ctx->capture.failures = ctx->errors.failures;
     ctx->capture.scale_moved = ctx->capture.cast_recorded = ctx->capture.update_recorded = 0;
-    mixp_result r =
-        mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    r = mixpi_note_failure(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capture.active = r == MIXP_OK;
 
     /* A replay keeps the buffers' bytes itself: the graph holds the first write of a window. */
@@ -241,7 +244,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "record the step again");
 
     /* Count the step as an ordinary one. */
-    mixp_result r = mixpi_watcher_replayed(ctx);
+    mixp_result r = mixpi_window_recover(ctx);
+    if (r == MIXP_OK) r = mixpi_watcher_replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->capture.replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);

@@ -454,6 +454,43 @@ static void two_graphs(void) {
 
 /* --- mistakes ------------------------------------------------------------------------------------------- */
 
+static void failed_step(Net *n) {
+    const int64_t odd = 3;
+    const float x[3] = { 1, 2, 3 };
+    mixp_step_begin(n->ctx);
+    mixp_zero_grad(n->opt);
+    CHECK_INT(mixp_fill(n->h, 7), MIXP_OK);
+    CHECK(!mixp_add(n->ctx, n->h, mixp_input(n->ctx, MIXP_F32, 1, &odd, x)));
+    mixp_context_clear_error(n->ctx);
+}
+
+/* A failed step before a capture, and before a replay, is undone as before an ordinary step. */
+static void after_a_failed_step(void) {
+    Net *a = net_open(gpu()), *b = net_open(gpu());
+    mixp_graph *graph = NULL;
+    for (int step = 0; step < 6; step++) {
+        for (Net *n : { a, b }) {
+            if (step >= 2) failed_step(n);
+            net_batch(n, step, step == 4);
+        }
+        if (step == 2) {
+            CHECK_INT(mixp_capture_begin(a->ctx), MIXP_OK);
+            net_step(a);
+            graph = mixp_capture_end(a->ctx);
+            CHECK(graph != NULL);
+        }
+        if (graph) CHECK_INT(mixp_replay(graph), MIXP_OK);
+        else net_step(a);
+        net_step(b);
+        CHECK(net_bytes(a) == net_bytes(b));
+    }
+    net_fine(a);
+    net_fine(b);
+    net_close(a);
+    net_close(b);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 static void first_write_in_a_capture(void) {
     Net *a = net_open(gpu());
     const char *why = "";
@@ -636,6 +673,7 @@ int main(void) {
     RUN(replays_equal_steps);
     RUN(bad_states);
     RUN(two_graphs);
+    RUN(after_a_failed_step);
     RUN(first_write_in_a_capture);
     RUN(stopped_steps);
     RUN(no_step_waits);

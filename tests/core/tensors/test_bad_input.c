@@ -523,6 +523,132 @@ static void first_operator_without_memory(void) {
     CHECK(y && at > 2);
 }
 
+/* --- weights and steps of a failed call ------------------------------------------------------ */
+
+static float low_grad[4];
+
+/* A bf16 weight "low" of 1, 2, 3 and 4, trained by SGD of rate 1. */
+static mixp_tensor *low_weight(mixp_context *ctx, mixp_optimizer **opt) {
+    static const float start[4] = { 1, 2, 3, 4 };
+    static const int64_t shape[1] = { 4 };
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_tensor *low = mixp_param(ctx, "low", MIXP_BF16, 1, shape);
+    sgd.lr = 1;
+    *opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_write(low, start, MIXP_F32, 4);
+    CHECK_INT(mixp_optimizer_add(*opt, low, mixp_view(ctx, "grad", MIXP_F32, 1, shape, low_grad)), MIXP_OK);
+    return low;
+}
+
+/* A step that subtracts 1 / 4096 of each master, which no weight shows. Two ranks take their mean of a
+ * gradient and of the other rank's, here 0. */
+static void low_step(mixp_optimizer *opt, int ranks) {
+    int i;
+    for (i = 0; i < 4; i++) low_grad[i] = (float)ranks / 4096;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+}
+
+/* So many such steps have changed the masters. */
+static void masters_are(const mixp_optimizer *opt, const mixp_tensor *low, int steps) {
+    float master[4];
+    int i;
+    CHECK_INT(mixp_optimizer_read(opt, low, MIXP_STATE_MASTER, master, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(master[i], (float)(i + 1) - (float)steps / 4096, 0);
+}
+
+/* A written low weight needs memory for its master once: without it the step says so. */
+static void written_weight_without_memory(void) {
+    static const float same[4] = { 1, 2, 3, 4 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt;
+    mixp_tensor *low = low_weight(ctx, &opt);
+    CHECK_INT(mixp_write(low, same, MIXP_F32, 4), MIXP_OK);
+    requests_left = 0;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_MEMORY);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_MEMORY);
+    mixp_context_clear_error(ctx);
+    low_step(opt, 1);
+    masters_are(opt, low, 1);
+    context_close(ctx);
+}
+
+/* Weights that come from a file or from another rank are the file's or that rank's in each digit,
+ * wherever the run was before: masters keep none of their own. */
+static void loaded_weights_have_their_digits(void) {
+    const mixp_ranks_desc ranks = two_ranks();
+    char path[64];
+    int way;
+    snprintf(path, sizeof path, "/tmp/mixprec_bad_input_%ld.safetensors", (long)getpid());
+    for (way = 0; way < 4; way++) {
+        mixp_ranks_desc own = ranks;
+        mixp_context *ctx;
+        mixp_optimizer *opt;
+        mixp_tensor *low;
+        mixp_checkpoint all;
+        own.shard = 0;
+        ctx = context_of(way == 3 ? &own : NULL);
+        low = low_weight(ctx, &opt);
+        memset(&all, 0, sizeof all);
+        all.ctx = ctx;
+        if (way == 1) CHECK_INT(mixp_checkpoint_save_weights(path, ctx), MIXP_OK);
+        if (way == 2) CHECK_INT(mixp_checkpoint_save(path, &all), MIXP_OK);
+        low_step(opt, way == 3 ? 2 : 1);
+        masters_are(opt, low, 1);
+        if (way == 1) CHECK_INT(mixp_checkpoint_load_weights(path, ctx, NULL), MIXP_OK);
+        if (way == 2) CHECK_INT(mixp_checkpoint_load(path, &all), MIXP_OK);
+        if (way == 3) CHECK_INT(mixp_ranks_from(ctx, 0), MIXP_OK);
+        masters_are(opt, low, way ? 0 : 1);
+        low_step(opt, way == 3 ? 2 : 1);
+        masters_are(opt, low, way ? 1 : 2);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        context_close(ctx);
+        remove(path);
+    }
+}
+
+static int cable_is_cut;
+static const char *cut_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                           double seconds) {
+    return cable_is_cut ? "the cable is cut" : same_sum(user, data, count, dtype, stream, seconds);
+}
+
+/* A step fails after it has found Inf in a buffer. The next step makes no Inf: it is applied. */
+static void failed_step_of_a_bad_buffer(void) {
+    static const int64_t shape[1] = { 4 };
+    static const float bad[4] = { 1, INFINITY, 1, 1 }, good[4] = { 1, 2, 3, 4 };
+    mixp_ranks_desc ranks = two_ranks();
+    mixp_context *ctx;
+    mixp_scaler *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor *w, *h;
+    float held[4];
+    int fails;
+    ranks.shard = 0;
+    ranks.sum = cut_sum;
+    ctx = context_of(&ranks);
+    scaler = mixp_scaler_new(ctx, NULL);
+    opt = mixp_optimizer_new(ctx, NULL);
+    w = matrix(ctx, "w", 2, 2);
+    h = mixp_buffer(ctx, "h", MIXP_F32, 1, shape);
+    CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+    for (fails = 1; fails >= 0; fails--) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_sum(ctx, w, MIXP_ALL, 0))), MIXP_OK);
+        CHECK_INT(mixp_copy(h, mixp_input(ctx, MIXP_F32, 1, shape, fails ? bad : good)), MIXP_OK);
+        cable_is_cut = fails;
+        CHECK_INT(mixp_scaler_step(scaler, opt), fails ? MIXP_ERR_RANKS : MIXP_OK);
+        cable_is_cut = 0;
+        mixp_context_clear_error(ctx);
+    }
+    CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+    CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(mixp_scaler_verdict(scaler).reason, MIXP_SKIP_NONE);
+    CHECK_INT(mixp_read(h, held, MIXP_F32, 4), MIXP_OK);
+    CHECK(memcmp(held, good, sizeof good) == 0);
+    context_close(ctx);
+}
+
 int main(void) {
     RUN(sharded_and_late);
     RUN(sharded_and_failed);
@@ -539,5 +665,8 @@ int main(void) {
     RUN(compare_of_a_bad_function);
     RUN(pinned_cast_of_the_first_step);
     RUN(guard_counts_of_a_file);
+    RUN(written_weight_without_memory);
+    RUN(loaded_weights_have_their_digits);
+    RUN(failed_step_of_a_bad_buffer);
     return test_report();
 }
