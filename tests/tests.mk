@@ -17,7 +17,7 @@ LONG     := $(call program,long_*.c)
 
 # OWN names the programs that compile their own implementation; HOST those of them that compile only the
 # host's part, and take the kernels from the library.
-OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid test_block bench_optimizer
+OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid test_block bench_optimizer tiles_rest
 HOST   = test_checkpoint test_checkpoint_stdio test_threads test_block
 AS_HOST = $(if $(PARTS),-DMIXPREC_PART=MIXPREC_HOST)
 

@@ -31,6 +31,7 @@ static uint32_t no_tiles(void) { return 0; }
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 
+#if MIXPI_AMX
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -205,3 +206,9 @@ int main(int argc, char **argv) {
     free(zeros);
     return 0;
 }
+#else
+int main(void) {
+    printf("this processor or compiler has no code for AMX\n");
+    return (int)no_tiles();
+}
+#endif
