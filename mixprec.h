@@ -4073,7 +4073,7 @@ typedef struct mixp_kernels {
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
     /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
-    /* NULL: a step may make its buffers Inf or NaN. */
+    /* NULL: a step that makes a buffer Inf or NaN is not detected. */
     mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
 } mixp_kernels;
 
@@ -4355,7 +4355,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are sixteen:
+ * changes nothing and is no error. There are seventeen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -4376,6 +4376,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   applied although its loss is not finite (mixp_scaler_verdict gives this warning).
  * - A step reads and writes a frozen parameter in a loop of mixp_retry: use mixp_buffer.
  * - mixp_tensor_touch declares a write of a buffer that mixp_buffer_save has not kept.
+ * - A step without a scaler, or with a disabled one, has made an element of a buffer Inf or NaN. A
+ *   replay does not give this warning.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8
@@ -32035,8 +32037,8 @@ static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *
     return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
 }
 
-/* Can the master keep further digits where its weight is written? A split master holds no value of
- * its own beside which to see that the weight's bits are those of before. */
+/* Can the master keep its further digits where its weight is written? A split master cannot: it
+ * holds no copy of the weight's bits with which to compare the written ones. */
 static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *row) {
     const mixp_kernels *kernels = ctx->device->kernels;
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;
@@ -33288,18 +33290,18 @@ static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t wor
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
 }
 
-/* After a step without a scaler, which nothing skips: warns of a buffer that became Inf or NaN. */
+/* After a step without a scaler: if it was applied, warns of a buffer that became Inf or NaN. */
 static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
     mixp_step_state s;
     const mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     const mixp_tensor *t = r == MIXP_OK ? mixpi_bad_buffer(opt->ctx, s.bad_buffer) : NULL;
     char on_rank[32] = "";
-    if (!t) return r;
+    if (!t || s.skip) return r;
     if (s.agreed.ranks)
         snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
     mixpi_warn(opt->ctx,
                "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
-               "'%.60s'%s, and without a scaler no step is skipped: use a scaler, of "
+               "'%.60s'%s, and only a scaler skips such a step: use a scaler, of "
                "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
                (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
                (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
@@ -41088,7 +41090,7 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
 
-    /* Compare what may differ, and changes how the gradients are laid out. */
+    /* Compare what may differ. It decides how the gradients are laid out. */
     d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
                                    MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)

@@ -658,7 +658,7 @@ typedef struct mixp_kernels {
     mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
     /* Buffers of skipped steps. NULL: the host waits for the flags, and copies. */
     mixp_result (*restore)(const mixp_exec *x, const mixp_restore_args *k);
-    /* NULL: a step may make its buffers Inf or NaN. */
+    /* NULL: a step that makes a buffer Inf or NaN is not detected. */
     mixp_result (*check_buffers)(const mixp_exec *x, const mixp_check_buffers_args *k);
 } mixp_kernels;
 

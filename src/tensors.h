@@ -223,7 +223,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are sixteen:
+ * changes nothing and is no error. There are seventeen:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -244,6 +244,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   applied although its loss is not finite (mixp_scaler_verdict gives this warning).
  * - A step reads and writes a frozen parameter in a loop of mixp_retry: use mixp_buffer.
  * - mixp_tensor_touch declares a write of a buffer that mixp_buffer_save has not kept.
+ * - A step without a scaler, or with a disabled one, has made an element of a buffer Inf or NaN. A
+ *   replay does not give this warning.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
  * - A loaded weight is Inf or NaN in the file, or becomes Inf in the parameter's dtype, or an fp8

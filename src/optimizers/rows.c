@@ -311,8 +311,8 @@ static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *
     return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
 }
 
-/* Can the master keep further digits where its weight is written? A split master holds no value of
- * its own beside which to see that the weight's bits are those of before. */
+/* Can the master keep its further digits where its weight is written? A split master cannot: it
+ * holds no copy of the weight's bits with which to compare the written ones. */
 static int mixpi_master_can_keep(const mixp_context *ctx, const mixp_param_row *row) {
     const mixp_kernels *kernels = ctx->device->kernels;
     return row->master && !mixpi_row_is_split(row) && kernels->compare && kernels->where;

@@ -30,18 +30,18 @@ static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t wor
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
 }
 
-/* After a step without a scaler, which nothing skips: warns of a buffer that became Inf or NaN. */
+/* After a step without a scaler: if it was applied, warns of a buffer that became Inf or NaN. */
 static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
     mixp_step_state s;
     const mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
     const mixp_tensor *t = r == MIXP_OK ? mixpi_bad_buffer(opt->ctx, s.bad_buffer) : NULL;
     char on_rank[32] = "";
-    if (!t) return r;
+    if (!t || s.skip) return r;
     if (s.agreed.ranks)
         snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
     mixpi_warn(opt->ctx,
                "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
-               "'%.60s'%s, and without a scaler no step is skipped: use a scaler, of "
+               "'%.60s'%s, and only a scaler skips such a step: use a scaler, of "
                "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
                (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
                (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);

@@ -423,7 +423,7 @@ static void spoilt_step(void) {
             CHECK((memcmp(&at->before, &at->after, sizeof at->before) == 0) == (way < 3));
             CHECK_INT(records[r][4].outcome, MIXP_STEP_APPLIED);
             if (way < 3) CHECK_NEAR(records[r][4].verdict.scale, 512, 0);
-            else CHECK_TEXT(told[r].warned, "of the buffer 'h' on rank 1, and without a scaler");
+            else CHECK_TEXT(told[r].warned, "of the buffer 'h' on rank 1, and only a scaler");
         }
         for (r = 0; r < 3; r++) CHECK(memcmp(records[r][STEPS - 1].after.weights, records[0][STEPS - 1].after.weights,
                                              sizeof records[0][0].after.weights) == 0);

@@ -356,8 +356,10 @@ static void test_two_scalers(void) {
         }
 }
 
-/* A spike skips a step whose gradients are finite, with a scaler and without one. */
-static void spike(int scaled) {
+/* A spike skips a step whose gradients are finite, with a scaler and without one. Also a buffer that
+ * the step made NaN is then restored, without a warning. */
+static void spike(int scaled, int spoils) {
+    const float bad[N] = { 1, 2, NAN, 4, 5, 6 };
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     rig r;
@@ -378,6 +380,7 @@ static void spike(int scaled) {
         loss = mixp_sum(r.ctx, mixp_mul(r.ctx, r.w[0], x), MIXP_ALL, 0);
         CHECK_INT(mixp_backward(r.ctx, scaled ? mixp_scaler_scale(r.scaler, loss) : loss), MIXP_OK);
         set(&r, step == 8 ? second : first);
+        if (spoils && step == 8) mixp_copy(r.buffer, mixp_input(r.ctx, MIXP_F32, 1, six, bad));
         if (scaled) end(&r);
         else CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
     }
@@ -387,8 +390,9 @@ static void spike(int scaled) {
 }
 
 static void test_spikes(void) {
-    spike(0);
-    spike(1);
+    spike(0, 0);
+    spike(0, 1);
+    spike(1, 0);
 }
 
 /* A disabled scaler and a step without a scaler apply Inf, as PyTorch does: the write stays. */
