@@ -667,6 +667,14 @@ static void optimizer() {
     restore.parts[0].from = take(4096);
     restore.parts[0].bytes = 4096;
     by_time("restore", [=] { return table->restore(&x, &restore); });
+    mixp_check_buffers_args check;  /* nothing has changed, so nothing is found */
+    memset((void *)&check, 0, sizeof check);
+    check.found = &step->buffer_found;
+    check.n_parts = 1;
+    check.parts[0].now = check.parts[0].before = restore.parts[0].from;
+    check.parts[0].count = 1024;
+    check.parts[0].dtype = MIXP_F32;
+    by_time("check_buffers", [=] { return table->check_buffers(&x, &check); });
     by_bytes("clip", s.c_str(), 8 * e,
              [=] { return table->clip(&x, args_clip(rows, count, 1e-3, step)); });
     by_time("prepare", [=] { return table->prepare(&x, args_prepare(&plan, step, scaler)); });

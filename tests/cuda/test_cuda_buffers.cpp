@@ -371,6 +371,13 @@ static Bytes tanh_bytes(const Tanh *t) {
     mixp_read(t->h, &all[ROWS * 4], MIXP_F32, ROWS);
     return all;
 }
+/* A GPU's tanh has other last bits than the CPU's. */
+static void tanh_agrees(const Tanh *a, const Tanh *b, double tolerance) {
+    float x[2 * ROWS], y[2 * ROWS];
+    memcpy(x, &tanh_bytes(a)[0], sizeof x);
+    memcpy(y, &tanh_bytes(b)[0], sizeof y);
+    for (int i = 0; i < 2 * ROWS; i++) CHECK_NEAR(x[i], y[i], tolerance);
+}
 static void tanh_batch(Tanh *t, int step, int bad) {
     for (int i = 0; i < ROWS; i++) t->x[i] = 0.5f + 0.1f * (float)((i + step) % 3);
     if (bad) t->x[2] = -3e38f;
@@ -403,7 +410,7 @@ static void bad_states(void) {
                 CHECK(bad ? v.bad_tensor && !strcmp(v.bad_tensor, "h") && v.bad_element == 2 && !v.bad_is_nan
                           : !v.bad_tensor);
             }
-            CHECK(tanh_bytes(&t[0]) == tanh_bytes(&t[1]));
+            tanh_agrees(&t[0], &t[1], replays ? 0 : 1e-5);
             if (bad) CHECK(memcmp(&tanh_bytes(&t[0])[0], &before[0], ROWS * 4) == 0);
         }
         CHECK_NEAR(mixp_scaler_loss_scale(t[0].scaler), 64, 0);
