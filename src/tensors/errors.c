@@ -171,12 +171,14 @@ static void mixpi_note_write(mixp_tensor *t, const char *who) {
     origin->own.writer = who;
 }
 
+#if !defined(MIXPREC_NO_RANKS) || !defined(MIXPREC_NO_CHECKPOINT)
 /* Notes a write of all of t's values, from a file or another rank. Unlike other writes, it leaves
  * no further digits in a master weight: the next step depends only on these values. */
 static void mixpi_note_load(mixp_tensor *t, const char *who) {
     mixpi_note_write(t, who);
     t->own.loaded = t->version;
 }
+#endif
 
 /* The tensor with whose memory t was made, or of whose values t is a copy in another dtype. */
 static mixp_tensor *mixpi_origin(mixp_tensor *t) {
