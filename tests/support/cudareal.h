@@ -20,6 +20,8 @@
 #include <vector>
 
 namespace cudasim {
+/* Names of their own: the stand-in of CUDA's library, which a program may load, has another Machine. */
+inline namespace real {
 
 static bool simulated = false, one_nan = true;
 
@@ -122,5 +124,6 @@ inline void seen_back(void *p, void *) {
     else cudaFreeHost(p);
 }
 
+}   /* namespace real */
 }   /* namespace cudasim */
 #endif
