@@ -3721,13 +3721,13 @@ MIXPREC_HD mixpi_lanes mixpi_lanes_of(mixp_dtype dtype) {
     return l;
 }
 
-/* The signs' places of the numbers of `word` that are Inf or NaN: there, exponent plus unit carries
- * into the sign. The other bits are undefined. */
+/* Sets the sign bit of each number of `word` that is Inf or NaN, because its exponent plus unit
+ * carries into that bit. The other bits are undefined. */
 MIXPREC_HD uint64_t mixpi_lanes_carry(const mixpi_lanes *l, uint64_t word)
 { return (word & l->exponent) + l->unit; }
 
-/* The mixpi_bad_word of the first number of word number i that is bad now and was not before; 0 if
- * there is none. */
+/* Returns the mixpi_bad_word of the first number of word number i that is bad now and was not
+ * before; 0 if the word has no such number. */
 MIXPREC_HD uint64_t mixpi_lanes_bad(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
                                     uint64_t now, uint64_t before) {
     const uint64_t bad =
@@ -6555,8 +6555,9 @@ typedef struct mixp_verdict {
                                    they are; NaN if not computed (no scaler, no max_norm)  */
     float        largest, clip; /* largest finite |gradient|; clip coefficient applied     */
     double       lr;            /* learning rate used for group 0                          */
-    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if there is none,
-                                   the first buffer that the step made Inf or NaN; NULL = none */
+    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if all are
+                                   finite, the first buffer that the step made Inf or NaN;
+                                   NULL = neither                                          */
     int64_t      bad_element;   /* its first bad element; an overflow nearer the loss often arrives
                                    here as NaN                                             */
     int          bad_is_nan;    /* 1 = NaN, 0 = Inf                                        */
@@ -33281,13 +33282,14 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
-/* A step has failed before its decision: what it found is no fault of the next step. */
+/* Clears what a step has found that failed before its decision: the next step must not be skipped
+ * for it. */
 static void mixpi_buffers_forget(mixp_optimizer *opt) {
     uint64_t *found = &opt->state->buffer_found;
     if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);
 }
 
-/* The buffer of a mixpi_bad_word; NULL: there is none. */
+/* Returns the buffer that a mixpi_bad_word names; NULL for 0. */
 static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
 }
@@ -38938,8 +38940,8 @@ static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) 
     return 0;
 }
 
-/* A cast or dropout between site `from` and its reader `number` with a non-finite result; 0 if
- * there is none. Names and identities of sites ignore casts and dropout. */
+/* Returns the number of a cast or dropout between site `from` and its reader `number` whose result
+ * is not finite; 0 = not found. Names and identities of sites ignore casts and dropout. */
 static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
@@ -38988,8 +38990,8 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
 }
 
 /* Finds a cast that autocast made for site `number`, that overflowed, and whose input is finite and
- * comes from no site. Returns the number of the cast's site; 0 = there is none. Another input of
- * site `number`, such as a mask, may hold Inf. */
+ * comes from no site. Returns the number of the cast's site; 0 = not found. Another input of site
+ * `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     for (int n = 1; number && n <= w->n_sites; n++)

@@ -9045,7 +9045,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, cons
     }
 }
 
-/* Bends scores of a fragment. */
+/* Changes scores of a fragment: by the cap and the mask. */
 template <int N>
 __device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place &at) {
     MIXPI_UNROLL
@@ -10234,7 +10234,7 @@ template <int M> __device__ inline PlainScore plain_score(int n) {
     return s;
 }
 
-/* Bends scores. */
+/* Changes scores: by the cap and the mask. */
 template <int M>
 __device__ inline void plain_modify(float (*s)[8], const Heads &h, const PlainPlace &w) {
     plain_put<M>(w.weights, s);

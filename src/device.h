@@ -306,13 +306,13 @@ MIXPREC_HD mixpi_lanes mixpi_lanes_of(mixp_dtype dtype) {
     return l;
 }
 
-/* The signs' places of the numbers of `word` that are Inf or NaN: there, exponent plus unit carries
- * into the sign. The other bits are undefined. */
+/* Sets the sign bit of each number of `word` that is Inf or NaN, because its exponent plus unit
+ * carries into that bit. The other bits are undefined. */
 MIXPREC_HD uint64_t mixpi_lanes_carry(const mixpi_lanes *l, uint64_t word)
 { return (word & l->exponent) + l->unit; }
 
-/* The mixpi_bad_word of the first number of word number i that is bad now and was not before; 0 if
- * there is none. */
+/* Returns the mixpi_bad_word of the first number of word number i that is bad now and was not
+ * before; 0 if the word has no such number. */
 MIXPREC_HD uint64_t mixpi_lanes_bad(const mixp_check_part *p, const mixpi_lanes *l, int64_t i,
                                     uint64_t now, uint64_t before) {
     const uint64_t bad =

@@ -133,8 +133,9 @@ typedef struct mixp_verdict {
                                    they are; NaN if not computed (no scaler, no max_norm)  */
     float        largest, clip; /* largest finite |gradient|; clip coefficient applied     */
     double       lr;            /* learning rate used for group 0                          */
-    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if there is none,
-                                   the first buffer that the step made Inf or NaN; NULL = none */
+    const char  *bad_tensor;    /* first-added tensor with a non-finite gradient; if all are
+                                   finite, the first buffer that the step made Inf or NaN;
+                                   NULL = neither                                          */
     int64_t      bad_element;   /* its first bad element; an overflow nearer the loss often arrives
                                    here as NaN                                             */
     int          bad_is_nan;    /* 1 = NaN, 0 = Inf                                        */

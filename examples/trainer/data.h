@@ -107,7 +107,7 @@ static int read_hex_bytes(corpus *d, const char *hex) {
 }
 
 /* Reads the vocabulary of an earlier model: "bytes 0a20..." or "tokens 50257". With it, a model can
- * be created without its data. Returns 0 if there is none. */
+ * be created without its data. Returns 0 if c has no vocabulary. */
 static int read_vocabulary(corpus *d, const config *c) {
     const char *text = c->vocabulary;
     long        count = 0;

@@ -254,7 +254,7 @@ template <int N> __device__ inline void hide_keys(float (*s)[4], int ahead, cons
     }
 }
 
-/* Bends scores of a fragment. */
+/* Changes scores of a fragment: by the cap and the mask. */
 template <int N>
 __device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place &at) {
     MIXPI_UNROLL

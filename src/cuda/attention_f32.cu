@@ -271,7 +271,7 @@ template <int M> __device__ inline PlainScore plain_score(int n) {
     return s;
 }
 
-/* Bends scores. */
+/* Changes scores: by the cap and the mask. */
 template <int M>
 __device__ inline void plain_modify(float (*s)[8], const Heads &h, const PlainPlace &w) {
     plain_put<M>(w.weights, s);

@@ -19,13 +19,14 @@ static mixp_result mixpi_buffers_check(mixp_optimizer *opt) {
     return mixpi_backups_check(opt->ctx, &opt->state->buffer_found, 0);
 }
 
-/* A step has failed before its decision: what it found is no fault of the next step. */
+/* Clears what a step has found that failed before its decision: the next step must not be skipped
+ * for it. */
 static void mixpi_buffers_forget(mixp_optimizer *opt) {
     uint64_t *found = &opt->state->buffer_found;
     if (opt->ctx->buffers.all.count) (void)mixpi_device_zero(opt->ctx, found, sizeof *found);
 }
 
-/* The buffer of a mixpi_bad_word; NULL: there is none. */
+/* Returns the buffer that a mixpi_bad_word names; NULL for 0. */
 static const mixp_tensor *mixpi_bad_buffer(const mixp_context *ctx, uint64_t word) {
     return word ? mixp_context_buffer(ctx, mixpi_bad_number(word)) : NULL;
 }

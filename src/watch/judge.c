@@ -126,8 +126,8 @@ static int mixpi_site_has_bad_weight(mixp_context *ctx, const mixpi_site *site) 
     return 0;
 }
 
-/* A cast or dropout between site `from` and its reader `number` with a non-finite result; 0 if
- * there is none. Names and identities of sites ignore casts and dropout. */
+/* Returns the number of a cast or dropout between site `from` and its reader `number` whose result
+ * is not finite; 0 = not found. Names and identities of sites ignore casts and dropout. */
 static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
@@ -176,8 +176,8 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
 }
 
 /* Finds a cast that autocast made for site `number`, that overflowed, and whose input is finite and
- * comes from no site. Returns the number of the cast's site; 0 = there is none. Another input of
- * site `number`, such as a mask, may hold Inf. */
+ * comes from no site. Returns the number of the cast's site; 0 = not found. Another input of site
+ * `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     for (int n = 1; number && n <= w->n_sites; n++)

@@ -95,14 +95,9 @@ static recurrent_weights ab_recurrent(ab_net *n, const char *name, int64_t gates
 }
 
 static void ab_open(ab_net *n, const mixp_device *device, const ab_mode *mode, int threads) {
-    mixp_context_desc d;
     memset(n, 0, sizeof *n);
-    memset(&d, 0, sizeof d);
-    d.device = device;
-    d.threads = threads;
     n->mode = mode;
-    n->ctx = mixp_context_new(&d);
-    share_all_work(n->ctx);
+    n->ctx = context_on(device, threads);
     CHECK_INT(mixp_autocast_set_level(n->ctx, mode->level), MIXP_OK);
     ab_seed = 2;
     n->square = ab_weight(n, "square", AB_WIDTH, AB_WIDTH);

@@ -375,13 +375,7 @@ static void q_compute(mixp_context *ctx, const float *x, q_part p, int training,
 
 static mixp_context *q_open(const mixp_device *device, const mixp_recipe *recipe, int threads) {
     const int64_t shape[2] = { Q_OUT, Q_IN };
-    mixp_context_desc d;
-    mixp_context     *ctx;
-    memset(&d, 0, sizeof d);
-    d.device = device;
-    d.threads = threads;
-    ctx = mixp_context_new(&d);
-    share_all_work(ctx);
+    mixp_context *ctx = context_on(device, threads);
     mixp_init_normal(mixp_param(ctx, "w", MIXP_F32, 2, shape), 0.0, 1.0);
     mixp_init_normal(mixp_param(ctx, "b", MIXP_F32, 1, shape), 0.0, 1.0);
     CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);

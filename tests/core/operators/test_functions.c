@@ -11,17 +11,6 @@
 
 static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
-static mixp_context *context_on(const mixp_device *device, int threads) {
-    mixp_context_desc d;
-    mixp_context *ctx;
-    memset(&d, 0, sizeof d);
-    d.device = device;
-    d.threads = threads;
-    ctx = mixp_context_new(&d);
-    share_all_work(ctx);
-    return ctx;
-}
-
 /* --- against PyTorch ---------------------------------------------------------------------- */
 
 static mixp_tensor *rope(mixp_context *ctx, mixp_tensor *x, int head_dim, int first,

@@ -680,126 +680,101 @@ static void test_retry_counts_once(void) {
     rig_close(&r, 0);
 }
 
-/* A relu cell whose state is carried, on a batch that overflows f16 once: fp16 with a guard ends where
- * f32 ends, and the state never holds Inf. */
-static double carried(int f16, int *applied) {
+/* A recurrent cell whose state is a buffer, and a batch that overflows f16 once. */
+typedef struct cell {
+    mixp_tensor *(*next)(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor *const w[2]);
+    mixp_tensor *(*read)(mixp_context *ctx, mixp_tensor *next);     /* the loss is the mean of this */
+    float largest;          /* input of the batch that overflows */
+    float init_scale;       /* 0 = the default */
+} cell;
+
+typedef struct course {
+    double loss;            /* of the last step */
+    float  scale;           /* after it */
+    int    applied, forward;    /* number of steps applied; of skips for an overflow in the forward pass */
+} course;
+
+static course carry(const cell *c, int f16) {
     enum { B = 4, H = 8 };
     const int64_t square[2] = { H, H }, state[2] = { B, H };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_tensor *wx = mixp_param(ctx, "wx", MIXP_F32, 2, square);
-    mixp_tensor *wh = mixp_param(ctx, "wh", MIXP_F32, 2, square), *loss = NULL;
-    mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state);
-    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_tensor *w[2], *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state), *loss = NULL;
     mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
-    unsigned random = 1;
-    double last = 0;
-    int step, i;
-    mixp_init_normal(wx, 0, 0.3);
-    mixp_init_normal(wh, 0, 0.1);
-    mixp_optimizer_add_all(opt, "w*");
-    mixp_guard_start(ctx, NULL);
-    for (step = 0; step < 60; step++) {
-        float x[B * H], held[B * H];
-        for (i = 0; i < B * H; i++) {
-            random = random * 1664525u + 1013904223u;
-            x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? 90000.0f : 1.0f);
-        }
-        do {
-            mixp_step_begin(ctx);
-            mixp_zero_grad(opt);
-            MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) {
-                mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, state, x);
-                mixp_tensor *next = mixp_relu(ctx, mixp_add(ctx, mixp_linear(ctx, in, wx, NULL),
-                                                            mixp_linear(ctx, h, wh, NULL)));
-                loss = mixp_mean(ctx, mixp_tanh(ctx, mixp_rms_norm(ctx, next, NULL, 1e-5f)), MIXP_ALL, 0);
-                mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
-                mixp_copy(h, next);
-            }
-            mixp_scaler_step(scaler, opt);
-            mixp_scaler_update(scaler);
-        } while (mixp_retry(scaler, 5));
-        *applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
-        mixp_read(h, held, MIXP_F32, B * H);
-        for (i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
-        last = mixp_item(loss);
-    }
-    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
-    mixp_context_free(ctx);
-    return last;
-}
-
-static void test_carried_state(void) {
-    int applied = 0, of_f32 = 0;
-    const double f32 = carried(0, &of_f32), f16 = carried(1, &applied);
-    CHECK_INT(of_f32, 60);
-    CHECK_INT(applied, 60);
-    CHECK_NEAR(f16, f32, 0.001);
-}
-
-/* As `carried`, but the carried state is read by tanh alone, so that the step that overflows has a finite loss
- * and finite gradients. */
-static double saturated(int f16, int *applied, float *scale) {
-    enum { B = 4, H = 8 };
-    const int64_t square[2] = { H, H }, state[2] = { B, H };
-    mixp_context *ctx = mixp_context_new(NULL);
-    mixp_tensor *wx = mixp_param(ctx, "wx", MIXP_F32, 2, square);
-    mixp_tensor *wh = mixp_param(ctx, "wh", MIXP_F32, 2, square), *loss = NULL;
-    mixp_tensor *h = mixp_buffer(ctx, "h", MIXP_F32, 2, state);
+    mixp_scaler_desc desc;
     mixp_scaler *scaler;
-    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
-    mixp_scaler_desc of_scale;
     unsigned random = 1;
-    double last = 0;
-    int step, i, origins = 0;
-    memset(&of_scale, 0, sizeof of_scale);
-    of_scale.init_scale = 256;
-    scaler = mixp_scaler_new(ctx, &of_scale);
-    mixp_init_normal(wx, 0, 0.3);
-    mixp_init_normal(wh, 0, 0.1);
+    int step, i;
+    course end;
+    memset(&end, 0, sizeof end);
+    memset(&desc, 0, sizeof desc);
+    desc.init_scale = c->init_scale;
+    scaler = mixp_scaler_new(ctx, &desc);
+    w[0] = mixp_param(ctx, "wx", MIXP_F32, 2, square);
+    w[1] = mixp_param(ctx, "wh", MIXP_F32, 2, square);
+    mixp_init_normal(w[0], 0, 0.3);
+    mixp_init_normal(w[1], 0, 0.1);
     mixp_optimizer_add_all(opt, "w*");
     mixp_guard_start(ctx, NULL);
     for (step = 0; step < 60; step++) {
         float x[B * H], held[B * H];
         for (i = 0; i < B * H; i++) {
             random = random * 1664525u + 1013904223u;
-            x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? 3e4f : 1.0f);
+            x[i] = (float)(random >> 8) / 16777216.0f * (step == 30 ? c->largest : 1.0f);
         }
         do {
             mixp_step_begin(ctx);
             mixp_zero_grad(opt);
             MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) {
-                mixp_tensor *in = mixp_mul(ctx, mixp_input(ctx, MIXP_F32, 2, state, x),
-                                           mixp_full(ctx, MIXP_F32, 2, state, 2));
-                mixp_tensor *next = mixp_add(ctx, mixp_linear(ctx, mixp_tanh(ctx, h), wh, NULL),
-                                             mixp_linear(ctx, in, wx, NULL));
-                loss = mixp_mean(ctx, mixp_tanh(ctx, next), MIXP_ALL, 0);
+                mixp_tensor *next = c->next(ctx, mixp_input(ctx, MIXP_F32, 2, state, x), h, w);
+                loss = mixp_mean(ctx, c->read(ctx, next), MIXP_ALL, 0);
                 mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
                 mixp_copy(h, next);
             }
             mixp_scaler_step(scaler, opt);
             mixp_scaler_update(scaler);
-            origins += mixp_scaler_verdict(scaler).origin == MIXP_ORIGIN_FORWARD;
+            end.forward += mixp_scaler_verdict(scaler).origin == MIXP_ORIGIN_FORWARD;
         } while (mixp_retry(scaler, 5));
-        *applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
+        end.applied += mixp_scaler_verdict(scaler).outcome == MIXP_STEP_APPLIED;
         mixp_read(h, held, MIXP_F32, B * H);
         for (i = 0; i < B * H; i++) CHECK(held[i] - held[i] == 0.0f);
-        last = mixp_item(loss);
+        end.loss = mixp_item(loss);
     }
-    CHECK(!f16 || origins > 0);
-    *scale = mixp_scaler_loss_scale(scaler);
+    end.scale = mixp_scaler_loss_scale(scaler);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
-    return last;
+    return end;
 }
 
+/* fp16 with a guard ends where f32 ends, and the state never holds Inf. */
+static void carried(const cell *c, int lowers_scale) {
+    const course f32 = carry(c, 0), f16 = carry(c, 1);
+    CHECK_INT(f32.applied, 60);
+    CHECK_INT(f16.applied, 60);
+    CHECK_NEAR(f16.loss, f32.loss, 0.001);
+    CHECK_INT(f32.forward, 0);
+    CHECK(f16.forward > 0);
+    if (!lowers_scale) CHECK_NEAR(f16.scale, f32.scale, 0);
+}
+
+static mixp_tensor *relu_next(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor *const w[2]) {
+    return mixp_relu(ctx, mixp_add(ctx, mixp_linear(ctx, x, w[0], NULL), mixp_linear(ctx, h, w[1], NULL)));
+}
+static mixp_tensor *relu_read(mixp_context *ctx, mixp_tensor *next)
+{ return mixp_tanh(ctx, mixp_rms_norm(ctx, next, NULL, 1e-5f)); }
+static void test_carried_state(void) {
+    const cell c = { relu_next, relu_read, 90000.0f, 0.0f };
+    carried(&c, 1);
+}
+
+/* Only tanh reads the state, so the step that overflows has a finite loss and finite gradients. */
+static mixp_tensor *tanh_next(mixp_context *ctx, mixp_tensor *x, mixp_tensor *h, mixp_tensor *const w[2]) {
+    mixp_tensor *in = mixp_mul(ctx, x, mixp_full(ctx, MIXP_F32, x->rank, x->shape, 2));
+    return mixp_add(ctx, mixp_linear(ctx, mixp_tanh(ctx, h), w[1], NULL), mixp_linear(ctx, in, w[0], NULL));
+}
+static mixp_tensor *tanh_read(mixp_context *ctx, mixp_tensor *next) { return mixp_tanh(ctx, next); }
 static void test_saturated_state(void) {
-    int applied = 0, of_f32 = 0;
-    float scale32, scale16;
-    const double f32 = saturated(0, &of_f32, &scale32), f16 = saturated(1, &applied, &scale16);
-    CHECK_INT(of_f32, 60);
-    CHECK_INT(applied, 60);
-    CHECK_NEAR(f16, f32, 0.001);
-    CHECK_NEAR(scale16, scale32, 0);            /* not the scale's fault */
+    const cell c = { tanh_next, tanh_read, 3e4f, 256.0f };
+    carried(&c, 0);
 }
 
 /* An evaluation that mixp_retry_loss repeats starts from the state that it met. */
