@@ -30261,12 +30261,12 @@ static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
     return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
 }
 
-/* What p, probabilities in the last dimension, leave of d: its deviations from its mean under p. */
+/* Returns d minus its mean under p, which holds probabilities in the last dimension. */
 static mixp_tensor *mixpi_beside_mean(mixp_context *ctx, mixp_tensor *p, mixp_tensor *d) {
     return mixp_sub(ctx, d, mixp_sum(ctx, mixp_mul(ctx, p, d), -1, 1));
 }
 
-/* Of softmax, or of its logarithm. */
+/* The tangent of softmax, or of its logarithm. */
 static mixp_tensor *mixpi_softmax_tangent(mixp_call *c, int logs) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *d = mixpi_tangent(c, 0), *y = c->out;
@@ -30274,7 +30274,7 @@ static mixp_tensor *mixpi_softmax_tangent(mixp_call *c, int logs) {
     return mixp_mul(ctx, y, mixpi_beside_mean(ctx, y, d));
 }
 
-/* Cross entropy is nll of log_softmax, and nll is linear. */
+/* The tangent of cross entropy: nll, which is linear, of the tangent of log_softmax. */
 static mixp_tensor *mixpi_entropy_tangent(mixp_call *c) {
     mixpi_entropy p = *(const mixpi_entropy *)c->attrs;
     mixp_context *ctx = c->ctx;
@@ -30284,8 +30284,8 @@ static mixp_tensor *mixpi_entropy_tangent(mixp_call *c) {
     return mixpi_apply_op(ctx, MIXP_OP_NLL, 2, d, c->in[1], c->n_in > 2 ? c->in[2] : NULL, &p);
 }
 
-/* Of mse, huber, smooth_l1 and bce_with_logits: the elements' slopes times the direction, reduced
- * as the loss. */
+/* The tangent of mse, huber, smooth_l1 and bce_with_logits: the elements' slopes times the
+ * direction, reduced as the loss is. */
 static mixp_tensor *mixpi_compared_tangent(mixp_call *c) {
     const mixpi_compared *p = (const mixpi_compared *)c->attrs;
     mixp_context *ctx = c->ctx;
