@@ -433,7 +433,7 @@ static void name_weights(config *c) {
 static void read_options(config *c, int argc, char **argv) {
     const char *given[N_OPTIONS] = {NULL};
     memset(c, 0, sizeof *c);
-    parse_command_line(argc, argv, given);
+    parse_command_line(argc, argv, given, NULL);
     for (int i = 0; i < N_OPTIONS; i++)
         if (options[i].name) set_option(c, &options[i], options[i].initial);
     for (int pass = 0; pass < 2; pass++) {

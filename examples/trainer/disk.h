@@ -24,6 +24,12 @@ static const char *read_error(void) {
     return errno == ENXIO ? "not a regular file" : errno == EFBIG ? "too large" : strerror(errno);
 }
 
+/* Is there a symbolic link of this name? */
+static int is_link(const char *path) {
+    struct stat info;
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
 /* Opens a regular file for reading. Returns its descriptor, or -1 with errno set; ENXIO: a folder, a
  * pipe or a device. Waits for no other program. */
 static int open_regular(const char *path) {

@@ -330,12 +330,6 @@ static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, si
         c->head == HEAD_OWN ? "false" : "true", end, end, vocabulary);
 }
 
-/* Is there a symbolic link of this name? */
-static int is_link(const char *path) {
-    struct stat info;
-    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
-}
-
 /* The file that --export writes: FILE.safetensors, FILE.gguf, or a folder's model.safetensors. */
 static void export_path(const config *c, char *path) {
     size_t n = strlen(c->export_to);

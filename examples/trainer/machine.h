@@ -1,12 +1,15 @@
-/* machine.h - the device, its memory, and where time and memory of a step went: a part of
+/* machine.h - memory before the first step, and where time and memory of a step went: a part of
  * trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef TRAINER_MACHINE_H
 #define TRAINER_MACHINE_H
 
+#include "device.h"
+#include "measure.h"
+
 static int only_looks(const trainer *t) { return t->c.eval_only || t->c.compare; }
-static int is_training(const trainer *t) { return !only_looks(t) && t->step < t->c.steps; }
+static int is_training(const trainer *t) { return !only_looks(t) && t->run.step < t->c.steps; }
 
 /* fp16 overflows above 65504; bf16 has the range of fp32. */
 static const char *what_to_try(const config *c) {
@@ -41,53 +44,6 @@ static int has_chunks(const trainer *t) {
     return !on_gpu(t) && logits > (int64_t)1 << 22 && logits > least;
 }
 
-/* ==== The device ==================================================================== */
-
-#ifdef TRAINER_CUDA
-enum { HAS_CUDA = 1 };
-static const mixp_device *find_gpu(int ordinal, const char **why)
-{ return mixp_cuda(ordinal, why); }
-#else
-enum { HAS_CUDA = 0 };
-static const mixp_device *find_gpu(int ordinal, const char **why) {
-    (void)ordinal;
-    *why = "this trainer was built without CUDA. Build it with -DTRAINER_CUDA and "
-           "mixprec_cuda.cu, as the head of trainer.c says";
-    return NULL;
-}
-#endif
-
-/* The value of --device: the number of a GPU, or one of these. */
-enum { THE_CPU = -1, ANY = -2 };
-
-static int wanted_device(const config *c) {
-    const char *name = c->device;
-    int         number = 0, length = 0;
-    if (strcmp(name, "auto") == 0) return ANY;
-    if (strcmp(name, "cpu") == 0) return THE_CPU;
-    if (strcmp(name, "cuda") == 0) return 0;
-    if (sscanf(name, "cuda:%5d%n", &number, &length) != 1 || name[length] || number < 0)
-        die(2, "--device: \"%s\" is not one of auto|cpu|cuda|cuda:1, and so on", name);
-    return number;
-}
-
-/* The device to train on, and its name for messages. *no_gpu: why auto found no GPU, or "". */
-static const mixp_device *choose_device(const config *c, char *name, size_t space,
-                                        const char **no_gpu) {
-    int                wanted = wanted_device(c), ordinal = wanted < 0 ? 0 : wanted;
-    const mixp_device *gpu = NULL, *device;
-    *no_gpu = "";
-    if (wanted != THE_CPU) gpu = find_gpu(ordinal, no_gpu);
-    if (!gpu && wanted >= 0)
-        die(HAS_CUDA ? 1 : 2, "--device %s: %s; --device cpu needs none", c->device, *no_gpu);
-    device = gpu ? gpu : cpu_named(c->isa);
-    if (gpu) snprintf(name, space, "cuda:%d", ordinal);
-    else snprintf(name, space, "%s", device->name);
-    if (c->graph && !device->capture_begin)
-        die(2, "--graph needs a GPU, and this is %s: leave it out%s", name,
-            HAS_CUDA ? ", or use --device cuda" : "");
-    return device;
-}
 /* More threads than processors take turns and wait for each other. */
 static void warn_of_threads(const trainer *t) {
 #ifdef _OPENMP
@@ -98,80 +54,6 @@ static void warn_of_threads(const trainer *t) {
 #else
     (void)t;                            /* the context exists */
 #endif
-}
-
-/* ==== Memory, before it is allocated ================================================
- *
- * A device whose kernels do nothing and whose memory is only counted: a step on it takes no time,
- * and the context then knows how much memory the step needs.
- */
-#define MEASURE_STUB(group, kernel, what, parameters, arguments)                                  \
-    static mixp_result measured_##kernel parameters {                                             \
-        (void)x;                                                                                  \
-        (void)k;                                                                                  \
-        return MIXP_OK;                                                                           \
-    }
-PROFILE_KERNELS(MEASURE_STUB)
-
-static uintptr_t measured_address;
-
-static void *measured_allocate(const mixp_exec *x, size_t bytes) {
-    uintptr_t at = measured_address;
-    (void)x;
-    measured_address += (bytes + 255) & ~(size_t)255;
-    return (void *)at;
-}
-
-static void measured_release(const mixp_exec *x, void *p) {
-    (void)x;
-    (void)p;
-}
-
-static mixp_result measured_upload(const mixp_exec *x, void *to, const void *from, size_t bytes) {
-    (void)x;
-    (void)to;
-    (void)from;
-    (void)bytes;
-    return MIXP_OK;
-}
-
-static mixp_result measured_download(const mixp_exec *x, void *to, const void *from, size_t bytes) {
-    (void)x;
-    (void)from;
-    memset(to, 0, bytes);
-    return MIXP_OK;
-}
-
-static const mixp_device *measuring_device(void) {
-    static mixp_kernels kernels;        /* kernels that this file does not know are NULL */
-    static mixp_device  device;
-#define MEASURE_PUT(group, kernel, what, parameters, arguments) kernels.kernel = measured_##kernel;
-    PROFILE_KERNELS(MEASURE_PUT)
-    device.name = "measure";
-    device.kernels = &kernels;
-    device.allocate = measured_allocate;
-    device.release = measured_release;
-    device.upload = measured_upload;
-    device.download = measured_download;
-    measured_address = (uintptr_t)1 << 5 * sizeof measured_address;    /* 2^40 with 64-bit pointers  */
-    return &device;
-}
-
-/* The memory of this machine, or the limit of this process's group; 0 = unknown. */
-static double machine_memory(void) {
-    double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), limit;
-    FILE  *f = fopen("/sys/fs/cgroup/memory.max", "r");
-    if (f && fscanf(f, "%lf", &limit) == 1 && limit < all) all = limit;
-    if (f) fclose(f);
-    return all > 0 ? all : 0;
-}
-
-static const char *bytes_text(double bytes, char *text, size_t space) {
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    int unit = 0;
-    for (bytes /= 1024; bytes >= 1000 && unit < 3; unit++) bytes /= 1024;
-    snprintf(text, space, bytes < 100 && unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
-    return text;
 }
 
 /* The bytes of a training step on a device that only counts them. Measures the second step: in the
@@ -211,16 +93,6 @@ static void check_memory(trainer *t) {
 }
 
 /* ==== Where time and memory went ==================================================== */
-
-/* The peak memory of this process; 0 if the system does not report it. */
-static double process_peak(void) {
-    FILE  *f = fopen("/proc/self/status", "r");
-    char   line[256];
-    double kib = 0;
-    while (f && fgets(line, sizeof line, f)) sscanf(line, "VmHWM: %lf", &kib);
-    if (f) fclose(f);
-    return 1024 * kib;
-}
 
 enum { MEMORY_PARTS = 5 };
 typedef struct part { const char *name; double bytes; } part;

@@ -99,11 +99,11 @@ static void print_run(const trainer *t) {
     if (HAS_CUDA && t->no_gpu[0]) say_line("device", "no GPU is used: %s", t->no_gpu);
     say_line("run", "%s, loss scale %s, %s, %s, %s%lld x %lld tokens a step", precision, rule,
              t->device_name, how, world, (long long)total_batch(t), (long long)c->block);
-    if (c->resume && t->step >= c->steps)
+    if (c->resume && t->run.step >= c->steps)
         say_line("resumed", "at step %lld; nothing is left to train: --steps is %lld",
-                 (long long)t->step, (long long)c->steps);
+                 (long long)t->run.step, (long long)c->steps);
     else if (c->resume)
-        say_line("resumed", "at step %lld of %lld", (long long)t->step, (long long)c->steps);
+        say_line("resumed", "at step %lld of %lld", (long long)t->run.step, (long long)c->steps);
     if (guard_every(c))
         say_line("guard", "on: a site that overflows falls back to f32%s",
                  c->recipe || c->recipe_of[0] ? "; an operand that loses too much, to bf16" : "");
@@ -115,8 +115,6 @@ static void print_header(const trainer *t) {
     print_data(t);
     print_run(t);
 }
-
-static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
 
 /* Floating-point operations of a token in training, of the model alone: what is computed twice counts
  * once. Source: A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
@@ -131,165 +129,6 @@ static double token_flops(const trainer *t) {
     return 6 * (double)n + 12 * (double)(c->layers * c->width * c->block);
 }
 
-/* Model FLOPs utilization of steps that take `seconds` each; ABSENT where the peak is unknown. */
-static double utilization(const trainer *t, double seconds) {
-    double tokens = (double)(total_batch(t) * t->c.block), peak = t->c.peak_tflops * 1e12;
-    if (t->c.peak_tflops == AUTO || !(seconds > 0)) return ABSENT;
-    return tokens / seconds * token_flops(t) / (peak * (double)ranks_of(t));
-}
-
-static void print_utilization(const trainer *t, double seconds) {
-    double mfu = utilization(t, seconds);
-    if (mfu == ABSENT) return;
-    say_line("mfu", "%.2f %% of %g Tflop/s%s", 100 * mfu, t->c.peak_tflops, t->ranks.size > 1 ? " a rank" : "");
-}
-
-static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
-    struct timespec now;
-    report_point p = report_nothing((double)t->step);
-    if (!t->metrics) return;
-    p.loss = known(loss);
-    p.val = known(val);
-    p.norm = known(v->grad_norm);
-    p.clip = v->outcome == MIXP_STEP_APPLIED ? (double)v->clip : REPORT_NONE;
-    p.lr = v->lr;
-    p.scale = (double)v->scale;
-    p.skipped = (double)v->skipped;
-    p.train = known(t->train_loss);
-    p.tokens = t->tokens;
-    p.ms = ms;
-    p.mfu = known(utilization(t, 1e-3 * ms));
-    p.seconds = t->seconds_before + seconds_now() - t->began;
-    if (clock_gettime(CLOCK_REALTIME, &now) == 0) p.time = (double)now.tv_sec;
-    p.mem = (double)mixp_context_memory(t->ctx).peak;
-    report_step(t->metrics, &p);
-    if (!t->metrics->failed) return;
-    tell("cannot write metrics.jsonl: %s. Training goes on without it", strerror(errno));
-    report_close(t->metrics);
-    t->metrics = NULL;
-}
-
-/* The log: one row per --log-every steps, below a row of names. On a narrow terminal the columns of the
- * highest number in `gives_way` are left out first. */
-typedef enum log_column { AT_STEP, LOSS, VAL, NORM, LR, SCALE, SKIPS, RATE, MS, LOG_COLUMNS } log_column;
-static const struct { const char *name; int width, gives_way; } log_columns[LOG_COLUMNS] = {
-    {"step", 6, 0}, {"loss", 7, 0}, {"val", 7, 0}, {"norm", 6, 4}, {"lr", 8, 6}, {"scale", 9, 2},
-    {"skips @step", 11, 3}, {"tok/s", 8, 5}, {"ms", 8, 7}};
-
-typedef char log_cells[LOG_COLUMNS][40];
-
-/* Columns whose gives_way is below the result are shown. */
-static int shown_columns(void) {
-    for (int most = 8;; most--) {
-        int width = -1;
-        for (int i = 0; i < LOG_COLUMNS; i++)
-            if (log_columns[i].gives_way < most) width += 1 + log_columns[i].width;
-        if (width <= line_columns || most == 1) return most;
-    }
-}
-
-static void print_cells(log_cells cells) {
-    int    most = shown_columns();
-    char   line[LOG_COLUMNS * 40] = "";
-    size_t n = 0;
-    for (int i = 0; i < LOG_COLUMNS; i++)
-        if (log_columns[i].gives_way < most)
-            n += (size_t)snprintf(line + n, sizeof line - n, "%s%*s", n ? " " : "", log_columns[i].width,
-                                  cells[i]);
-    say("%s\n", line);
-}
-
-static void print_names(void) {
-    log_cells cells;
-    for (int i = 0; i < LOG_COLUMNS; i++) snprintf(cells[i], sizeof cells[i], "%s", log_columns[i].name);
-    print_cells(cells);
-}
-
-static void print_row(const trainer *t, const mixp_verdict *v, double loss, double val,
-                      double each) {
-    enum { CELL = sizeof(log_cells) / LOG_COLUMNS };
-    log_cells cells;
-    double    tokens = (double)(total_batch(t) * t->c.block);
-    snprintf(cells[AT_STEP], CELL, "%lld", (long long)t->step);
-    number_text(cells[LOSS], CELL, 7, 4, loss);
-    number_text(cells[VAL], CELL, 7, 4, val);
-    number_text(cells[NORM], CELL, 6, 3, v->grad_norm);
-    snprintf(cells[LR], CELL, "%.2e", v->lr);
-    snprintf(cells[SCALE], CELL, "%g", (double)v->scale);
-    if (strlen(cells[SCALE]) > 9) snprintf(cells[SCALE], CELL, "%.2e", (double)v->scale);
-    snprintf(cells[SKIPS], CELL, "%lld", (long long)v->skipped);
-    if (t->last_skip)
-        snprintf(cells[SKIPS], CELL, "%lld @%lld", (long long)v->skipped, (long long)t->last_skip);
-    number_text(cells[RATE], CELL, 8, 0, each > 0 ? tokens / each : ABSENT);
-    number_text(cells[MS], CELL, 8, 1, each > 0 ? 1e3 * each : ABSENT);
-    print_cells(cells);
-}
-
-static void log_line(trainer *t, double loss, double val) {
-    mixp_verdict v = mixp_scaler_verdict(t->scaler);
-    double       each = t->timed_steps ? t->seconds / (double)t->timed_steps : 0;
-    if (v.outcome == MIXP_STEP_NONE) {          /* before the first step */
-        v.grad_norm = ABSENT;
-        v.lr = mixp_optimizer_lr(t->opt, 0);
-        v.scale = mixp_scaler_loss_scale(t->scaler);
-    }
-    write_metrics(t, loss, val, &v, 1e3 * each);
-    if (!t->c.quiet && !t->rows++) print_names();
-    if (!t->c.quiet) print_row(t, &v, loss, val, each);
-    if (!t->c.quiet && t->train_loss != ABSENT)
-        say_line("train", "loss %.4f on as many batches of the training data", t->train_loss);
-    if (!t->c.quiet && val != ABSENT) print_utilization(t, each);
-    t->seconds = 0;
-    t->timed_steps = 0;
-}
-
-/* Warns that the run no longer learns: once, and again only after a recovery. */
-static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) {
-    enum { MANY = 20 };                 /* skips in a row; a scale that is far too high causes fewer */
-    char what[48] = "the loss is nan", where[160] = "";
-    if (v->applied != t->applied) { t->streak = v->step; t->warned = 0; }
-    t->applied = v->applied;
-    if (guard_every(&t->c)) loss = 0;           /* a nan loss may be the last one       */
-    if (t->warned || (!isnan(loss) && v->step - t->streak < MANY)) return;
-    t->warned = 1;
-    if (!isnan(loss))
-        snprintf(what, sizeof what, "the last %d steps were skipped", (int)(v->step - t->streak));
-    if (v->bad_tensor)
-        snprintf(where, sizeof where, " (%s in the gradient of %s)", v->bad_is_nan ? "NaN" : "Inf",
-                 v->bad_tensor);
-    warn("at step %lld %s%s: the run seems to have diverged. %s", (long long)t->step, what, where,
-         what_to_try(&t->c));
-}
-
-/* At the end of training: says so if the guard is on and had nothing to report. */
-static void tell_no_events(const trainer *t) {
-    if (guard_every(&t->c) && !t->events && !t->c.quiet)
-        say_line("guard", "no event: every site stayed in its dtype");
-}
-
-/* Prints the guard's events since the last call. On a GPU they arrive some steps later. */
-static void tell_events(trainer *t) {
-    enum { MOST = 20 };
-    static const char *const what[MIXP_EVENT_COUNT] = {
-        "overflow, f32 now", "near overflow, f32 now", "flushed, f32 now", "low again", "pinned",
-        NULL, NULL, "imprecise, f32 now", "an operand loses too much, bf16 now",
-        "an operand is quantised again"};
-    mixp_event e;
-    int        i = 0;
-    report_guard(t->metrics, (double)t->step, t->ctx);
-    if (!mixp_guard_event(t->ctx, 0, &e)) return;
-    if (t->events > e.number) i = (int)(t->events - e.number);
-    for (; mixp_guard_event(t->ctx, i, &e); i++) {
-        t->events = e.number + 1;
-        if (!what[e.kind] || t->c.quiet || t->events_told++ > MOST) continue;
-        if (t->events_told > MOST) say_line("guard", "further events are in the report");
-        else say_line("guard", "step %lld: %s: %s", (long long)t->step, e.site, what[e.kind]);
-        if (t->events_told == 1 && e.kind <= MIXP_EVENT_FLUSHED)
-            say_line("", "(its values do not fit fp16, so the site stores f32 until they "
-                     "fit: no action needed)");
-    }
-}
-
 static block *planted_block(const trainer *t) { return &t->model.blocks[t->model.layers / 2]; }
 
 /* From step --plant on, a product of the middle block overflows fp16. The overflow is planted again
@@ -297,8 +136,8 @@ static block *planted_block(const trainer *t) { return &t->model.blocks[t->model
 static void plant(trainer *t) {
     block *b = planted_block(t);
     if (!plant_overflow(b->up.w, b->up.b, b->down.w)) check(t, "planting");
-    if (!t->c.quiet && t->step + 1 == t->c.plant)
-        say_line("plant", "step %lld: 66246 in %s", (long long)t->step + 1, b->down.w->name);
+    if (!t->c.quiet && t->run.step + 1 == t->c.plant)
+        say_line("plant", "step %lld: 66246 in %s", (long long)t->run.step + 1, b->down.w->name);
 }
 
 /* Clears the planted gradients: they would dominate the norm. */

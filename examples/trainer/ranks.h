@@ -1,4 +1,4 @@
-/* ranks.h - the trainer on many ranks: a part of trainer.c
+/* ranks.h - many ranks: a part of trainer.c and of llama.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     trainer --ranks fork:4             four processes on this machine
@@ -24,7 +24,15 @@
 #ifdef TRAINER_NCCL
 #  include "../ddp_nccl.c"
 #endif
-#include "options.h"
+#include "terminal.h"
+
+/* The options of ranks. */
+typedef struct ranks_options {
+    const char *ranks;                  /* fork:N, tcp, mpi or nccl; "" = one process */
+    double      seconds;                /* how long ranks wait for a rank that does not answer */
+    int         shard, ordered;
+    char       *device;                 /* room for 16 characters: nccl writes its rank's GPU there */
+} ranks_options;
 
 /* A number that the launcher put into the environment, under OpenMPI's, Slurm's or PyTorch's
  * name. */
@@ -36,27 +44,27 @@ static inline int launched_as(const char *mpi, const char *slurm, const char *to
     return atoi(text);
 }
 
-static inline mixp_ranks_desc start_nccl(config *c) {
+static inline mixp_ranks_desc start_nccl(const ranks_options *c) {
     mixp_ranks_desc d = {.size = 0};
 #ifdef TRAINER_NCCL
     const char *why, *path = getenv("TRAINER_MEET");
     int         gpu = launched_as("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK");
     if (!path) die(2, "--ranks nccl: TRAINER_MEET must name a new file that all ranks can see");
-    snprintf(c->device, sizeof c->device, "cuda:%d", gpu);
+    snprintf(c->device, 16, "cuda:%d", gpu);
     cudaSetDevice(gpu);
     d = ddp_nccl(launched_as("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
-                 launched_as("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE"), path, c->rank_seconds, &why);
+                 launched_as("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE"), path, c->seconds, &why);
     if (why) die(1, "--ranks nccl: %s", why);
 #else
     (void)c;
-    die(2, "--ranks nccl: this trainer was built without NCCL: see ranks.h");
+    die(2, "--ranks nccl: this program was built without NCCL: see ranks.h");
 #endif
     return d;
 }
 
-static mixp_ranks_desc start_tcp(const config *c) {
+static mixp_ranks_desc start_tcp(const ranks_options *c) {
     const char     *why;
-    mixp_ranks_desc d = ddp_tcp(c->rank_seconds, &why);
+    mixp_ranks_desc d = ddp_tcp(c->seconds, &why);
     if (why) die(1, "--ranks tcp: %s", why);
     return d;
 }
@@ -68,7 +76,7 @@ static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
     if (!d.size) die(1, "--ranks mpi: MPI could not be started");
 #else
     (void)argc, (void)argv;
-    die(2, "--ranks mpi: this trainer was built without MPI: see ranks.h");
+    die(2, "--ranks mpi: this program was built without MPI: see ranks.h");
 #endif
     return d;
 }
@@ -88,10 +96,10 @@ static mixp_ranks_desc fork_ranks(int n) {
 }
 
 /* Launchers such as mpirun give their ranks a pseudo-terminal, but the output goes to a log. */
-static int under_launcher(const config *c) {
+static int under_launcher(const char *ranks) {
     static const char *const signs[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK"};
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) if (getenv(signs[i])) return 1;
-    return strcmp(c->ranks, "mpi") == 0 || strcmp(c->ranks, "nccl") == 0;
+    return strcmp(ranks, "mpi") == 0 || strcmp(ranks, "nccl") == 0;
 }
 
 /* --ordered: the gradient of a step is ((batch 0 + batch 1) + batch 2) + ..., for any number of
@@ -163,33 +171,30 @@ static mixp_ranks_desc order_ranks(mixp_ranks_desc d) {
 }
 
 /* Size 0 means no ranks. */
-static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
+static mixp_ranks_desc start_world(const ranks_options *c, int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
     char            rest;
     int             n = 0;
-    if (!c->ranks[0] || c->report) return d;    /* one process writes a report */
+    if (!c->ranks[0]) return d;
     if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
-        if (c->threads == 0) c->threads = 1;
         d = fork_ranks(n);
         if (!d.size) die(1, "--ranks %s: cannot get shared memory", c->ranks);
     } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
     else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
     else if (strcmp(c->ranks, "tcp") == 0) d = start_tcp(c);
     else die(2, "--ranks \"%s\" is not one of fork:N (N from 1 to %d), tcp, mpi, nccl", c->ranks, DDP_RANKS);
-    d.seconds = c->rank_seconds;
+    d.seconds = c->seconds;
     d.shard = c->shard > 0;
     d.scatter = c->shard > 1;
     if (d.rank == 0) return d;
     ignore_signals();
-    c->quiet = 1;
-    if (!c->resume) c->out[0] = '\0';   /* a resumed folder is read first, by all ranks */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
     return d;
 }
 
-static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
+static mixp_ranks_desc start_ranks(const ranks_options *c, int *argc, char ***argv) {
     mixp_ranks_desc d = start_world(c, argc, argv);
-    return c->ordered && !c->report ? order_ranks(d) : d;
+    return c->ordered ? order_ranks(d) : d;
 }
 
 /* Why the data on the GPU is invalid, or NULL. Only NCCL can fail without an error here. */
@@ -203,17 +208,17 @@ static const char *ranks_failed(const mixp_ranks_desc *d) {
 
 /* Rank 0 waits for the others. failed: a failed rank publishes its failure, so no rank waits for
  * it. */
-static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
+static int end_ranks(const char *ranks, const mixp_ranks_desc *d, int failed) {
     if (!d->size) return failed;
 #ifdef TRAINER_MPI
-    if (strcmp(c->ranks, "mpi") == 0) ddp_mpi_end(failed);
+    if (strcmp(ranks, "mpi") == 0) ddp_mpi_end(failed);
 #endif
 #ifdef TRAINER_NCCL
-    if (strcmp(c->ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
-    if (strcmp(c->ranks, "nccl") == 0) ddp_nccl_end();
+    if (strcmp(ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
+    if (strcmp(ranks, "nccl") == 0) ddp_nccl_end();
 #endif
-    if (strcmp(c->ranks, "tcp") == 0) return ddp_tcp_end(failed);
-    return strncmp(c->ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
+    if (strcmp(ranks, "tcp") == 0) return ddp_tcp_end(failed);
+    return strncmp(ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
 }
 
 #endif

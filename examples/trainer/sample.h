@@ -98,8 +98,8 @@ static void sample_text(trainer *t) {
     speaker       out = {&t->data, !c->prompt[0], ""};
     if (!ids || !logits) die(1, "out of memory");
     int64_t n = read_prompt(c, &t->data, ids);
-    if (!c->quiet) say(t->step < c->steps ? "--- sample at step %lld\n" : "--- sample\n",
-                       (long long)t->step);
+    if (!c->quiet) say(t->run.step < c->steps ? "--- sample at step %lld\n" : "--- sample\n",
+                       (long long)t->run.step);
     say("%s", c->prompt);
     for (int64_t i = 0; i < tokens && !stop_signal; i++) {
         sample_logits(t, &cache, ids, n, logits);

@@ -20,7 +20,7 @@
  *     terminal.h     lines of output, progress bar, signals
  *     disk.h         reads and writes whole files, in folders that may come from elsewhere
  *     json.h         reads JSON, strictly; json_file.h: a file of it
- *     options.h      the command line, presets
+ *     options.h      the options, presets; option_kinds.h, command_line.h: any program's options
  *     config.h       config.json, what a checkpoint says of its model
  *     model.h        the tensors and the layers of the model
  *     gpt2.h         reads and writes GPT-2's files of the transformers library; weights.h opens them
@@ -29,9 +29,12 @@
  *     tokenizer.h    --tokenizer: reads a tokenizer.json
  *     words.h        text as tokens
  *     letters.h      the letters, numbers and spaces of Unicode
- *     machine.h      the device, its memory, the parts of a step's time
+ *     device.h       --device; measure.h: a step's memory, counted before it is taken
+ *     machine.h      the machine's memory, the parts of a step's time
  *     output.h       printed lines and the log
- *     files.h        the folder of a run: checkpoints, metrics
+ *     run.h          the folder of a run: lock, checkpoints, log, report
+ *     log.h          the lines of a run, its log, its warnings
+ *     files.h        config.json, kept checkpoints, exports
  *     sample.h       generates text, token by token
  *     ranks.h        --ranks: several processes, on one or more machines
  *     ../profile.h   the time of each kernel, for any program
@@ -62,6 +65,7 @@
 #include "model.h"
 #include "gpt2.h"
 #include "ranks.h"
+#include "log.h"
 
 /* ==== Model ========================================================================= */
 
@@ -107,8 +111,8 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
 /* ==== Optimizer ===================================================================== */
 
 typedef struct trainer {
+    run             run;                /* its folder, log and state: see run.h */
     mixp_ranks_desc ranks;              /* size 0: one process without ranks */
-    int             saves;              /* 1: this rank takes part in saves */
     int             stopped;            /* 1: all ranks that share states know of a signal */
     config          c;
     const mixp_device *device;
@@ -124,29 +128,14 @@ typedef struct trainer {
     float          *losses;             /* losses of all batches of a step, of all ranks */
     int             warm;               /* 1: a step has run, so later steps allocate nothing */
     mixp_graph     *first, *middle, *last;  /* --graph: a step's batches; a single one: last */
-    int64_t         step, last_skip;    /* steps done; newest skipped step, 0 = none */
-    double          best_val;           /* the lowest validation loss */
-    int64_t         best_step;
-    report_file    *metrics;
     mixp_trail     *trail;              /* --trail; NULL = none */
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
-    int             lock;               /* descriptor of the folder's lock; -1 = none */
-    int             locked_out;         /* 1: another run had locked the folder when this run began */
-    struct stat     loaded;             /* the checkpoint that was loaded */
-    int             save_failed, best_failed;   /* 1: newest save failed; save of the best failed */
-    int64_t         applied, streak;    /* steps applied; first step of a streak of skips */
-    int             warned;             /* 1: divergence was reported in this streak */
-    double          seconds;            /* seconds of training since the last log line */
-    double          seconds_before, tokens; /* seconds before that line; tokens seen so far */
-    double          began;              /* time at which training began, for the log */
-    double          train_loss;         /* newest loss of --eval-train; ABSENT = none */
-    int64_t         timed_steps;
     size_t          model_bytes, optimizer_bytes;   /* for --profile */
     double          step_bytes;         /* memory that a step will need; 0 = unknown */
-    int64_t         trained_hash;       /* hash of the training data */
-    int64_t         rows;               /* lines of the log so far */
-    int64_t         events, events_told;    /* the guard's events: read; printed */
     const char     *program;            /* argv[0] */
+    char            go_on[PATH_SPACE + 1100];   /* the command that continues the run */
+    char            model_text[MODEL_SPACE], vocabulary_text[VOCABULARY_SPACE];
+    const char     *pairs[2][2];        /* these two in a checkpoint */
 } trainer;
 
 static int64_t ranks_of(const trainer *t) { return t->ranks.size ? t->ranks.size : 1; }
@@ -290,7 +279,6 @@ static void make_trainer(trainer *t) {
     const config *c = &t->c;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
     int64_t       every = guard_every(c);
-    t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
@@ -315,6 +303,40 @@ static void make_trainer(trainer *t) {
     check(t, "making the optimizer");
     t->optimizer_bytes = mixp_context_memory(t->ctx).used - t->model_bytes;
     begin_trail(t);
+}
+
+/* What the shared rooms of a run need to know of this one. */
+static void settle_run(trainer *t) {
+    const config *c = &t->c;
+    run          *r = &t->run;
+    snprintf(t->go_on, sizeof t->go_on, "%.1000s --out %s --resume", t->program, c->out);
+    describe_model(c, t->data.rows, t->model_text);
+    vocabulary_text(&t->data, t->vocabulary_text, sizeof t->vocabulary_text);
+    t->pairs[0][0] = MODEL_KEY, t->pairs[0][1] = t->model_text;
+    t->pairs[1][0] = VOCABULARY_KEY, t->pairs[1][1] = t->vocabulary_text;
+    r->pairs = (const char *const (*)[2])t->pairs;
+    r->n_pairs = 2;
+    r->out = c->out;
+    r->from = checkpoint_name(c);
+    r->go_on = t->go_on;
+    r->advice = what_to_try(c);
+    r->resume = (int)c->resume;
+    r->overwrite = (int)c->overwrite;
+    r->quiet = (int)c->quiet;
+    r->csv = (int)c->csv;
+    r->only_looks = only_looks(t);
+    r->tells_best = !c->init[0];
+    r->guarded = guard_every(c) != 0;
+    r->rank = t->ranks.rank;
+    r->ranks = &t->ranks;
+    r->step_tokens = (double)(total_batch(t) * c->block);
+    r->token_flops = token_flops(t);
+    r->peak_flops = c->peak_tflops == AUTO ? 0 : c->peak_tflops * 1e12 * (double)ranks_of(t);
+    r->ctx = t->ctx;
+    r->scaler = t->scaler;
+    r->optimizers[0] = t->opt;
+    r->optimizers[1] = t->muon;
+    r->best_val = HUGE_VAL;
 }
 
 /* ==== Training ====================================================================== */
@@ -360,7 +382,7 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
     mixp_ranks_hold(t->ctx, i < n - 1 && !exchanges);
     mixp_backward(t->ctx, scaled);
     if (i < n - 1) return loss;
-    if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
+    if (t->c.plant && t->run.step + 1 >= t->c.plant) freeze_planted(t);
     if (t->muon) mixp_scaler_step(t->scaler, t->muon);
     mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
     mixp_scaler_update(t->scaler);
@@ -407,7 +429,7 @@ static double try_step(trainer *t, int want_loss) {
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
         int64_t      mine = i * ranks + t->ranks.rank;
-        fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n * ranks + mine, t->x, t->y);
+        fill_batch(&t->data, &t->c, STREAM_TRAIN, t->run.step * n * ranks + mine, t->x, t->y);
         if (t->c.graph && t->warm && !want_loss && !mixp_guard_due(t->ctx)) replay_batch(t, i);
         else loss = train_batch(t, i);
         if (want_loss) t->losses[mine] = (float)mixp_item(loss);
@@ -420,7 +442,7 @@ static double try_step(trainer *t, int want_loss) {
 static double train_step(trainer *t, int want_loss) {
     double loss = try_step(t, want_loss);
     while (t->c.retry && mixp_retry(t->scaler, (int)t->c.retry)) {
-        t->last_skip = t->step + 1;
+        t->run.last_skip = t->run.step + 1;
         loss = try_step(t, want_loss);
     }
     return loss;
@@ -454,33 +476,33 @@ static double validate(trainer *t) { return mean_loss(t, STREAM_VAL); }
 
 static void validate_log_save(trainer *t, double loss) {
     double val = validate(t);
-    if (t->c.eval_train) t->train_loss = mean_loss(t, STREAM_EVAL_TRAIN);
-    int    better = val < t->best_val;
+    if (t->c.eval_train) t->run.train_loss = mean_loss(t, STREAM_EVAL_TRAIN);
+    int    better = val < t->run.best_val;
     if (better) {
-        t->best_val = val;
-        t->best_step = t->step;
+        t->run.best_val = val;
+        t->run.best_step = t->run.step;
     }
-    log_line(t, loss, val);
-    t->train_loss = ABSENT;
-    if (better) save(t, BEST);
-    if (better) t->best_failed = t->save_failed;
-    save(t, CHECKPOINT);
+    log_line(&t->run, loss, val);
+    t->run.train_loss = ABSENT;
+    if (better) save_run(&t->run, BEST);
+    if (better) t->run.best_failed = t->run.save_failed;
+    save_run(&t->run, CHECKPOINT);
     keep(t);
-    write_report(t);
+    write_report(&t->run);
 }
 
 /* A GPU may be a few steps behind; the verdict then belongs to an earlier step. */
 static void note_step(trainer *t, double began, double loss) {
     mixp_verdict v = mixp_scaler_verdict(t->scaler);
-    t->step++;
-    t->tokens += (double)(total_batch(t) * t->c.block);
-    t->timed_steps++;
-    t->seconds += seconds_now() - began;
-    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = t->c.retry ? t->step : v.step;
-    report_verdict(t->metrics, (double)t->step, &v);
-    tell_events(t);
+    t->run.step++;
+    t->run.tokens += (double)(total_batch(t) * t->c.block);
+    t->run.timed_steps++;
+    t->run.seconds += seconds_now() - began;
+    if (v.outcome == MIXP_STEP_SKIPPED) t->run.last_skip = t->c.retry ? t->run.step : v.step;
+    report_verdict(t->run.metrics, (double)t->run.step, &v);
+    tell_events(&t->run);
     check(t, "training");
-    look_for_divergence(t, &v, loss);
+    look_for_divergence(&t->run, &v, loss);
 }
 
 /* Ranks that share optimizer states save together, so they also stop together: at a step that reads
@@ -498,30 +520,30 @@ static int is_stopped(const trainer *t) { return t->ranks.shard ? t->stopped : s
 static void train(trainer *t) {
     const config *c = &t->c;
     double        began = seconds_now();
-    int64_t       first = t->step;
-    t->began = began;
-    t->train_loss = ABSENT;
+    int64_t       first = t->run.step;
+    t->run.began = began;
+    t->run.train_loss = ABSENT;
     if (!c->resume) validate_log_save(t, ABSENT);
-    while (t->step < c->steps && !is_stopped(t)) {
-        int64_t next = t->step + 1;
+    while (t->run.step < c->steps && !is_stopped(t)) {
+        int64_t next = t->run.step + 1;
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
         double  now = seconds_now(), loss;
         if (c->plant && next >= c->plant) plant(t);
-        int     watches = logs && t->metrics && next % watch_every(c) == 0;
+        int     watches = logs && t->run.metrics && next % watch_every(c->steps, c->log_every) == 0;
         if (watches) mixp_optimizer_sample(t->opt);
         if (t->is_profiled && t->warm) profile_begin();
         loss = train_step(t, logs);
         if (logs && t->ranks.shard) hear_of_signals(t);
         note_step(t, now, loss);
         profile_end();
-        if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
+        if (watches) report_watching(t->run.metrics, (double)t->run.step, t->ctx, t->opt);
         if (validates) validate_log_save(t, loss);
-        else if (logs) log_line(t, loss, ABSENT);
+        else if (logs) log_line(&t->run, loss, ABSENT);
         if (c->sample_every && next % c->sample_every == 0 && next < c->steps) sample_text(t);
         if (progress_bar)
-            show_bar(t->step, c->steps, (seconds_now() - began) / (double)(t->step - first) *
-                                            (double)(c->steps - t->step));
+            show_bar(t->run.step, c->steps, (seconds_now() - began) / (double)(t->run.step - first) *
+                                            (double)(c->steps - t->run.step));
     }
     hide_bar();
 }
@@ -530,15 +552,15 @@ static void train(trainer *t) {
 
 static void train_or_validate(trainer *t) {
     if (t->c.compare) compare(t);
-    if (t->c.eval_only) say("val %.4f at step %lld\n", validate(t), (long long)t->step);
+    if (t->c.eval_only) say("val %.4f at step %lld\n", validate(t), (long long)t->run.step);
     if (only_looks(t)) return;
     if (is_training(t)) {
         train(t);
-        if (!stop_signal) tell_no_events(t);
+        if (!stop_signal) tell_no_events(&t->run);
     }
-    if (!stop_signal && t->best_step + t->step > 0)
-        say("best val %.4f at step %lld, after %lld step%s%s%s\n", t->best_val,
-            (long long)t->best_step, (long long)t->step, t->step == 1 ? "" : "s",
+    if (!stop_signal && t->run.best_step + t->run.step > 0)
+        say("best val %.4f at step %lld, after %lld step%s%s%s\n", t->run.best_val,
+            (long long)t->run.best_step, (long long)t->run.step, t->run.step == 1 ? "" : "s",
             t->c.out[0] ? "; in " : "", t->c.out);
 }
 
@@ -546,15 +568,15 @@ static int finish(trainer *t, int trained) {
     const config *c = &t->c;
     int           status;
     if (is_stopped(t) || (stop_signal && !trained)) {
-        if (trained) save(t, CHECKPOINT);       /* without training there is nothing new to save */
-        status = report_stop(t, trained);
-        return t->ranks.rank ? t->save_failed : status;     /* rank 0 may still save */
+        if (trained) save_run(&t->run, CHECKPOINT);       /* without training there is nothing new to save */
+        status = report_stop(&t->run, trained);
+        return t->ranks.rank ? t->run.save_failed : status;     /* rank 0 may still save */
     }
     if (c->sample > 0 && !t->ranks.rank) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
-    if (trained && c->out[0] && !c->quiet && !t->save_failed)
+    if (trained && c->out[0] && !c->quiet && !t->run.save_failed)
         say_line("to sample:", " %s --out %s --resume --steps 0 --sample 500", t->program, c->out);
-    return stop_signal ? stop_status() : t->save_failed || t->best_failed;
+    return stop_signal ? stop_status() : t->run.save_failed || t->run.best_failed;
 }
 
 /* Checks all settings and files before the first write. */
@@ -566,7 +588,8 @@ static void prepare(trainer *t) {
     check_ordered_ranks(&t->c, ranks_of(t));
     if (!t->ranks.rank) tell_idle_options(&t->c);
     check_export_path(&t->c);
-    t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
+    t->device = choose_device(t->c.device, t->c.isa, (int)t->c.graph, t->device_name,
+                              sizeof t->device_name, &t->no_gpu);
     if (!t->ranks.rank) tell_idle_epilogues(&t->c, t->device->kernels->gemm_epilogue != NULL);
     if (!t->ranks.rank) tell_idle(&t->c, "isa", on_gpu(t), "the run is on a GPU; add --device cpu");
     known = read_vocabulary(&t->data, &t->c);
@@ -576,6 +599,7 @@ static void prepare(trainer *t) {
     check_memory(t);
     t->is_profiled = t->c.profile || (t->c.out[0] && !on_gpu(t));
     make_trainer(t);
+    settle_run(t);
     resume_or_begin(t);
     if (t->ranks.rank) t->c.out[0] = '\0';      /* only rank 0 writes */
     if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
@@ -583,10 +607,10 @@ static void prepare(trainer *t) {
     if (!t->ranks.rank) make_export_folder(&t->c);
 }
 
-static int run(trainer *t) {
+static int run_trainer(trainer *t) {
     int trained, status;
     if (t->c.report) return show_report(t);
-    look_at_terminal(t->c.quiet || under_launcher(&t->c));
+    look_at_terminal(t->c.quiet || under_launcher(t->c.ranks));
     prepare(t);
     hide_bar();
     if (!t->ranks.rank) catch_signals();        /* rank 0 stops the other ranks */
@@ -610,12 +634,24 @@ static void hold_standard_files(void) {
             return;
 }
 
+/* Only rank 0 prints and writes; but all ranks read a resumed folder first. One process writes a report. */
+static mixp_ranks_desc join_ranks(config *c, int *argc, char ***argv) {
+    ranks_options   how = {.ranks = c->report ? "" : c->ranks, .seconds = c->rank_seconds,
+                           .shard = (int)c->shard, .ordered = c->ordered && !c->report, .device = c->device};
+    mixp_ranks_desc d;
+    if (strncmp(how.ranks, "fork:", 5) == 0 && c->threads == 0) c->threads = 1;
+    d = start_ranks(&how, argc, argv);
+    if (d.rank) c->quiet = 1;
+    if (d.rank && !c->resume) c->out[0] = '\0';
+    return d;
+}
+
 int main(int argc, char **argv) {
     trainer t;
     char    warning[MIXP_MESSAGE_SIZE], sets[256] = "";
     int     status;
     memset(&t, 0, sizeof t);
-    t.lock = -1;
+    t.run.lock = -1;
     hold_standard_files();
 #ifdef SIGXFSZ
     signal(SIGXFSZ, SIG_IGN);           /* at a size limit a write fails, as on a full disk */
@@ -627,10 +663,10 @@ int main(int argc, char **argv) {
     if (mixp_self_check(warning, sizeof warning) != MIXP_OK || warning[0])
         fprintf(stderr, "trainer: warning: %s\n", warning);
     t.program = argv[0];
-    t.saves = t.c.out[0] != '\0';
-    t.ranks = start_ranks(&t.c, &argc, &argv);
-    if (t.ranks.rank && !t.ranks.shard) t.saves = 0;
-    status = run(&t);
+    t.run.saves = t.c.out[0] != '\0';
+    t.ranks = join_ranks(&t.c, &argc, &argv);
+    if (t.ranks.rank && !t.ranks.shard) t.run.saves = 0;
+    status = run_trainer(&t);
     free_trainer(&t);
-    return end_ranks(&t.c, &t.ranks, status);
+    return end_ranks(t.c.report ? "" : t.c.ranks, &t.ranks, status);
 }

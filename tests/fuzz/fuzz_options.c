@@ -99,14 +99,14 @@ static void try_config(const uint8_t *data, size_t size) {
 
 /* What stays of the metrics are whole lines: headers, and steps that are done. */
 static void try_metrics(const uint8_t *data, size_t size) {
-    static trainer t;
+    static run r;
     static char line[1 << 17];
     const char *path = in_fuzz_folder("metrics.jsonl");
     long long step;
     FILE *f;
-    t.step = 20;
+    r.step = 20;
     put_file(path, data, size);
-    if (setjmp(fuzz_ended) == 0) trim_metrics(&t, path, "{\"metrics\":\"mixprec\"}\n");
+    if (setjmp(fuzz_ended) == 0) trim_metrics(&r, path, "{\"metrics\":\"mixprec\"}\n");
     fuzz_clean();
     f = fopen(path, "rb");
     EXPECT(f != NULL);

@@ -145,7 +145,7 @@ static void write_file(const made *f, const char *more) {
 /* What a command line makes of itself, ready to compute. */
 static void open_trainer(trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
-    t->lock = -1;
+    t->run.lock = -1;
     t->program = "trainer";
     read_options(&t->c, argc, argv);
     prepare(t);
