@@ -21,8 +21,13 @@ CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
                 $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc)))))))
 NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
 GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia[0-9]* /dev/dxg)))
-CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
+# CUDA_HERE: options of nvcc for the GPUs of this machine. -arch=native would leave the products of warpgroups out of
+# code for capability 9.0, which only sm_90a has. Without a GPU: code for A100, RTX 40 and H100, and PTX for newer GPUs.
+CAPABILITIES = $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)))
+CUDA_HERE  = $(if $(filter 90,$(CAPABILITIES)),$(foreach c,$(CAPABILITIES:90=90a),-gencode arch=compute_$c$(,)code=sm_$c),-arch=native)
+CUDA_ARCH ?= $(if $(GPU),$(CUDA_HERE),-gencode arch=compute_80,code=sm_80 -gencode arch=compute_89,code=sm_89 \
              -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_90,code=compute_90)
+, := ,
 
 .DEFAULT_GOAL := examples
 .DELETE_ON_ERROR:
@@ -130,7 +135,7 @@ $(BUILD)/trainer_cuda: examples/trainer/trainer.c $(BUILT) $(BUILD)/mixprec_cuda
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
              echo --split-compile=0))
 $(BUILD)/mixprec_cuda.o: $(COMPANION) $(HEADER)
-	$(call say,nvcc $@$(if $(GPU),,: three to four minutes of a core. CUDA_ARCH=-arch=sm_90 compiles for one GPU only))
+	$(call say,nvcc $@$(if $(GPU),,: four to five minutes of a core. CUDA_ARCH=-arch=sm_80 compiles for one GPU only))
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
 # The library is compiled in parts, which several cores compile at a time. PARTS= compiles it in one piece.

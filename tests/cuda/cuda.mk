@@ -62,7 +62,7 @@ $(CUDA_FMA): $(BUILD)/fma/%: %.cpp tests/cuda/inside.cu tests/cuda/canonical_nan
 # and skips the assembly.
 GPU_TESTS := $(if $(NVCC),$(patsubst $(BUILD)/%,$(BUILD)/gpu/%,$(filter-out \
                  %/test_cudasim,$(call program,test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu $(INCLUDES)
+GPU_FLAGS  = -std=c++17 $(if $(GPU),$(CUDA_HERE) $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu $(INCLUDES)
 
 $(BUILD)/gpu/inside.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)

@@ -11,6 +11,10 @@ gpu_facts() {
         --query-gpu=name,driver_version,memory.total,memory.used,clocks.sm,clocks.max.sm,power.limit,temperature.gpu \
         --format=csv,noheader 2>/dev/null | head -n 1
 }
+capability_here() {
+    limited 20 nvidia-smi ${CUDA_VISIBLE_DEVICES:+-i "$CUDA_VISIBLE_DEVICES"} --query-gpu=compute_cap \
+        --format=csv,noheader 2>/dev/null | head -n 1
+}
 # Takes the idlest of several GPUs, unless the caller chose.
 choose_gpu() {
     export CUDA_DEVICE_ORDER=PCI_BUS_ID
@@ -116,9 +120,11 @@ pack with nvcc ${major%%.*}, or install cuBLAS of CUDA $(of_kit major)"
 pack_here() {
     [ -x "$CUDA/bin/nvcc" ] && command -v "$MAKE" >/dev/null 2>&1 && [ "$(left)" -gt 90 ] || return 1
     progress "the kit is of no use here: compiling ($reason)"
+    arch_here=native
+    [ "$(capability_here)" != 9.0 ] || arch_here=sm_90a
     here=$work/kit model=$(cat "$KIT/model" 2>/dev/null) text=${DATA:-}
     [ "$text" ] || [ ! -f "$KIT/text" ] || text=$KIT/text
-    limited $(($(left) - 60)) env BUILD="$work/build" KIT="$here" KIT_ARCH=native MODEL="$model" DATA="$text" \
+    limited $(($(left) - 60)) env BUILD="$work/build" KIT="$here" KIT_ARCH="$arch_here" MODEL="$model" DATA="$text" \
         CUDA="$CUDA" MAKE="$MAKE" LD_LIBRARY_PATH="$loader_path" sh tests/cuda/gpu.sh pack \
         >"$work/packed" 2>&1 || return 1
     KIT=$here

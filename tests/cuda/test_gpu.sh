@@ -13,7 +13,7 @@ stand_in() {
     { echo '#!/bin/sh'; printf '%s\n' "$@"; } >"$file"
     chmod +x "$file"
 }
-stand_in bin/nvidia-smi 'case "$*" in' \
+stand_in bin/nvidia-smi 'case "$*" in' '*compute_cap*) echo 9.0 ;;' \
     '*index*) printf "%s\n" "${GPUS:-0, 3}" ;;' \
     '*) echo "Some GPU, 999.1, 81559 MiB, ${MEMORY:-3} MiB, 1 MHz, 2 MHz, 3 W, 4" ;; esac'
 stand_in bin/ldd 'echo "	${LACKS:-libm.so.6} => ${LACKS:+not found}"'
@@ -222,7 +222,7 @@ check 'a rehearsal without nvcc is a skip'      gpu 77 rehearse
 # With nvcc and make the programs are compiled there.
 mkdir -p "$machine/toolkit/bin"
 stand_in toolkit/bin/nvcc 'echo "Cuda compilation tools, release 13.0, V13.0.88"'
-stand_in bin/amake 'for word; do' \
+stand_in bin/amake 'echo "$@" >>"$MACHINE/made"' 'for word; do' \
     'case $word in KIT=*) mkdir -p "${word#KIT=}" && cp -r "$MACHINE/kit/bin" "${word#KIT=}/" ;; esac; done'
 check 'pack without make'                       gpu 2 pack
 check 'says so'                                 one_line 'make is missing: install make'
@@ -248,6 +248,25 @@ check 'an unknown name'                         gpu 2 again nosuch
 check 'is told'                                 one_line 'there is no test or part nosuch: name a test'
 check 'an unknown mode'                         gpu 2 nosuch
 check 'shows the modes'                         said 'tests/cuda/gpu.sh rehearse'
+
+# --- a GPU of capability 9.0 gets the products of warpgroups --------------------------------------------
+# Each call of nvcc that builds for the GPU of this machine, for a kit or for a package names sm_90a.
+stand_in bin/nvidia-smi 'case "$*" in *compute_cap*) echo 9.0 ;; esac'
+calls() {
+    PATH=$machine/bin:$PATH make -n V=1 GPU="$1" CUDA="$machine/toolkit" NVCC=a_nvcc BUILD="$tmp/none" \
+        "$tmp/none/mixprec_cuda.o" "$tmp/none/gpu/test_cuda" kit-programs 2>&1 | grep 'a_nvcc '
+}
+reach() {
+    calls "$1" >"$tmp/calls"
+    grep -q inside.cu "$tmp/calls" && grep -q mixprec_cuda.cu "$tmp/calls" && ! grep -v sm_90a "$tmp/calls"
+}
+check 'make, on a machine with a 9.0'           reach /dev/nvidia0
+without_gpu() { calls '' | grep 'mixprec_cuda.o' | grep -q 'sm_89.*sm_90a.*compute_90 '; }
+check 'make cuda, without a GPU'                without_gpu
+cmake_lists() { grep -q 'set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 90-virtual)' CMakeLists.txt; }
+check 'CMake'                                   cmake_lists
+compiled_here() { grep -q 'KIT_ARCH=sm_90a' "$machine/made"; }
+check 'a kit that is compiled on the machine'   compiled_here
 
 # A test of a kit may run where there is no build folder.
 no_build() { ! grep -n '"build/' tests/*/*.c tests/*/*.cpp tests/*/*/*.c; }
