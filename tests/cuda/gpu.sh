@@ -15,18 +15,28 @@
 #                                           steps of GPT-2 beside PyTorch's, the trainer's losses beside the CPU's,
 #                                           memcheck
 #   tests/cuda/gpu.sh again [NAME...]       NAME is a test, which runs in full, under memcheck and racecheck, or
+#       host        the machine: processor, quota, clocks
+#       steps       steps of GPT-2 124M in bf16 at both levels, with each epilogue; PyTorch's alternate with them
+#       where       where a step's time goes: the trainer's profile, and ncu over every kernel of a step
+#       fp8         the same steps with recipes multiplied in fp8
+#       big         steps of GPT-2 1.5B: ms and GB
+#       races       racecheck of attention
+#       cpu         the host's CPU: GPT-2's step and products by number of threads (THREADS), with AMX and without
 #       kernels     every kernel against a copy, and PyTorch's
-#       training    steps of GPT-2 124M and of the character GPT
+#       training    steps of GPT-2 124M and of the character GPT in each dtype
 #       peers       the same steps by PyTorch
 #       nanogpt     the character GPT to nanoGPT's published loss of 1.47 to 1.50 (pack with DATA=tinyshakespeare.txt)
 #       profile     ncu on attention
 #
-# The table comes last and has fewer than 12,000 characters; the logs, at most 8 files, lie in OUT. A step that
-# fails, hangs or is cut costs no more than its limit. Where KIT does not start, and nvcc and make are there,
-# the programs are compiled there.
+# Fifteen minutes: BUDGET=310 first; BUDGET=170 again host steps where; BUDGET=280 again fp8 big races cpu.
+#
+# The table comes last and has fewer than 12,000 characters. OUT has the table and one archive with all logs. steps,
+# where, fp8 and big print no time without the clock that the GPU had meanwhile. A step that fails, hangs or is cut
+# costs no more than its limit. Where KIT does not start, and nvcc and make are there, the programs are compiled there.
 #
 # Variables: KIT (BUILD/kit), KIT_ARCH (sm_90a), OUT (BUILD/gpu), BUDGET (400 s), JOBS (tests at a time, 8), BATCH (64),
-# TESTS (names; all), CUDA (the toolkit), PYTHON, DATA (a text for the trainer; pack copies the text into KIT),
+# TESTS (names; all), PEERS (PyTorch's steps: bf16-compiled bf16-low; or any kind of tests/bench/torch_first.py), CUDA
+# (the toolkit), PYTHON, DATA (a text for the trainer; pack copies the text into KIT), THREADS (of the CPU: 1 2 4 8 16),
 # CUDA_VISIBLE_DEVICES (which GPU).
 #
 # Exit status: 0 all well; 1 something failed; 2 the call is wrong or KIT is of no use there; 3 no GPU.

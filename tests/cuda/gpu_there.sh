@@ -1,7 +1,8 @@
 # gpu_there.sh - the part of gpu.sh that runs on the machine with the GPU: gpu.sh reads this file for `first` and
 # `again`.
 # SPDX-License-Identifier: MIT OR Unlicense
-# shellcheck shell=sh disable=SC2154
+# shellcheck shell=sh disable=SC2154,SC2086
+. tests/cuda/gpu_parts.sh
 
 # --- the GPU -----------------------------------------------------------------------------------------
 # The GPUs, a line each: number, memory in use.
@@ -42,6 +43,12 @@ fit_batch() {
 }
 
 # --- where the logs lie --------------------------------------------------------------------------------
+logs='facts tests bench choices torch train sanitizer kernels training ncu clocks host steps where cpu'
+# All logs as one file beside the table: a loan may return only a few files.
+archive_logs() {
+    ( cd "$OUT" && there= && for log in $logs; do [ ! -f "$log.txt" ] || there="$there $log.txt"; done &&
+        tar -czf "$mode.tgz" table.txt $there && rm -f $there ) 2>/dev/null
+}
 open_out() {
     out_note=
     if ! { mkdir -p "$OUT" && ( : >"$OUT/table.txt" ); } 2>/dev/null; then
@@ -51,7 +58,7 @@ open_out() {
     fi
     OUT=$(cd "$OUT" && pwd)
     table=$OUT/table.txt
-    for log in facts tests bench choices torch train sanitizer kernels training ncu; do rm -f "$OUT/$log.txt"; done
+    for log in $logs; do rm -f "$OUT/$log.txt"; done
     : >"$table"
 }
 say() { printf '%s\n' "$*" | cut -c 1-170 >>"$table"; }
@@ -372,43 +379,6 @@ first_steps() {
     name_next
 }
 
-part_kernels() {
-    bench 150 "$OUT/kernels.txt" --part kernels --rounds 3
-    say "KERNELS, ours: status $?"
-    short "$OUT/kernels.txt" | grep -v 'quantise\|code \|turn' | cut -c 1-130 | head -n 40 >>"$table"
-    torch 150 torch_cuda.py --part kernels --rounds 3
-    say "KERNELS, PyTorch: status $?"
-    [ -s "$OUT/torch.txt" ] || { no_peer; return; }
-    short "$OUT/torch.txt" | cut -c 1-110 | head -n 40 >>"$table"
-}
-part_training() {
-    for model in gpt2 char; do bench 200 "$OUT/training.txt" --part training --model $model --rounds 5; done
-    say "TRAINING, ours: status $?"
-    short "$OUT/training.txt" | grep 'GPT-2' | head -n 50 >>"$table"
-}
-part_peers() {
-    for model in gpt2 char; do torch 300 torch_cuda.py --part training --model $model --rounds 5; done
-    say "TRAINING, PyTorch: status $?"
-    [ -s "$OUT/torch.txt" ] || { no_peer; return; }
-    short "$OUT/torch.txt" | grep 'GPT-2' | head -n 30 >>"$table"
-}
-part_nanogpt() {
-    for dtype in fp16 bf16; do
-        limited 240 "$KIT/bin/trainer_cuda" --preset char-gpu --device cuda --graph --dtype $dtype --data "$KIT/text" \
-            --sample 0 --out "$work/nanogpt_$dtype" --overwrite >"$work/train" 2>&1
-        say "NANOGPT $dtype: status $?, $(grep -i 'best' "$work/train" | tail -n 1 | cut -c 1-120)"
-        cat "$work/train" >>"$OUT/train.txt"
-    done
-}
-part_profile() {
-    ncu=$(command -v ncu || echo "$CUDA/bin/ncu")
-    [ -x "$ncu" ] || { say 'ncu is not there'; return; }
-    limited 45 "$ncu" --clock-control none -k regex:attention -c 6 --set basic \
-        "$KIT/bin/bench_cuda" --batch 16 --part kernels --rounds 1 --only 'attention bf16 causal' >"$OUT/ncu.txt" 2>&1
-    say "PROFILE: status $?"
-    grep -e 'attention_\|Duration\|Registers Per\|Achieved Occ\|Compute (SM)\|Memory Throughput\|Local' "$OUT/ncu.txt" |
-        tr -s ' ' | cut -c 1-110 | head -n 24 >>"$table"
-}
 again_steps() {
     [ $# -gt 0 ] || set -- test_cuda_training test_cuda_attention test_cuda_rows kernels profile
     tests='' parts=''
@@ -423,17 +393,21 @@ again_steps() {
         [ "$(left)" -le 60 ] || step sanitized racecheck 60 "$name"
     done
     for name in $parts; do
-        if [ "$(left)" -gt 30 ]; then step "part_$name"; else say "$name: no time was left"; fi
+        if [ "$(left)" -le 30 ]; then say "$name: no time was left"
+        else
+            case $name in
+            steps | where | fp8 | big) step clocked "$name" ;;
+            *)                         step "part_$name" ;;
+            esac
+        fi
         progress "$name"
     done
 }
+all_parts() { sed -n 's/^part_\([a-z0-9]*\)().*/\1/p' tests/cuda/gpu_parts.sh; }
 check_names() {
     for name; do
-        case $name in
-        kernels | training | peers | nanogpt | profile) ;;
-        *)  all_tests | grep -qx "$name" || fail 2 "there is no test or part $name: \
-name a test of tests/cuda, or kernels, training, peers, nanogpt, profile" ;;
-        esac
+        { all_tests; all_parts; } | grep -qx "$name" || fail 2 "there is no test or part $name: \
+name a test of tests/cuda, or $(all_parts | tr '\n' ' ')"
     done
 }
 
@@ -496,4 +470,5 @@ for note in "$gpu_note" "$busy_note" "$out_note"; do [ -z "$note" ] || say "note
 same_sources || trouble 'the kit is of other sources than this checkout: run tests/cuda/gpu.sh pack at home'
 progress "$gpu_line"
 within_budget steps "$@"
+archive_logs
 [ "$problems" = 0 ]

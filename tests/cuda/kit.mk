@@ -8,6 +8,7 @@ KIT      ?= $(BUILD)/kit
 KIT_ARCH ?= sm_90a
 KIT_NVCC  = $(NVCC) -std=c++17 -arch=$(KIT_ARCH) $(SPLIT) -x cu $(INCLUDES)
 KIT_TESTS = $(notdir $(GPU_TESTS))
+KIT_OTHERS = probe bench_cuda trainer_cuda bench_gemm
 
 # The objects of one GPU lie in a folder of their own: those of another cannot be mistaken for them.
 KIT_OBJECTS = $(BUILD)/kit_objects/$(KIT_ARCH)
@@ -28,6 +29,10 @@ $(BUILD)/kit_objects/bench_cuda.o: tests/bench/bench_cuda.cpp tests/support/ledg
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 -isystem $(CUDA)/include $(INCLUDES) -c $< -o $@
 
+$(BUILD)/kit_objects/bench_gemm.o: tests/bench/bench_gemm.c $(HEADER)
+	$(call say,cc $@)
+	$(Q)mkdir -p $(@D) && $(CC) -O2 -DMIXPREC_IMPLEMENTATION_DONE $(INCLUDES) -c $< -o $@
+
 # $(call kit,FOLDER,OBJECTS,LIBRARY,CUDA,MORE): the programs of a kit in FOLDER. OBJECTS has the objects of tests and
 # probe, LIBRARY lists those of the shared library, CUDA are the options that link CUDA's libraries, MORE is what each
 # program has in itself. Programs find the library beside their own folder.
@@ -40,7 +45,8 @@ $(KIT_TESTS:%=$1/bin/%): $1/bin/%: $2/%.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_l
 $1/bin/probe: $2/probe.o ; $$(kit_link)
 $1/bin/bench_cuda: $(BUILD)/kit_objects/bench_cuda.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
 $1/bin/trainer_cuda: $(BUILD)/trainer_cuda.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
-$(KIT_TESTS:%=$1/bin/%) $(addprefix $1/bin/,probe bench_cuda trainer_cuda): private KIT_LIBS = $4
+$1/bin/bench_gemm: $(BUILD)/kit_objects/bench_gemm.o $1/lib/libmixprec_gpu.so $5 ; $$(kit_link)
+$(KIT_TESTS:%=$1/bin/%) $(KIT_OTHERS:%=$1/bin/%): private KIT_LIBS = $4
 endef
 define kit_link
 $(call say,c++ $@)
@@ -50,7 +56,7 @@ endef
 CUDA_FOLDERS = -L$(CUDA)/lib64 -L$(CUDA)/lib -L$(CUDA)/targets/x86_64-linux/lib
 $(eval $(call kit,$(KIT),$(KIT_OBJECTS),$(KIT_OBJECTS)/inside.o $(RELEASE_OBJECTS),$(CUDA_FOLDERS) -lcublasLt -lcudart))
 
-KIT_PROGRAMS = $(KIT_TESTS:%=$(KIT)/bin/%) $(addprefix $(KIT)/bin/,probe bench_cuda trainer_cuda)
+KIT_PROGRAMS = $(KIT_TESTS:%=$(KIT)/bin/%) $(KIT_OTHERS:%=$(KIT)/bin/%)
 kit-programs: $(KIT_PROGRAMS)
 
 # The same kit as PTX, on the interpreter: tests/cuda/runtime.cpp as a shared library stands for CUDA's two. mixprec
@@ -70,6 +76,6 @@ $(BUILD)/ptx/probe.o: tests/cuda/probe.cu
 	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,90a) -c $< -o $@
 $(REHEARSAL)/lib/libmixprec_gpu.so $(REHEARSAL)/bin/probe: | $(addprefix $(REHEARSAL)/lib/,libcudart.so libcublasLt.so)
 $(eval $(call kit,$(REHEARSAL),$(BUILD)/ptx,$(BUILD)/ptx/inside_90a.o,-L$(REHEARSAL)/lib -lcublasLt -lcudart,$(LIB)))
-rehearsal-programs: $(REHEARSED:%=$(REHEARSAL)/bin/%) $(addprefix $(REHEARSAL)/bin/,probe bench_cuda trainer_cuda)
+rehearsal-programs: $(REHEARSED:%=$(REHEARSAL)/bin/%) $(KIT_OTHERS:%=$(REHEARSAL)/bin/%)
 
 .PHONY: kit-programs rehearsal-programs

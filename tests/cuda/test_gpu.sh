@@ -14,6 +14,8 @@ stand_in() {
     chmod +x "$file"
 }
 stand_in bin/nvidia-smi 'case "$*" in' '*compute_cap*) echo 9.0 ;;' \
+    '*clocks_event*) [ -z "$NO_CLOCK" ] || exit 9' \
+    '    printf "%s\n" "1980, 100.5, 40, 0x1" "1500, 690.0, 60, 0x4" "1600, 700.0, 60, 0x4"; exec sleep 60 ;;' \
     '*index*) printf "%s\n" "${GPUS:-0, 3}" ;;' \
     '*) echo "Some GPU, 999.1, 81559 MiB, ${MEMORY:-3} MiB, 1 MHz, 2 MHz, 3 W, 4" ;; esac'
 stand_in bin/ldd 'echo "	${LACKS:-libm.so.6} => ${LACKS:+not found}"'
@@ -22,9 +24,14 @@ stand_in bin/python3 'case "$*" in' \
     '*sysconfig*) echo "$MACHINE/wheel" ;;' \
     '*torch_first*bf16-eager*) [ -z "$LONG_TABLE" ] || yes "$(printf %0160d 2)" | head -n 30' \
     '    echo "torch GPT-2 eager 180.0 ms" ;;' \
+    '*--turns*) shift 4; : >"$1/ready"; for n in 1 2 3; do while [ ! -e "$1/torch_$n" ]; do sleep 0.1; done' \
+    '    : >"$1/done_$n"; done; echo "torch bf16-compiled batch 64 131.00 ms [130.00 132.00] of 15 steps" ;;' \
+    '*ncu_sums*) echo "NCU: 371 launches, 120.00 ms" ;;' \
     '*torch_first*) [ -z "$NO_TORCH" ] || { echo "No module named torch" >&2; exit 1; }' \
     '    while [ ! -e "$5" ]; do sleep 0.1; done' '    echo "torch GPT-2 $6 130.0 ms" ;;' \
     '*torch_cuda*) echo "gelu_tanh 9x9 1.0 MB 0.1 ms [0.1 0.1] 8 GB/s, the copy 10: 0.80 of it" ;; esac'
+stand_in bin/ncu 'echo a line of ncu'
+stand_in bin/lscpu 'echo "Model name: Some CPU"'
 stand_in bin/compute-sanitizer 'echo "$@" >>"$MACHINE/sanitized"' 'echo "========= ERROR SUMMARY: 0 errors"' \
     'exit ${SANITIZER_STATUS:-0}'
 stand_in kit/bin/probe 'echo "driver ${DRIVER:-13000}, runtime 13000, cuBLASLt 130100"' \
@@ -37,9 +44,12 @@ stand_in kit/bin/bench_cuda 'echo "$@" >>"$MACHINE/benched"' \
     'case "$*" in *kernels*) echo "gelu_tanh 9x9  1.0 MB 0.1 ms [0.1 0.1]  9 GB/s, the copy  10: 0.90 of it" ;;' \
     '*) echo "GPT-2 gpt2 124.4M bf16 level 2, as a graph   120.000 ms [119.0 121.0], 9 tokens/s; model 119.5 ms"' \
     ';; esac' '[ -z "$LONG_TABLE" ] || yes "$(printf %0150d 1) ms [1 2]" | head -n 40' 'exit ${BENCH_STATUS:-0}'
-stand_in kit/bin/trainer_cuda '[ "$1" != --help ] || exit 0' 'while [ "$1" != --out ]; do shift; done' 'mkdir -p "$2"' \
+stand_in kit/bin/trainer_cuda '[ "$1" != --help ] || exit 0' \
+    '[ "$1" != --isa ] || { echo "scalar, avx512, amx (default)"; exit 0; }' \
+    'case "$*" in *--profile*) echo "gemm 12 60.0% 61.5" ;; esac' 'while [ "$1" != --out ]; do shift; done' 'mkdir -p "$2"' \
     'row() { echo "{\"step\":$1,\"$2\":$3,\"scale\":1}"; }' \
     '{ row 0 val 4.5; row 1 loss ${LOSS:-4.4}; row 2 loss 4.3; } >"$2/metrics.jsonl"' \
+    'for n in 1 2 3; do echo "{\"step\":$n,\"loss\":4.2,\"ms\":12$n.5,\"mem\":30000000000}"; done >>"$2/metrics.jsonl"' \
     'exit ${TRAIN_STATUS:-0}'
 for name in fp32 bf16 fp16 gelu fp8; do printf '%s\n' '0 - 4.5' '1 4.4 -' '2 4.3 -' >"$kit/expect/$name"; done
 # Each test says what lies in its file.
@@ -104,8 +114,8 @@ check 'five runs of the trainer'                lines '^train .* 3 rows, GPU 4.3
     "$tmp/said" 5
 check 'memcheck of three programs'              lines '^memcheck .*ERROR SUMMARY: 0 errors' "$tmp/said" 3
 check 'nothing failed'                          said ', 0 problems$'
-few_files() { ls "$machine/out"; [ "$(ls "$machine/out" | wc -l)" -le 8 ]; }
-check 'at most 8 files of logs'                 few_files
+archived() { [ "$(ls "$machine/out" | tr '\n' ' ')" = "$1.tgz table.txt " ] && tar -tzf "$machine/out/$1.tgz" | grep -x "$2.txt"; }
+check 'the logs are one archive'                archived first tests
 check 'libraries: first those of the wheels'    grep -q "^$kit/lib:$machine/wheel:$machine/toolkit/lib64" "$machine/path"
 rm "$machine/wheel/libcublasLt.so.13"
 mkdir "$machine/loader"; touch "$machine/loader/libcublasLt.so.13"
@@ -233,10 +243,11 @@ check 'all of it runs'                          said '^train fp8 .*(status 0)$'
 unset USE_MAKE USE_KIT
 if [ -e /dev/nvidia0 ]; then skip 'no GPU (this machine has one)'
 else
+    mv "$machine/bin/nvidia-smi" "$machine/answers"
     stand_in bin/nvidia-smi 'echo "nvidia-smi has failed" >&2; exit 9'
     check 'no GPU'                              gpu 3 first
     check 'is one line'                         one_line 'no GPU: nvidia-smi names none .*; nothing was run'
-    stand_in bin/nvidia-smi 'echo "Some GPU, 999.1, 81559 MiB, 3 MiB, 1 MHz, 2 MHz, 3 W, 4"'
+    mv "$machine/answers" "$machine/bin/nvidia-smi"
 fi
 
 # --- again -------------------------------------------------------------------------------------------
@@ -244,6 +255,22 @@ check 'again, two names'                        gpu 0 again test_cuda_rows kerne
 check 'the test runs'                           said '^TESTS 3 passed, 0 failed, 0 skipped, in 1 programs'
 check 'under two tools'                         lines '^--tool [a-z]*check' "$machine/sanitized" 2
 check 'kernels stand beside PyTorch'"'"'s'        said '^KERNELS, PyTorch: status 0'
+check 'steps'                                   gpu 0 again host steps
+check 'the machine'                             said '^HOST Some CPU, [0-9]* CPUs, quota'
+check 'ours, the median of the turns'           said '^GPT-2 gpt2 .* level 2, as a graph 120.00 ms \[119.00 121.00\] of 3 turns'
+check 'beside PyTorch'                          said '^torch bf16-compiled .* of 15 steps'
+check 'with their clock'                        said 'clock of the busier half of steps: 1550 MHz (1500 to 1600), 695 W'
+check 'their log'                               archived again steps
+check 'without a clock'                         with NO_CLOCK=1 -- gpu 1 again steps
+check 'nothing is a result'                     unsaid '120.00 ms'
+check 'and the cause is named'                  said '^!! steps: nvidia-smi named no clock'
+check 'the other parts'                         gpu 0 again where fp8 big races cpu
+check 'where a step goes'                       said '^gemm 12 60.0% 61.5'
+check 'by ncu as well'                          said '^NCU: 371 launches'
+check 'recipes'                                 lines '^  recipe .*: 122.50 ms, 30.00 GB' "$tmp/said" 3
+check 'a larger model'                          said '^GPT-2 1.5B .*: 122.50 ms, 30.00 GB'
+check 'races'                                   said '^racecheck test_cuda_attention: status 0'
+check 'the CPU'                                 said '^  amx bf16   1: 122.50  2: 122.50  4: 122.50'
 check 'an unknown name'                         gpu 2 again nosuch
 check 'is told'                                 one_line 'there is no test or part nosuch: name a test'
 check 'an unknown mode'                         gpu 2 nosuch
