@@ -85,17 +85,16 @@ static void mixpi_casting_turn(mixp_context *ctx) {
     if (!c) return;
     if (c->lowerable && !c->lowered && trained)
         mixpi_warn(ctx,
-                   "autocast to %s stored nothing in %s: the %d operators in its regions keep the "
-                   "f32 of their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, "
-                   "%s), or leave out the region",
-                   mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
-                   c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
+            "autocast to %s stored nothing in %s: the %d operators in its regions keep the f32 of "
+            "their inputs (the last is '%s'). Cast an input with mixp_cast(ctx, t, %s), or leave "
+            "out the region",
+            mixp_dtype_name(c->low), mixp_dtype_name(c->low), c->lowerable, c->unlowered,
+            c->low == MIXP_F16 ? "MIXP_F16" : "MIXP_BF16");
     if (c->uncoded && !c->coded && trained)
         mixpi_warn(ctx,
-                   "the recipe's codes free no memory: none of %d linears kept its input x as "
-                   "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
-                   "codes to 0",
-                   c->uncoded, c->uncoded_name, c->uncoded_why);
+            "the recipe's codes free no memory: none of %d linears kept its input x as codes. The "
+            "last has the weight '%s': %s. See CODES at mixp_recipe, or set codes to 0",
+            c->uncoded, c->uncoded_name, c->uncoded_why);
     c->linears = c->coded = c->uncoded = c->lowerable = c->lowered = 0;
 }
 
@@ -144,10 +143,9 @@ static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->h
 
 /* Is each switch of a recipe 0 or 1? */
 static int mixpi_recipe_has_flags(const mixp_recipe *r) {
-    const int flags[] = { r->dy_e4m3,     r->dy_e5m2,    r->power_2,    r->no_stochastic,
-                          r->no_hadamard, r->no_2d,      r->w_2d,       r->x_2d,
-                          r->dy_2d,       r->dgrad_high, r->wgrad_high, r->most_recent,
-                          r->codes,       r->bound_448,  r->row_scaled };
+    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
+        r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high, r->most_recent,
+        r->codes, r->bound_448, r->row_scaled };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i] != 0 && flags[i] != 1) return 0;
     return 1;
@@ -174,8 +172,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
-        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a "
-               "forward pass";
+        return "the recipe's keep_last needs linears, the number of mixp_linear calls in a forward "
+               "pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_recipe_has_flags(r))
@@ -199,8 +197,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
 }
 
 /* Returns what is wrong with a recipe of delayed scaling in this context, or NULL. */
-static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
-                                       mixp_result *code) {
+static const char *mixpi_delayed_wrong(
+    const mixp_context *ctx, const mixp_recipe *r, mixp_result *code) {
     const mixpi_casting *c = ctx->casting;
     if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
     *code = MIXP_ERR_DEVICE;
@@ -237,8 +235,8 @@ static const mixp_recipe *mixpi_region_delayed(const mixpi_casting *c, const mix
 }
 
 /* Returns what is wrong with a recipe in a region of this dtype, or NULL. *code: the error. */
-static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                      const mixp_recipe *r, mixp_result *code) {
+static const char *mixpi_recipe_wrong(
+    const mixp_context *ctx, mixp_dtype dtype, const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
     *code = MIXP_ERR_ARGUMENT;
     if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
@@ -297,8 +295,8 @@ static void mixpi_regions_lend_recipe(const mixp_context *ctx) {
 
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
-static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind,
-                                     int no_grad) {
+static mixp_result mixpi_region_open(
+    mixp_context *ctx, mixp_autocast cast, mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
@@ -338,7 +336,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast, mixp
     if (!wrong || !has_pop) c->n_regions++;
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, r, "autocast to %s at level %d: %s",
-                                      mixp_dtype_name(cast.dtype), cast.level, wrong);
+                        mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
 
 /* Opens a region with the level for blocks. */
@@ -373,36 +371,35 @@ static mixp_result mixpi_region_report_crossed(mixp_context *ctx, const char *wh
     const char *scope = mixpi_scope_now(ctx, &length);
     if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the innermost open region is the scope '%.*s' of "
-                                 "mixp_scope_push; close that scope first",
-                                 who, length, scope);
+            "%s: the innermost open region is the scope '%.*s' of mixp_scope_push; close that "
+            "scope first",
+            who, length, scope);
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: the innermost open region is %s (autocast to %s there); close "
-                             "that region first",
-                             who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
+        "%s: the innermost open region is %s (autocast to %s there); close that region first", who,
+        mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
 }
 
 /* Closes the innermost region, which must be of this kind. */
 static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind, const char *who,
-                                    const char *what, const char *push) {
+    const char *what, const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what,
-                                 push);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first", who, what, push);
     if (mixpi_region_now(ctx)->kind != kind) return mixpi_region_report_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
-                            "mixp_autocast_push");
+    return mixpi_region_pop(
+        ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region", "mixp_autocast_push");
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!ctx || level < 0 || level > 3)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_set_level: %d is not 0 to 3", level);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_set_level: %d is not 0 to 3", level);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
@@ -435,7 +432,7 @@ static int mixpi_pattern_is_used(const mixp_context *ctx, const char *pattern) {
 /* Returns what is wrong with a rule, or NULL. *code: the error. delayed: the recipe of delayed
  * scaling of an earlier rule, or NULL. */
 static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_rule *rule,
-                                    const mixp_recipe *delayed, mixp_result *code) {
+    const mixp_recipe *delayed, mixp_result *code) {
     const mixp_recipe *r = rule->recipe;
     *code = MIXP_ERR_ARGUMENT;
     if (!rule->pattern || !*rule->pattern) return "the pattern is empty";
@@ -451,33 +448,33 @@ static const char *mixpi_rule_wrong(const mixp_context *ctx, const mixp_recipe_r
 }
 
 /* Checks all rules. *delayed: their recipe of delayed scaling, or NULL. */
-static mixp_result mixpi_rules_check(mixp_context *ctx, const mixp_recipe_rule *rules, int n,
-                                     const mixp_recipe **delayed) {
+static mixp_result mixpi_rules_check(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n, const mixp_recipe **delayed) {
     *delayed = NULL;
     if (mixpi_region_now(ctx))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_autocast_set_recipes: a region or a scope is open; call the "
-                                 "function between steps");
+            "mixp_autocast_set_recipes: a region or a scope is open; call the function between "
+            "steps");
     if (n < 0 || n > MIXPI_MAX_RULES || (n && !rules))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
-                                 n && !rules ? "rules is NULL" : "the number of rules is wrong");
+            "mixp_autocast_set_recipes: %s; pass 0 to 64 rules",
+            n && !rules ? "rules is NULL" : "the number of rules is wrong");
     for (int i = 0; i < n; i++) {
         const mixp_recipe *r = rules[i].recipe;
         mixp_result code;
         const char *wrong = mixpi_rule_wrong(ctx, &rules[i], *delayed, &code);
         if (wrong)
             return mixp_context_fail(ctx, code,
-                                     "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
-                                     rules[i].pattern ? rules[i].pattern : "NULL", wrong);
+                "mixp_autocast_set_recipes: rule %d, pattern '%.95s': %s", i,
+                rules[i].pattern ? rules[i].pattern : "NULL", wrong);
         if (r && r->kind == MIXP_RECIPE_FP8_DELAYED) *delayed = r;
     }
     return MIXP_OK;
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_autocast_set_recipes(mixp_context *ctx, const mixp_recipe_rule *rules,
-                                                  int n) {
+MIXPREC_API mixp_result mixp_autocast_set_recipes(
+    mixp_context *ctx, const mixp_recipe_rule *rules, int n) {
     const mixp_recipe *delayed;
     mixpi_casting *c;
     mixp_result r;
@@ -564,9 +561,8 @@ MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_scope_push: the name is %s; pass a name, for example "
-                                 "\"h.3\"",
-                                 name ? "empty" : "NULL");
+            "mixp_scope_push: the name is %s; pass a name, for example \"h.3\"",
+            name ? "empty" : "NULL");
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
@@ -589,8 +585,8 @@ MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
     if (ctx && opened >= 0 && opened < mixpi_regions_count(ctx)) ctx->casting->n_regions = opened;
 }
 
-MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn,
-                                            void *user) {
+MIXPREC_API mixp_tensor *mixp_autocast_call(
+    mixp_context *ctx, mixp_dtype dtype, mixpi_tensor_fn fn, void *user) {
     mixp_tensor *t;
     int opened;
     if (!ctx || !fn) return NULL;
@@ -613,8 +609,7 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER,
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open; begin steps outside "
         "of such blocks, and do not leave a block by return, goto, break or an exception (in C++, "
         "use mixp_autocast_scope); around a loop of steps, use mixp_no_grad_open or "
@@ -624,8 +619,8 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
 /* --- policy ---------------------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
-    static const char *const names[] = { "keep",    "low",    "f32",     "f32_out",
-                                         "promote", "banned", "low_out", "all_f32" };
+    static const char *const names[] = { "keep", "low", "f32", "f32_out", "promote", "banned",
+        "low_out", "all_f32" };
     MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
@@ -641,20 +636,19 @@ static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) 
     return op->cls;
 }
 
-MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
-                                               mixp_op_class cls) {
+MIXPREC_API mixp_result mixp_autocast_override(
+    mixp_context *ctx, const mixp_op *op, mixp_op_class cls) {
     mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
     int i = 0;
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                                 !op ? "op is NULL" : "cls is not a mixp_op_class");
+            !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_override: %d operators have an override already, "
-                                 "which is the limit",
-                                 MIXPI_MAX_OVERRIDES);
+            "mixp_autocast_override: %d operators have an override already, which is the limit",
+            MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
     c->overrides[i].cls = cls;
@@ -662,8 +656,8 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
 }
 
 /* The dtype in which a result is stored. natural: the operator's own result dtype. */
-static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls, mixp_dtype natural,
-                                     int rank) {
+static mixp_dtype mixpi_result_dtype(
+    mixp_autocast region, mixp_op_class cls, mixp_dtype natural, int rank) {
     if (region.level == 0 || !mixpi_is_real(natural)) return natural;
     if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
     if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
@@ -692,8 +686,8 @@ static int mixpi_is_low(mixp_dtype dtype) { return dtype == MIXP_F16 || dtype ==
 /* --- counts ---------------------------------------------------------------------------- */
 
 /* Counts a result in a region, for the warning of mixpi_casting_turn. */
-static void mixpi_count_lowered(mixpi_casting *c, mixp_autocast region, const mixp_op *op,
-                                const mixp_tensor *out) {
+static void mixpi_count_lowered(
+    mixpi_casting *c, mixp_autocast region, const mixp_op *op, const mixp_tensor *out) {
     if (!mixpi_is_low(region.dtype)) return;
     c->lowerable++;
     c->low = region.dtype;
@@ -785,7 +779,7 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     else if (t->own.generation) wrong = "an activation has no low copies; use mixp_cast";
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
-                          t->own.generation ? "" : t->name, wrong);
+            t->own.generation ? "" : t->name, wrong);
     low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
     return low;
 }

@@ -97,8 +97,8 @@ static const char *mixpi_rule_aim_wrong(const mixp_scaler_rule *r) {
 }
 
 /* Returns what is wrong with the limits of a rule made from `from`, or NULL. */
-static const char *mixpi_rule_limits_wrong(const mixp_scaler_rule *r,
-                                           const mixp_scaler_desc *from) {
+static const char *mixpi_rule_limits_wrong(
+    const mixp_scaler_rule *r, const mixp_scaler_desc *from) {
     /* Compares bits: if the CPU flushes subnormals, a subnormal scale must not pass for the
      * default. */
     if (mixp_bits_of_f32(from->init_scale) << 1 && !mixpi_scale_is_usable(from->init_scale))
@@ -150,19 +150,18 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from, mixp_scaler_
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
-                                                 mixp_scaler_rule *rule) {
-    static const mixp_scaler_desc none = {
-        MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
-    };
+MIXPREC_API mixp_result mixp_scaler_rule_resolve(
+    const mixp_scaler_desc *desc, mixp_scaler_rule *rule) {
+    static const mixp_scaler_desc none = { MIXP_RULE_TORCH, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+        0 };
     return rule && !mixpi_rule_resolve(desc ? desc : &none, rule) ? MIXP_OK : MIXP_ERR_ARGUMENT;
 }
 
 /* --- making, reading, changing ---------------------------------------------------------- */
 
 /* Adopts d and its rule. If something is wrong, reports it and changes nothing. */
-static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong,
-                                      const char *who) {
+static mixp_result mixpi_scaler_adopt(
+    mixp_scaler *s, const mixp_scaler_desc *d, const char *wrong, const char *who) {
     if (!wrong) wrong = mixpi_rule_resolve(d, &s->rule);
     if (!wrong) {
         s->desc = *d;
@@ -247,8 +246,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     mixp_result r;
     if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
-        return mixp_context_fail(
-            scaler->ctx, MIXP_ERR_ARGUMENT,
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
             "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
             "reciprocal is a normal number too",
             (double)new_scale);
@@ -372,8 +370,7 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
 
 static mixp_result mixpi_report_freed_scaler(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_backward: the scaler of this loss was freed; run forward again "
-                             "with another scaler");
+        "mixp_backward: the scaler of this loss was freed; run forward again with another scaler");
 }
 
 /* Where a loss that is Inf or NaN is noted; NULL in a trial, which belongs to no update. */
@@ -500,9 +497,8 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     if (!a->scaler) return mixpi_report_freed_scaler(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "the result of mixp_scaler_cross_entropy can only be passed to "
-                                 "mixp_backward: pass a factor as share, or use mixp_cross_entropy "
-                                 "and mixp_scaler_scale");
+            "the result of mixp_scaler_cross_entropy can only be passed to mixp_backward: pass a "
+            "factor as share, or use mixp_cross_entropy and mixp_scaler_scale");
     a->walked = 1;
     mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
     g = mixpi_grad_record(c->in[0]);
@@ -544,8 +540,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
 }
 
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
-                                                   mixp_tensor *targets, int32_t ignore,
-                                                   float share, mixp_tensor **loss) {
+    mixp_tensor *targets, int32_t ignore, float share, mixp_tensor **loss) {
     mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;

@@ -4,8 +4,8 @@
 
 /* Do the arrays overlap in a way that conversion cannot handle? Converting in place is allowed if
  * the elements do not get wider. */
-static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *from,
-                                  size_t from_bytes) {
+static int mixpi_convert_overlaps(
+    const void *to, size_t to_bytes, const void *from, size_t from_bytes) {
     uintptr_t d = (uintptr_t)to, s = (uintptr_t)from;
     if (d == s) return to_bytes > from_bytes;
     return d < s ? s - d < to_bytes : d - s < from_bytes;
@@ -35,7 +35,7 @@ static mixpi_convert_kernel mixpi_convert_best(void) {
 }
 
 static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, mixp_in src,
-                                    int64_t n, const mixp_rounding *rounding) {
+    int64_t n, const mixp_rounding *rounding) {
     size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
     mixp_convert_args k;
     mixp_exec x;
@@ -58,20 +58,18 @@ static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, 
 }
 
 MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst, mixp_dtype to,
-                                          const void *src, mixp_dtype from, int64_t n,
-                                          const mixp_rounding *rounding) {
+    const void *src, mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
     return mixpi_convert_by(cpu ? cpu->kernels->convert : mixpi_convert_best(),
-                            mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
+        mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-                                             mixp_dtype from, int64_t n,
-                                             const mixp_rounding *rounding) {
-    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n,
-                            rounding);
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding) {
+    return mixpi_convert_by(
+        mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
 
-MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src, mixp_dtype from,
-                                     int64_t n) {
+MIXPREC_API mixp_result mixp_convert(
+    void *dst, mixp_dtype to, const void *src, mixp_dtype from, int64_t n) {
     return mixp_convert_rounded(dst, to, src, from, n, NULL);
 }

@@ -49,8 +49,8 @@ static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
 /* Decides whether tiles multiply q, k, v and `other`, which in the forward pass is one of them. All
  * must be bf16, or all f16. The rule takes no size, so a query's result has the same bits in each
  * batch and beside each number of keys. */
-static void mixpi_heads_take_tiles(mixpi_heads *h, const mixpi_attention_set *set,
-                                   const mixp_attention_args *k, mixp_in other) {
+static void mixpi_heads_take_tiles(
+    mixpi_heads *h, const mixpi_attention_set *set, const mixp_attention_args *k, mixp_in other) {
     const mixp_dtype dtype = k->q.dtype;
     if (dtype != MIXP_BF16 && dtype != MIXP_F16) return;
     if (k->k.dtype != dtype || k->v.dtype != dtype || other.dtype != dtype) return;
@@ -175,8 +175,8 @@ typedef struct mixpi_attention_room {
     float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
 } mixpi_attention_room;
 
-static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
-                                     float *from) {
+static int64_t mixpi_attention_carve(
+    mixpi_attention_room *room, const mixpi_heads *h, float *from) {
     int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
     mixpi_carver c = { from, 0 };
     room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
@@ -209,8 +209,8 @@ typedef struct mixpi_attention_grad_room {
     float *p, *g;               /* probabilities and their gradients, shaped as scores     */
 } mixpi_attention_grad_room;
 
-static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room, const mixpi_heads *h,
-                                          float *from) {
+static int64_t mixpi_attention_grad_carve(
+    mixpi_attention_grad_room *room, const mixpi_heads *h, float *from) {
     int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
     mixpi_carver c = { from, 0 };
     room->q = mixpi_carve(&c, all);
@@ -297,8 +297,8 @@ typedef struct mixpi_tiled_grad_room {
                                            with values that are not finite                 */
 } mixpi_tiled_grad_room;
 
-static int64_t mixpi_tiled_grad_carve(mixpi_tiled_grad_room *room, const mixpi_heads *h,
-                                      float *from) {
+static int64_t mixpi_tiled_grad_carve(
+    mixpi_tiled_grad_room *room, const mixpi_heads *h, float *from) {
     const int64_t blocks = h->group * mixpi_ceil_div(h->t, MIXPI_QUERIES);
     const int64_t panel = mixpi_panel_codes(h, h->parts), block = MIXPI_KEYS * h->wide;
     const int64_t scores = MIXPI_QUERIES * MIXPI_KEYS;
@@ -355,8 +355,8 @@ static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes)
     return scores * 2 * k->d / lanes + scores;
 }
 
-static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
-                                       const mixpi_attention_set *set) {
+static mixp_result mixpi_cpu_attention(
+    const mixp_exec *x, const mixp_attention_args *k, const mixpi_attention_set *set) {
     int64_t many = k->b * k->heads;
     const int64_t work = mixpi_attention_work(k, set->lanes);
     mixpi_attention_job job;
@@ -381,9 +381,8 @@ static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_
     return mixpi_run_sliced(x, many * job.chunks, work, set->forward, &job, &job.slices);
 }
 
-static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k,
-                                                const mixpi_attention_set *set) {
+static mixp_result mixpi_cpu_attention_backward(
+    const mixp_exec *x, const mixp_attention_backward_args *k, const mixpi_attention_set *set) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job job;
     mixp_result r;
@@ -406,6 +405,5 @@ static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
     job.drops = mixpi_drops_of(forward);
     job.slices.floats = mixpi_attention_grad_floats(&job.heads);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * mixpi_attention_work(forward, set->lanes), set->backward, &job,
-                            &job.slices);
+        2 * mixpi_attention_work(forward, set->lanes), set->backward, &job, &job.slices);
 }

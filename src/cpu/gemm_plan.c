@@ -31,9 +31,9 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         float *c = (float *)g->c.data + z * g->stride_c;
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
-                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
-                    mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
-                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+            g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n, (int)g->k,
+            mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
+            g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
 }
@@ -172,7 +172,7 @@ static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
 /* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
  * slices->floats floats, which the job finds through `slices`. */
 static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
-                                    void *job, mixpi_slices *slices) {
+    void *job, mixpi_slices *slices) {
     int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
     slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
     if (!slices->first) return MIXP_ERR_MEMORY;
@@ -344,7 +344,7 @@ static void mixpi_gemm_cut(mixpi_gemm_job *job, int64_t threads) {
 
 /* Plans a gemm by the tiles of `set`, all but the memory of its slices. */
 static void mixpi_gemm_plan(mixpi_gemm_job *job, const mixp_gemm_args *g, int pairs,
-                            const mixpi_gemm_shape *set, int64_t threads) {
+    const mixpi_gemm_shape *set, int64_t threads) {
     const int64_t passes = mixpi_ceil_div(g->k, MIXPI_KC);
     mixpi_gemm_block block;
     job->g = g;
@@ -373,8 +373,8 @@ static int mixpi_gemm_starts(const mixp_gemm_args *g, mixp_result *r) {
 }
 
 /* Runs a gemm. have: the pairs that the device multiplies. */
-static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
-                                  const mixpi_gemm_shape *set) {
+static mixp_result mixpi_cpu_gemm(
+    const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have, const mixpi_gemm_shape *set) {
     const int64_t work = g->m * g->n * g->k * g->batch / set->lanes;
     mixpi_gemm_job job;
     mixp_result r;
@@ -383,6 +383,6 @@ static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, m
     if (mixpi_gemm_cblas(g)) return MIXP_OK;
 #endif
     mixpi_gemm_plan(&job, g, mixpi_pairs_for(have, g->a, g->b), set, mixpi_workers(x, work));
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
-                            &job.slices);
+    return mixpi_run_sliced(
+        x, g->batch * job.down * job.across, work, set->task, &job, &job.slices);
 }

@@ -177,11 +177,11 @@ static const char *mixpi_check_environment(void) {
 /* Which speed of the machine this build does not use, as a text; NULL = it uses all. */
 static const char *mixpi_check_speed(void) {
 #if MIXPI_GNU && !defined(__OPTIMIZE__)
-    return "slow: compiled without optimisation: products take 10 to 100 times as long; "
-           "compile with -O2";
+    return "slow: compiled without optimisation: products take 10 to 100 times as long; compile "
+           "with -O2";
 #elif !MIXPI_X86 && !MIXPI_ARM && MIXPI_HAS_VECTORS
-    return "slow: compiled without vector instructions: products take 10 times as long; "
-           "compile with gcc or clang, and without MIXPREC_NO_SIMD";
+    return "slow: compiled without vector instructions: products take 10 times as long; compile "
+           "with gcc or clang, and without MIXPREC_NO_SIMD";
 #elif !defined(_OPENMP) && !defined(MIXPREC_THREADS) && MIXPI_POSIX
     if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
         return "slow: compiled without threads: only one core is used; compile with -fopenmp, or "
@@ -211,8 +211,8 @@ static const char *mixpi_check_amx(mixpi_amx_state tiles) {
     }
 }
 
-static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
-                                      const char *where) {
+static mixp_result mixpi_check_failed(
+    char *message, size_t size, const char *why, const char *where) {
     if (message && size) snprintf(message, size, "%s%s", why, where);
     return MIXP_ERR_DEVICE;
 }
@@ -228,18 +228,18 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,
-                                      "conversions give wrong results: do not use this build on "
-                                      "this machine; try another compiler; device ",
-                                      cpu->name);
+                "conversions give wrong results: do not use this build on this machine; try "
+                "another compiler; device ",
+                cpu->name);
     }
 
     /* The scale, and an update. */
     if (!mixpi_check_scaler())
         return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
-                                  "do not use this build on this machine; try another compiler");
+            "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
         return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
-                                  "do not use this build on this machine; try another compiler");
+            "do not use this build on this machine; try another compiler");
 
     /* A slow build is worth a message, but no error. */
     why = mixpi_check_speed();

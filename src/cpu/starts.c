@@ -32,8 +32,8 @@ static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_m
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
-                                   const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_unary(
+    const mixp_exec *x, const mixp_unary_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
@@ -43,8 +43,8 @@ static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary_backward_args *k,
-                                            const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_unary_backward(
+    const mixp_exec *x, const mixp_unary_backward_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
@@ -56,8 +56,8 @@ static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
-                                    const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_binary(
+    const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!mixpi_binary_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
@@ -66,8 +66,8 @@ static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_binary_args *k,
-                                             const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_binary_backward(
+    const mixp_exec *x, const mixp_binary_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
     int sums;
@@ -78,16 +78,16 @@ static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_bina
     return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
 }
 
-static mixp_result mixpi_cpu_reduce(const mixp_exec *x, const mixp_reduce_args *k,
-                                    const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_reduce(
+    const mixp_exec *x, const mixp_reduce_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
     s.factor = k->factor;
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k,
-                                             const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_reduce_backward(
+    const mixp_exec *x, const mixp_reduce_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
     m.p = k->factor;
@@ -101,8 +101,8 @@ static void mixpi_note_bad(const mixp_scale_by_args *k) {
     }
 }
 
-static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_args *k,
-                                      const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_scale_by(
+    const mixp_exec *x, const mixp_scale_by_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
@@ -112,16 +112,16 @@ static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_ar
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
-                                   const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_where(
+    const mixp_exec *x, const mixp_where_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if (!mixpi_where_is_valid(k)) return MIXP_ERR_ARGUMENT;
     mixpi_where_map(&m, k);
     return mixpi_map_run(x, &m, units->map);
 }
 
-static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where_args *k,
-                                            const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_where_backward(
+    const mixp_exec *x, const mixp_where_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
     mixpi_where_slope_map(&s.map, k);
@@ -131,8 +131,8 @@ static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args *k,
-                                     mixpi_unit unit) {
+static mixp_result mixpi_cpu_dropout(
+    const mixp_exec *x, const mixp_dropout_args *k, mixpi_unit unit) {
     mixpi_dropout_job d;
     if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
@@ -140,8 +140,8 @@ static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args
     return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK, unit, &d);
 }
 
-static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *k,
-                                    mixpi_unit unit) {
+static mixp_result mixpi_cpu_random(
+    const mixp_exec *x, const mixp_random_args *k, mixpi_unit unit) {
     mixpi_random_job d;
     if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
         return MIXP_ERR_ARGUMENT;
@@ -162,8 +162,8 @@ static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mix
     return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
 }
 
-static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_backward_args *k,
-                                          mixpi_unit unit) {
+static mixp_result mixpi_cpu_max_backward(
+    const mixp_exec *x, const mixp_max_backward_args *k, mixpi_unit unit) {
     mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
     int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
@@ -172,8 +172,8 @@ static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_bac
     return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each, unit, k);
 }
 
-static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *k,
-                                    mixpi_unit unit) {
+static mixp_result mixpi_cpu_gather(
+    const mixp_exec *x, const mixp_gather_args *k, mixpi_unit unit) {
     int64_t count = k->outer * k->m * k->inner;
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
@@ -181,8 +181,8 @@ static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *
     return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK, unit, k);
 }
 
-static mixp_result mixpi_cpu_gather_backward(const mixp_exec *x, const mixp_gather_args *k,
-                                             mixpi_unit unit) {
+static mixp_result mixpi_cpu_gather_backward(
+    const mixp_exec *x, const mixp_gather_args *k, mixpi_unit unit) {
     int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
@@ -198,22 +198,22 @@ static mixp_result mixpi_cpu_rope(const mixp_exec *x, const mixp_rope_args *k, m
     job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + pairs;
-    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
-                    mixpi_rope_run, &job);
+    mixpi_each_unit(
+        x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16, mixpi_rope_run, &job);
     return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, unit, &job);
 }
 
 /* --- softmax, norms, embedding --- */
 
-static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args *k,
-                                     mixpi_unit row) {
+static mixp_result mixpi_cpu_softmax(
+    const mixp_exec *x, const mixp_softmax_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k, mixpi_unit row) {
+static mixp_result mixpi_cpu_softmax_backward(
+    const mixp_exec *x, const mixp_softmax_backward_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da)) return MIXP_ERR_DTYPE;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
@@ -232,8 +232,8 @@ static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *
 }
 
 /* join: adds the tasks' sums of a block of columns. */
-static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k,
-                                           mixpi_unit row, mixpi_unit join) {
+static mixp_result mixpi_cpu_norm_backward(
+    const mixp_exec *x, const mixp_norm_backward_args *k, mixpi_unit row, mixpi_unit join) {
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     mixpi_units units = { row, NULL, k->rows, 1 };
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
@@ -254,21 +254,20 @@ static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_b
     units.per_task = job.per_task;
     mixpi_run_units(x, &units, k->rows * k->cols);
     if (!job.sums) return MIXP_OK;
-    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join,
-                           &job);
+    return mixpi_each_unit(
+        x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join, &job);
 }
 
-static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_args *k,
-                                       mixpi_unit row) {
+static mixp_result mixpi_cpu_embedding(
+    const mixp_exec *x, const mixp_embedding_args *k, mixpi_unit row) {
     if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, k->cols, row, k);
 }
 
-static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
-                                                const mixp_embedding_backward_args *k,
-                                                mixpi_unit row) {
+static mixp_result mixpi_cpu_embedding_backward(
+    const mixp_exec *x, const mixp_embedding_backward_args *k, mixpi_unit row) {
     mixpi_embedding_back_job job = { k, NULL, NULL };
     void *memory;
     if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
@@ -282,8 +281,8 @@ static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
 
 /* --- losses --- */
 
-static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k,
-                                           mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy(
+    const mixp_exec *x, const mixp_cross_entropy_args *k, mixpi_unit row) {
     mixpi_entropy_job job = { k, NULL };
     if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
     if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0) return MIXP_ERR_ARGUMENT;
@@ -295,9 +294,8 @@ static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
-                                                    const mixp_cross_entropy_backward_args *k,
-                                                    mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy_backward(
+    const mixp_exec *x, const mixp_cross_entropy_backward_args *k, mixpi_unit row) {
     mixpi_entropy_back_job job = { k, 0.0f };
     if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
         return MIXP_ERR_DTYPE;
@@ -306,9 +304,8 @@ static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
     return mixpi_each_unit(x, k->rows, k->cols, row, &job);
 }
 
-static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
-                                                const mixp_cross_entropy_both_args *k,
-                                                mixpi_unit row) {
+static mixp_result mixpi_cpu_cross_entropy_both(
+    const mixp_exec *x, const mixp_cross_entropy_both_args *k, mixpi_unit row) {
     const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
     mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
     if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
@@ -324,14 +321,14 @@ static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
 }
 
 /* The losses of the elements, without their sum. */
-static mixp_result mixpi_cpu_loss_each(const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m,
-                                       const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss_each(
+    const mixp_exec *x, const mixp_loss_args *k, mixpi_map *m, const mixpi_map_units *units) {
     m->y.data = k->each;
     return mixpi_map_run(x, m, units->map);
 }
 
-static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
-                                  const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss(
+    const mixp_exec *x, const mixp_loss_args *k, const mixpi_map_units *units) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n, mixpi_out_to(k->y, MIXP_F32, 0));
@@ -344,8 +341,8 @@ static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
     return mixpi_sum_run(x, &s, units);
 }
 
-static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k,
-                                           const mixpi_map_units *units) {
+static mixp_result mixpi_cpu_loss_backward(
+    const mixp_exec *x, const mixp_loss_backward_args *k, const mixpi_map_units *units) {
     mixpi_map m;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
     if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
@@ -427,8 +424,8 @@ typedef struct mixpi_quantise_units {
 
 /* The largest magnitude of each row, or with by_lines of each column, in q->amax; and of the array,
  * in *amax. */
-static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q,
-                                             const mixpi_quantise_units *units, uint32_t *amax) {
+static MIXPI_SELDOM mixp_result mixpi_q_amax(
+    const mixp_exec *x, mixpi_quantising *q, const mixpi_quantise_units *units, uint32_t *amax) {
     const int down = q->k.by_lines && q->k.block_cols == 1;
     const int64_t n = down ? q->k.cols : q->k.rows;
     q->amax = (uint32_t *)mixpi_scratch(x, (size_t)n * sizeof *q->amax);
@@ -440,8 +437,8 @@ static MIXPI_SELDOM mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantisin
     return MIXP_OK;
 }
 
-static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                                   const mixpi_quantise_units *units) {
+static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, const mixpi_quantise_units *units) {
     const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
     mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
     mixpi_quantising q;
@@ -471,8 +468,8 @@ static MIXPI_SELDOM mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mix
     return MIXP_OK;
 }
 
-static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
-                                      mixpi_unit strip) {
+static mixp_result mixpi_cpu_hadamard(
+    const mixp_exec *x, const mixp_hadamard_args *k, mixpi_unit strip) {
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);

@@ -80,8 +80,8 @@ static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char
     memcpy(copy, codes, (size_t)b->n * (size_t)size);
     return copy;
 }
-static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
-                                  mixpi_small_copy *copy) {
+static mixpi_small mixpi_small_of(
+    const mixp_param_row *row, int64_t first, int n, mixpi_small_copy *copy) {
     mixpi_small b;
     b.first = first;
     b.n = n;
@@ -131,7 +131,7 @@ static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
-                                    const mixp_param_row *rows, int64_t count, mixp_task task) {
+    const mixp_param_row *rows, int64_t count, mixp_task task) {
     int64_t i, first, n = 0, work = 0;
     for (i = 0; i < count; i++) {
         if (!rows[i].active) continue;
@@ -207,8 +207,8 @@ static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
     return job;
 }
 
-static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
-                                        mixp_task task) {
+static mixp_result mixpi_cpu_grad_stats(
+    const mixp_exec *x, const mixp_grad_stats_args *k, mixp_task task) {
     const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
     mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
     mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);

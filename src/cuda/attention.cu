@@ -79,8 +79,8 @@ __device__ inline float cap_slope(const Heads &h, float s) {
 /* The mask's value for a query and a key, both in range. */
 __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
     if (!h.mask.data) return 0.0f;
-    return get1(h.mask,
-                head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
+    return get1(
+        h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row + (int64_t)key * h.mask_key);
 }
 
 /* The key of dropout's random numbers; 0 without dropout. */
@@ -142,8 +142,8 @@ __device__ inline void left_factor(uint32_t *a, const uint16_t *tile, int row, i
 template <int D>
 __device__ inline void right_rows(uint32_t *b, const uint16_t *tile, int row, int k) {
     int lane = (int)threadIdx.x % warp_size;
-    ldmatrix_x4<false>(b,
-                       tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
+    ldmatrix_x4<false>(
+        b, tile + fragment_at<D>(row, lane % 8 + lane / 16 * 8, 2 * k ^ lane / 8 % 2));
 }
 /* The right factor of scores x other: 16 rows are summed over, 16 columns stay. */
 template <int D>
@@ -174,8 +174,8 @@ template <bool bf16> __device__ inline void as_left_factor(uint32_t *a, const fl
 
 /* sums[M][D] += weights[M][16] x rows [row, row+16) of the tile */
 template <int D, int M, bool bf16>
-__device__ inline void add_weighted(float (*sums)[D / 8][4], const uint32_t (*weights)[4],
-                                    const uint16_t *tile, int row) {
+__device__ inline void add_weighted(
+    float (*sums)[D / 8][4], const uint32_t (*weights)[4], const uint16_t *tile, int row) {
     MIXPI_UNROLL
     for (int n = 0; n < D / 16; n++) {
         uint32_t b[4];
@@ -221,8 +221,8 @@ template <int D, int M> struct RowSums { float o[M][D / 8][4], top[M][2], sum[M]
 
 /* s = queries x keys' */
 template <int D, bool bf16, int M, int N>
-__device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[D / 16][4],
-                                      const uint16_t *keys) {
+__device__ inline void forward_scores(
+    float (*s)[N / 8][4], const uint32_t (*q)[D / 16][4], const uint16_t *keys) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++) {
         MIXPI_UNROLL
@@ -270,8 +270,8 @@ __device__ inline void forward_modify(float (*s)[4], const Heads &h, const Place
 
 /* Drops weights of a fragment. */
 template <int N>
-__device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draws,
-                                    const Place &at) {
+__device__ inline void forward_drop(
+    float (*s)[4], const Heads &h, uint64_t draws, const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
@@ -290,8 +290,8 @@ template <bool modified> __device__ inline float exp_from(float s, float top, fl
  * multiplied by, for their new top. top is the maximum of changed scores; otherwise of scores times
  * factor, where factor is scale log2 e. */
 template <bool modified, int N>
-__device__ inline float forward_half(float (*s)[4], float &top_so_far, float &sum_so_far, int half,
-                                     float factor) {
+__device__ inline float forward_half(
+    float (*s)[4], float &top_so_far, float &sum_so_far, int half, float factor) {
     float most = -INFINITY, top, shrink, sum = 0.0f;
 
     /* Find the row's new top, over the four threads that share the row. */
@@ -334,8 +334,7 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m, f
 /* Processes one tile of keys and values. q: the warp's queries; the first is tile.row. */
 template <int D, bool bf16, bool modified, int M>
 __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t draws,
-                                    const uint32_t (*q)[D / 16][4], const uint16_t *keys,
-                                    const Place &tile) {
+    const uint32_t (*q)[D / 16][4], const uint16_t *keys, const Place &tile) {
     const int N = Forward<D, modified>::keys;
     int lane = (int)threadIdx.x % warp_size, end = tile.end;
     float s[M][N / 8][4] = {};
@@ -395,7 +394,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         for (int n = 0; n < D / 8; n++) {
             float x = r.o[m][n][2 * half] * inverse, y = r.o[m][n][2 * half + 1] * inverse;
             put_pair(h.out, at + 8 * n, stochastic ? mixpi_round_stochastically(h.out.dtype, x) : x,
-                     stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
+                stochastic ? mixpi_round_stochastically(h.out.dtype, y) : y);
         }
     }
 }
@@ -488,8 +487,8 @@ template <int D, int M> struct Own {
 
 /* s += a x other' for 32 columns, a: 16 of D. */
 template <int D, bool bf16, int M>
-__device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other,
-                                    int column, int k) {
+__device__ inline void add_products(
+    float (*s)[4][4], const uint32_t (*a)[4], const uint16_t *other, int column, int k) {
     MIXPI_UNROLL
     for (int n = 0; n < 2; n++) {
         uint32_t b[4];
@@ -506,8 +505,8 @@ __device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4], co
  * keeps own[1] (dy) in registers. The walk that owns keys has no registers left and reads own[1]
  * again. */
 template <int D, bool bf16, bool keys, int M>
-__device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w,
-                                       const uint16_t *other, int column) {
+__device__ inline void backward_scores(
+    float (*s)[4][4], float (*g)[4][4], const Own<D, M> &w, const uint16_t *other, int column) {
     MIXPI_UNROLL_BY((keys ? 2 : D / 16))
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[M][4], c[M][4];
@@ -524,8 +523,8 @@ __device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4], const
 /* Turns scores into weights, and g into their gradients. lse and delta belong to columns (keys) or
  * to rows (queries). */
 template <bool keys>
-__device__ inline void backward_weights(float (*s)[4], float (*g)[4], float factor,
-                                        const float *lse, const float *delta) {
+__device__ inline void backward_weights(
+    float (*s)[4], float (*g)[4], float factor, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -540,8 +539,7 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
 /* backward_weights for changed scores: those with a cap, a mask or dropout. */
 template <bool keys>
 __device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Heads &h,
-                                         uint64_t draws, const Place &p, const float *lse,
-                                         const float *delta) {
+    uint64_t draws, const Place &p, const float *lse, const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -563,8 +561,8 @@ __device__ inline void backward_modified(float (*s)[4], float (*g)[4], const Hea
  * the weights are NaN. (In the forward pass, as in other flash attentions, a NaN or Inf in the
  * values of a later key does reach earlier queries of its tile, because 0 times it is NaN.) */
 template <bool keys>
-__device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end, int row,
-                                     int column) {
+__device__ inline void backward_hide(
+    float (*s)[4], float (*g)[4], int ahead, int end, int row, int column) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
         MIXPI_UNROLL
@@ -578,8 +576,7 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, in
 /* Processes 32 columns of a tile that begins at `at`. */
 template <int D, bool bf16, bool keys, bool modified, int M>
 __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
-                                        const Own<D, M> &w, const uint16_t *other,
-                                        const float *statistics, int at, int column) {
+    const Own<D, M> &w, const uint16_t *other, const float *statistics, int at, int column) {
     int lane = (int)threadIdx.x % warp_size, low = w.first + w.row, from = at + column;
     int end = keys ? h.t : w.end, own_end = keys ? w.end : h.t;
     float s[M][4][4] = {}, g[M][4][4] = {};
@@ -624,8 +621,8 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
 struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
 
 template <int D, int M>
-__device__ inline void backward_store(const float (*sums)[D / 8][4], const GradRows &to, int row,
-                                      float factor) {
+__device__ inline void backward_store(
+    const float (*sums)[D / 8][4], const GradRows &to, int row, float factor) {
     int lane = (int)threadIdx.x % warp_size;
     if (!to.out.data) return;
     MIXPI_UNROLL
@@ -637,7 +634,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(to.out, at + 8 * n, there ? factor * sums[m][n][2 * half] : 0.0f,
-                     there ? factor * sums[m][n][2 * half + 1] : 0.0f);
+                there ? factor * sums[m][n][2 * half + 1] : 0.0f);
     }
 }
 
@@ -689,8 +686,8 @@ __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
 
 /* Keys: sums[0] is for dk, sums[1] for dv. */
 template <int D, bool keys, int M>
-__device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const Heads &h,
-                                       const Own<D, M> &w) {
+__device__ inline void backward_finish(
+    const float (*sums)[M][D / 8][4], const Heads &h, const Own<D, M> &w) {
     int row = w.first + w.row;
     if (keys) {
         GradRows dk = { h.dk, met_at(h, h.k_at, w.z), h.k_at.row, h.keys, w.end };
@@ -706,8 +703,8 @@ __device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const H
 /* Starts the copy of tile `tile` of the side that a block walks over. keys: the tile belongs to
  * head z + `turn` of q, where z is the group's first head. */
 template <int D, bool keys>
-__device__ inline void walk_fetch(uint16_t *to, const Heads &h, int z, int turn, int tile,
-                                  int end) {
+__device__ inline void walk_fetch(
+    uint16_t *to, const Heads &h, int z, int turn, int tile, int end) {
     const int N = 64;
     const mixp_head_strides &at0 = keys ? h.q_at : h.k_at, &at1 = keys ? h.y_at : h.v_at;
     const uint16_t *other0 = (const uint16_t *)(keys ? h.q.data : h.k.data);
@@ -789,9 +786,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         __syncthreads();
         if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
-            backward_columns<D, bf16, keys, modified, M>(
-                sums, h, w, now, statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N,
-                column);
+            backward_columns<D, bf16, keys, modified, M>(sums, h, w, now,
+                statistics + i % 2 * 2 * N, (begin + (keys ? i % tiles : i)) * N, column);
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }

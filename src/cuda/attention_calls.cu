@@ -12,11 +12,11 @@ inline int64_t key_blocks(const Heads &h, int rows) {
 }
 
 inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t blocks, size_t bytes,
-                                    const Heads &h, int threads = attention_threads) {
+    const Heads &h, int threads = attention_threads) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention",
-                   "more rows than the grid of a kernel can hold; split the batch");
+            "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess) e = MIXPI_LAUNCH(kernel, (unsigned)blocks, threads, bytes, k->stream, h);
     return k->report("attention", e);
@@ -30,13 +30,13 @@ mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
     typedef Backward<D, modified> Back;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, attention_forward<D, bf16, modified>,
-                                query_blocks(h, Ahead::rows), Ahead::bytes, h);
+        return attention_launch(
+            k, attention_forward<D, bf16, modified>, query_blocks(h, Ahead::rows), Ahead::bytes, h);
     r = attention_launch(k, attention_backward<D, bf16, false, modified>,
-                         query_blocks(h, Back::rows), Back::bytes, h);
+        query_blocks(h, Back::rows), Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, attention_backward<D, bf16, true, modified>,
-                            key_blocks(h, Back::rows), Back::bytes, h);
+    return attention_launch(
+        k, attention_backward<D, bf16, true, modified>, key_blocks(h, Back::rows), Back::bytes, h);
 }
 
 #ifndef MIXPREC_CUDASIM
@@ -64,12 +64,12 @@ template <int D, bool bf16> mixp_result wide_run(Kernel *k, const Heads &h, bool
     mixp_result r;
     if (!backward)
         return attention_launch(k, wide_forward<D, bf16>, query_blocks(h, Ahead::rows),
-                                Ahead::bytes, h, Ahead::threads);
+            Ahead::bytes, h, Ahead::threads);
     r = attention_launch(k, wide_backward<D, bf16, false>, query_blocks(h, Back::rows), Back::bytes,
-                         h, Back::threads);
+        h, Back::threads);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, wide_backward<D, bf16, true>, key_blocks(h, BackKeys::rows),
-                            BackKeys::bytes, h, BackKeys::threads);
+        BackKeys::bytes, h, BackKeys::threads);
 }
 #endif
 
@@ -139,13 +139,13 @@ template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, boo
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
     mixp_result r;
     if (!backward)
-        return attention_launch(k, plain_forward<parts, M>, query_blocks(h, 16 * M), plain_bytes(M),
-                                h);
-    r = attention_launch(k, plain_backward<false, parts, M>, query_blocks(h, 16 * M),
-                         plain_bytes(M), h);
+        return attention_launch(
+            k, plain_forward<parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
+    r = attention_launch(
+        k, plain_backward<false, parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, plain_backward<true, parts, of_keys>, key_blocks(h, 16 * of_keys),
-                            plain_bytes(of_keys), h);
+        plain_bytes(of_keys), h);
 }
 inline mixp_result plain_run(Kernel *k, Heads &h, bool backward) {
     h.modified = is_modified(h); /* whatever tensor cores have no room for */
@@ -164,13 +164,13 @@ inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF
 /* Reports a call that the kernels do not support; otherwise MIXP_OK. */
 inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
-        return say(k.state, MIXP_ERR_SHAPE, "attention",
-                   "a head is wider than 256; use more heads");
+        return say(
+            k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256; use more heads");
     if (args.t > most_rows || args.keys > most_rows || args.heads > 0x1FFFFF ||
         !short_row(args.q_at) || !short_row(args.k_at) || !short_row(args.v_at))
         return say(k.state, MIXP_ERR_SHAPE, "attention",
-                   "a sequence, a head count or a row stride exceeds the kernel's limit; use "
-                   "shorter sequences");
+            "a sequence, a head count or a row stride exceeds the kernel's limit; use shorter "
+            "sequences");
     if (!is_real(args.q.dtype) || !is_real(args.k.dtype) || !is_real(args.v.dtype) ||
         !is_real(args.y.dtype) || (args.mask.data && !is_real(args.mask.dtype)))
         return MIXP_ERR_DTYPE;
@@ -256,8 +256,8 @@ static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention
     return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }
 
-static mixp_result mixpi_cuda_attention_backward(const mixp_exec *x,
-                                                 const mixp_attention_backward_args *args) {
+static mixp_result mixpi_cuda_attention_backward(
+    const mixp_exec *x, const mixp_attention_backward_args *args) {
     Kernel k(x);
     Heads h;
     mixp_result r;

@@ -57,13 +57,13 @@ __device__ inline void put4(float *at, const float *v) {
 /* A head's rows: row i begins at element first + i * ld; rows from `end` on read as 0. */
 struct PlainRows { mixp_in a; int64_t first, ld; int end; };
 
-__device__ inline PlainRows query_rows(const Heads &h, mixp_in a, const mixp_head_strides &at,
-                                       int z) {
+__device__ inline PlainRows query_rows(
+    const Heads &h, mixp_in a, const mixp_head_strides &at, int z) {
     PlainRows rows = { a, head_at(h, at, z), at.row, h.t };
     return rows;
 }
-__device__ inline PlainRows key_rows(const Heads &h, mixp_in a, const mixp_head_strides &at, int z,
-                                     int end) {
+__device__ inline PlainRows key_rows(
+    const Heads &h, mixp_in a, const mixp_head_strides &at, int z, int end) {
     PlainRows rows = { a, met_at(h, at, z), at.row, end };
     return rows;
 }
@@ -115,8 +115,8 @@ __device__ inline void fetch_any(float *tile, const PlainRows &from, const Plain
 
 /* Starts to fetch rows [first, first + rows) of one part. */
 template <int rows>
-__device__ inline void plain_fetch(float *tile, const Heads &h, const PlainRows &from, int first,
-                                   int part) {
+__device__ inline void plain_fetch(
+    float *tile, const Heads &h, const PlainRows &from, int first, int part) {
     PlainPiece p = { (int)threadIdx.x / 8, (int)threadIdx.x % 8, 0, first, 0 };
     int column = part * plain_columns + 8 * p.group;
     p.n = (int)least(8, h.d - column);
@@ -134,8 +134,8 @@ __device__ inline void plain_arrive() {
 
 /* s += own x other', over the first `groups` groups of a part. */
 template <int M>
-__device__ inline void plain_multiply(float (*s)[8], const float *own, const float *other,
-                                      int groups) {
+__device__ inline void plain_multiply(
+    float (*s)[8], const float *own, const float *other, int groups) {
     int row = plain_row<M>(), column = plain_column();
     MIXPI_UNROLL_BY(1)
     for (int k = 0; k < groups; k++) {
@@ -196,8 +196,8 @@ struct PlainPlace {
 };
 
 template <int M>
-__device__ inline PlainPlace plain_place(const Heads &h, float *shared, int z, int first,
-                                         bool keys) {
+__device__ inline PlainPlace plain_place(
+    const Heads &h, float *shared, int z, int first, bool keys) {
     PlainPlace w = {};
     w.own = shared;
     w.other = w.own + 16 * M * plain_columns;
@@ -215,7 +215,7 @@ constexpr size_t plain_bytes(int M) {
 /* s += own x other'. own_there: the own rows have been fetched before, if they are one part. */
 template <int parts, int M>
 __device__ inline void plain_scores(float (*s)[8], const Heads &h, const PlainPlace &w,
-                                    const PlainRows &own, const PlainRows &other, bool own_there) {
+    const PlainRows &own, const PlainRows &other, bool own_there) {
     MIXPI_UNROLL_BY(1)
     for (int part = 0; part * plain_columns < h.d; part++) {
         int columns = (int)least(plain_columns, h.d - part * plain_columns);
@@ -230,7 +230,7 @@ __device__ inline void plain_scores(float (*s)[8], const Heads &h, const PlainPl
 /* sums += weights x other. there: the other rows have just been fetched, if they are one part. */
 template <int parts, int M>
 __device__ inline void plain_sums(float (*sums)[M][8], const float *weights, const Heads &h,
-                                  const PlainPlace &w, const PlainRows &other, bool there) {
+    const PlainPlace &w, const PlainRows &other, bool there) {
     __syncwarp();
     MIXPI_UNROLL
     for (int part = 0; part < parts; part++) {
@@ -301,8 +301,8 @@ template <int parts, int M> struct PlainSums { float o[parts][M][8], top[M], sum
 
 /* Turns scores into weights, and rescales the rows' sums to their new top. */
 template <int parts, int M>
-__device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, const Heads &h,
-                                     const PlainPlace &w) {
+__device__ inline void plain_softmax(
+    float (*s)[8], PlainSums<parts, M> &r, const Heads &h, const PlainPlace &w) {
     float factor = h.modified ? 1.0f : h.scale;
     MIXPI_UNROLL
     for (int i = 0; i < M; i++) {
@@ -335,8 +335,8 @@ __device__ inline void plain_softmax(float (*s)[8], PlainSums<parts, M> &r, cons
 }
 
 template <int parts, int M>
-__device__ inline void plain_store(const float (*sums)[M][8], const Heads &h, const GradRows &to,
-                                   int first, float factor) {
+__device__ inline void plain_store(
+    const float (*sums)[M][8], const Heads &h, const GradRows &to, int first, float factor) {
     if (!to.out.data) return;
     MIXPI_UNROLL
     for (int n = 0; n < parts * M; n++) {
@@ -424,8 +424,8 @@ __device__ inline bool is_seen(const Heads &h, const PlainPlace &w, int query, i
 
 /* Turns scores into weights, and g into their gradients. */
 template <bool keys, int M>
-__device__ inline void plain_weights(float (*s)[8], float (*g)[8], const Heads &h,
-                                     const PlainPlace &w) {
+__device__ inline void plain_weights(
+    float (*s)[8], float (*g)[8], const Heads &h, const PlainPlace &w) {
     const int queries = keys ? 8 : M;
     int mine = w.first + plain_row<M>(), that = w.at + plain_column();
 

@@ -63,7 +63,7 @@ __device__ inline void wide_scores(float (*s)[4], uint64_t a, uint64_t b) {
     MIXPI_UNROLL
     for (int k = 0; k < D / 16; k++)
         wgmma<N, bf16, false>(s, a + (k / 4 * own_rows * 128 + k % 4 * 32) / 16,
-                              b + (k / 4 * N * 128 + k % 4 * 32) / 16, k > 0);
+            b + (k / 4 * N * 128 + k % 4 * 32) / 16, k > 0);
 }
 
 /* sums[64][D] += weights[64][N] x other[N][D] */
@@ -81,8 +81,8 @@ __device__ inline void wide_left(uint32_t (*a)[4], const float (*f)[4]) {
 
 /* Turns scores into weights; shrink: what the rows' sums so far must be multiplied by. */
 template <int D, int N>
-__device__ inline void wide_weights(float (*s)[4], float *shrink, RowSums<D, 1> &r, const Heads &h,
-                                    const Place &tile) {
+__device__ inline void wide_weights(
+    float (*s)[4], float *shrink, RowSums<D, 1> &r, const Heads &h, const Place &tile) {
     int lane = (int)threadIdx.x % warp_size;
     Place at = { tile.z, tile.row + lane / 4, tile.column + lane % 4 * 2, tile.end };
     if (tile.column + N > tile.end || tile.column + N - 1 > tile.row + h.ahead)
@@ -115,7 +115,7 @@ __device__ inline void wide_settle(float sum) {
 /* The scores of tile i are computed while the values of tile i - 1 are added. */
 template <int D, bool bf16>
 __global__ void __launch_bounds__(MIXPI_WGMMA ? WideForward<D>::threads : warp_size,
-                                  MIXPI_WGMMA ? WideForward<D>::blocks : 1) wide_forward(Heads h) {
+    MIXPI_WGMMA ? WideForward<D>::blocks : 1) wide_forward(Heads h) {
 #  if MIXPI_WGMMA
     typedef WideForward<D> Shape;
     const int rows = Shape::rows, keys = Shape::keys, threads = Shape::threads;
@@ -218,9 +218,9 @@ template <int D, bool of_keys, int threads>
 __device__ inline WideSide wide_side(const Heads &h, int z) {
     if (of_keys)
         return { { wide_rows<D, threads>(h.k, met_at(h, h.k_at, z), h.k_at),
-                   wide_rows<D, threads>(h.v, met_at(h, h.v_at, z), h.v_at) } };
+            wide_rows<D, threads>(h.v, met_at(h, h.v_at, z), h.v_at) } };
     return { { wide_rows<D, threads>(h.q, head_at(h, h.q_at, z), h.q_at),
-               wide_rows<D, threads>(h.dy, head_at(h, h.y_at, z), h.y_at) } };
+        wide_rows<D, threads>(h.dy, head_at(h, h.y_at, z), h.y_at) } };
 }
 
 template <int D, int rows, int threads>
@@ -265,8 +265,7 @@ __device__ inline void wide_hide(float (*f)[4], int ahead, int end, int row, int
 
 template <int D, bool bf16, bool keys>
 __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads : warp_size,
-                                  MIXPI_WGMMA ? WideBackward<D, keys>::blocks : 1)
-    wide_backward(Heads h) {
+    MIXPI_WGMMA ? WideBackward<D, keys>::blocks : 1) wide_backward(Heads h) {
 #  if MIXPI_WGMMA
     typedef WideBackward<D, keys> Shape;
     const int rows = Shape::rows, N = Shape::others, threads = Shape::threads;
@@ -295,8 +294,8 @@ __global__ void __launch_bounds__(MIXPI_WGMMA ? WideBackward<D, keys>::threads :
     uint32_t weights[N / 16][4], weights_v[N / 16][4];
     float sums[keys ? 2 : 1][1][D / 8][4] = {};
     WideSide walked = wide_side<D, !keys, threads>(h, w.z);
-    wide_fetch_two<D, rows, threads>(own, wide_side<D, keys, threads>(h, w.z), w.first,
-                                     keys ? w.end : h.t);
+    wide_fetch_two<D, rows, threads>(
+        own, wide_side<D, keys, threads>(h, w.z), w.first, keys ? w.end : h.t);
     cp_async_commit();
     wide_fetch_two<D, N, threads>(others, walked, begin * N, end);
     cp_async_commit();

@@ -45,7 +45,7 @@ mixp_result capture_begin(mixp_exec *x) {
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture)
         return say(s, MIXP_ERR_ORDER, "capture",
-                   "a capture is already active; call mixp_capture_end first");
+            "a capture is already active; call mixp_capture_end first");
     mixp_result r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.report("capture", load_recorded());
@@ -116,8 +116,8 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     mixp_result r = check_stream(k.state, "replay");
     for (int i = 0; i < g->count && r == MIXP_OK; i++) r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
-        r = k.report("replay",
-                     MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
+        r = k.report(
+            "replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream, &k.state->block->later, later));
 
     return r == MIXP_OK ? k.report("replay", cudaGraphLaunch(g->exec, k.stream)) : r;
 }
@@ -166,8 +166,8 @@ inline cudaError_t open_pinned(State *s) {
 
     /* The ring of uploads. */
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)(void *)&s->ring, ring_pieces * piece_bytes,
-                          cudaHostAllocDefault);
+        e = cudaHostAlloc(
+            (void **)(void *)&s->ring, ring_pieces * piece_bytes, cudaHostAllocDefault);
     for (int i = 0; i < ring_pieces && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
     return e;
@@ -181,8 +181,8 @@ inline mixp_result open_memory(State *s) {
     if (r == MIXP_OK)
         r = report_error(s, cudaMemsetAsync(p, 0, sizeof *s->block, s->stream), "device memory");
     if (r != MIXP_OK) return r;
-    return report_error(
-        s, MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
+    return report_error(s,
+        MIXPI_LAUNCH(check_subnormals, 1, 1, 0, s->stream, fault_flag(s), 1.17549435e-38f),
         "a known answer");
 }
 
@@ -244,8 +244,8 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount, ordinal);
     if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                   ordinal);
+        e = cudaDeviceGetAttribute(
+            &s->most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
     if (e == cudaSuccess) e = capability_of(ordinal, &s->capability);
     if (e == cudaSuccess) e = open_stream(s);
     mixp_result r = report_error(s, e, "stream");

@@ -90,8 +90,8 @@ __device__ inline void widen8(const mixp_in &a, int64_t i, int n, bool wide, flo
         v[k] = f8_value(a.dtype, (k < 4 ? u.x : u.y) >> 8 * (k % 4) & 0xFFu);
 }
 
-__device__ inline uint32_t narrow1(mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i,
-                                   float x) {
+__device__ inline uint32_t narrow1(
+    mixp_dtype d, const mixp_rounding &r, uint64_t key, int64_t i, float x) {
     if (!is_f8(d) && !r.saturate && !r.stochastic) return low_code(d, x);
     return mixpi_round_f32(d, mixp_bits_of_f32(x), r.saturate, r.stochastic, draw(r, key, i));
 }
@@ -104,8 +104,8 @@ __device__ inline uint2 f8_codes(mixp_dtype d, const float *v, bool saturate) {
     return make_uint2(words[0], words[1]);
 }
 
-__device__ inline void narrow8(const Conversion &c, uint64_t key, int64_t i, int n,
-                               const float *v) {
+__device__ inline void narrow8(
+    const Conversion &c, uint64_t key, int64_t i, int n, const float *v) {
     const mixp_out &dst = c.k.dst;
     if (dst.dtype == MIXP_F32) {
         put8_any(dst, i, n, c.wide, v);
@@ -155,16 +155,16 @@ __global__ void __launch_bounds__(map_threads) convert_real(const __grid_constan
 inline mixp_result launch_convert(Kernel &kernel, const Conversion &c) {
     int64_t n = c.k.n;
     if (is_by_f32(c.k.dst.dtype) && is_by_f32(c.k.src.dtype))
-        return kernel.report("convert",
-                             MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
-                                          map_threads, 0, kernel.stream, c));
-    return kernel.report("convert", MIXPI_LAUNCH(convert_each, grid_for(n, map_threads),
-                                                 map_threads, 0, kernel.stream, c));
+        return kernel.report(
+            "convert", MIXPI_LAUNCH(convert_real, grid_for(ceil_div(n, 8), map_threads),
+                           map_threads, 0, kernel.stream, c));
+    return kernel.report("convert",
+        MIXPI_LAUNCH(convert_each, grid_for(n, map_threads), map_threads, 0, kernel.stream, c));
 }
 
 inline mixp_result copy_bytes(Kernel &kernel, void *dst, const void *src, size_t bytes) {
-    return kernel.report("convert",
-                         cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
+    return kernel.report(
+        "convert", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, kernel.stream));
 }
 
 }   /* namespace */
@@ -233,5 +233,5 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
         return kernel.report("fill", cudaMemsetAsync(k->dst.data, 0, bytes, kernel.stream));
     const unsigned grid = grid_for(ceil_div((int64_t)bytes, 16), map_threads);
     return kernel.report("fill", MIXPI_LAUNCH(fill_codes, grid, map_threads, 0, kernel.stream,
-                                              k->dst, k->n, pattern, is_wide(k->dst)));
+                                     k->dst, k->n, pattern, is_wide(k->dst)));
 }

@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(map_threads)
         /* Write it along axis b. */
         for (int j = v; j < tile; j += step)
             if (row + j < rows && col + u < cols)
-                tile_store<T>(c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b],
-                              part[u * (tile + 1) + j]);
+                tile_store<T>(
+                    c, at[0] + j * c.axes.s[0][a] + u * c.axes.s[0][b], part[u * (tile + 1) + j]);
         __syncthreads();
     }
 }
@@ -304,6 +304,6 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     c.src.data = k->src.data;
     c.src.dtype = k->src.dtype;
     if (find_transpose(&c)) return kernel.report("copy", launch_tiles(c, bits, kernel.stream));
-    return kernel.report("copy",
-                         bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
+    return kernel.report(
+        "copy", bits ? launch_bits(&c, kernel.stream) : launch_real(&c, kernel.stream));
 }

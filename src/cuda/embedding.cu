@@ -88,8 +88,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
 
 /* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
  * unless `to` is NULL. */
-__device__ inline int64_t place_by_id(const EmbeddingBackJob &s, int64_t low, const int64_t *list,
-                                      int64_t n, int64_t *to) {
+__device__ inline int64_t place_by_id(
+    const EmbeddingBackJob &s, int64_t low, const int64_t *list, int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
     MIXPI_SHARED(int32_t, id, team_threads);
     const int me = (int)threadIdx.x;
@@ -326,14 +326,14 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x, const mixp_embedding
     if (!is_real(k->y.dtype) || !is_real(k->table.dtype)) return MIXP_ERR_DTYPE;
     if (k->y.accumulate || (k->rows > 0 && k->vocab <= 0)) return MIXP_ERR_ARGUMENT;
     if (k->rows <= 0) return MIXP_OK;
-    return on.report("embedding",
-                     MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
-                                  team_threads, 0, on.stream, job));
+    return on.report(
+        "embedding", MIXPI_LAUNCH(embedding_rows, grid_for(k->rows * warp_size, team_threads),
+                         team_threads, 0, on.stream, job));
 }
 
 /* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
-static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
-                                      void *memory) {
+static size_t mixpi_cuda_carve_sorted(
+    Sorted *to, const mixp_embedding_backward_args *k, void *memory) {
     if (memory) {
         to->list = (int64_t *)memory;
         to->order = to->list + k->rows;
@@ -342,8 +342,8 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
     return (size_t)(2 * k->rows + k->vocab + 1) * sizeof(int64_t);
 }
 
-static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
-                                                 const mixp_embedding_backward_args *k) {
+static mixp_result mixpi_cuda_embedding_backward(
+    const mixp_exec *x, const mixp_embedding_backward_args *k) {
     Kernel on(x);
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dtable.dtype) || !is_real(k->dy.dtype)) return MIXP_ERR_DTYPE;
@@ -360,16 +360,16 @@ static mixp_result mixpi_cuda_embedding_backward(const mixp_exec *x,
     EmbeddingBackJob job = mixpi_cuda_job<EmbeddingBackJob>(*k);
     job.fault = fault_flag(on.state);
     const int64_t each = least(ceil_div(k->vocab, id_blocks), team_threads);
-    mixp_result r = on.report("embedding_backward",
-                              MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
-                                           team_threads, 0, on.stream, job, to, each));
+    mixp_result r = on.report(
+        "embedding_backward", MIXPI_LAUNCH(embedding_sort, (unsigned)ceil_div(k->vocab, each),
+                                  team_threads, 0, on.stream, job, to, each));
     if (r != MIXP_OK || k->cols <= 0) return r;
 
     /* Add the rows of each id. */
     const int64_t threads = least(round_up(k->cols, warp_size), team_threads);
     const unsigned grid = grid_for(k->vocab * ceil_div(k->cols, threads), 1);
     return on.report("embedding_backward",
-                     MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
+        MIXPI_LAUNCH(embedding_sums, grid, (unsigned)threads, 0, on.stream, job, to));
 }
 
 static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args *k) {
@@ -382,7 +382,7 @@ static mixp_result mixpi_cuda_gather(const mixp_exec *x, const mixp_gather_args 
     if (count <= 0) return MIXP_OK;
     job.fault = fault_flag(on.state);
     return on.report("gather", MIXPI_LAUNCH(gather_elements, grid_for(count, team_threads),
-                                            team_threads, 0, on.stream, job));
+                                   team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
@@ -397,12 +397,12 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     if (is_kept_gather(*k)) {
         int64_t warps = least(team_threads / warp_size, gather_row_bytes / gather_row_size(*k));
         return on.report("gather_backward",
-                         MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
-                                      (unsigned)(warps * warp_size),
-                                      (size_t)(warps * gather_row_size(*k)), on.stream, job));
+            MIXPI_LAUNCH(gather_back_rows, grid_for(ceil_div(k->outer, warps), 1),
+                (unsigned)(warps * warp_size), (size_t)(warps * gather_row_size(*k)), on.stream,
+                job));
     }
     return on.report("gather_backward", MIXPI_LAUNCH(gather_back, grid_for(columns, team_threads),
-                                                     team_threads, 0, on.stream, job));
+                                            team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -418,16 +418,16 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
     job.cosine = (float *)scratch_of(x, (size_t)(2 * angles) * sizeof(float));
     if (!job.cosine) return MIXP_ERR_MEMORY;
     job.sine = job.cosine + angles;
-    mixp_result r = on.report("rope", MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads),
-                                                   team_threads, 0, on.stream, job));
+    mixp_result r = on.report("rope",
+        MIXPI_LAUNCH(rope_angles, grid_for(angles, team_threads), team_threads, 0, on.stream, job));
     if (r != MIXP_OK) return r;
 
     /* Rotate the pairs, 8 a thread where addresses allow it. */
     if (k->d % 16 == 0 && is_wide(k->a) && is_wide(k->y))
         return on.report("rope", MIXPI_LAUNCH(rope_eights, grid_for(pairs / 8, team_threads),
-                                              team_threads, 0, on.stream, job));
-    return on.report("rope", MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads,
-                                          0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
+    return on.report("rope",
+        MIXPI_LAUNCH(rope_pairs, grid_for(pairs, team_threads), team_threads, 0, on.stream, job));
 }
 /* The macros of rows.cu: no later room computes rows. */
 #undef MIXPI_ROWS

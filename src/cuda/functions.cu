@@ -291,8 +291,8 @@ template <int fn> __device__ inline float value(float a, float b, float c, float
     else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
     else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
     else if constexpr (fn < FN_WHERE)
-        return mixpi_pair_slope((mixp_binary)(MIXP_BINARY_POWER + (fn - FN_PAIR_D) / 2),
-                                (fn - FN_PAIR_D) % 2, a, b, c);
+        return mixpi_pair_slope(
+            (mixp_binary)(MIXP_BINARY_POWER + (fn - FN_PAIR_D) / 2), (fn - FN_PAIR_D) % 2, a, b, c);
     else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
     else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
     else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
@@ -534,8 +534,8 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
     return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
 }
 
-static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
-                                             const mixp_unary_backward_args *k) {
+static mixp_result mixpi_cuda_unary_backward(
+    const mixp_exec *x, const mixp_unary_backward_args *k) {
     Kernel kernel(x);
     const bool alone = mixpi_slope_is_factor(k->op) != 0;
     const mixp_in &source = alone ? nothing_in : mixpi_slope_reads_result(k->op) ? k->y : k->a;
@@ -545,8 +545,8 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
     Map m = map_of(k->da, k->dy, source, k->n);
     m.p = k->p;
     m.q = k->q;
-    return run_map(&kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m),
-                   m);
+    return run_map(
+        &kernel, "unary_backward", map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
 /* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
@@ -608,8 +608,8 @@ static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args 
     memset((void *)&job, 0, sizeof job);
     job.k = *k;
     job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
-    return on.report("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
-                                            map_threads, 0, on.stream, job));
+    return on.report("random",
+        MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads), map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k) {

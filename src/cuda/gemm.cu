@@ -29,7 +29,7 @@ const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_thre
 
 /* Loads op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..] to tile[p * pitch + i]; 0 beyond rows and k. */
 __device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
-                                 int64_t step_p, int64_t rows, int64_t depth) {
+    int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
     for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
         int at = (int)threadIdx.x + e * tile_threads;
@@ -56,8 +56,8 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
     }
 }
 
-__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j,
-                                  const float (*sums)[4]) {
+__device__ inline void tile_store(
+    const mixp_gemm_args &g, int64_t z, int64_t i, int64_t j, const float (*sums)[4]) {
     float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
@@ -104,12 +104,12 @@ struct Matrix {
 };
 
 inline Matrix matrix_a(const mixp_gemm_args &g) {
-    return Matrix{ g.a,        g.trans_a ? g.k : g.m,   g.trans_a ? g.m : g.k, g.lda,
-                   g.stride_a, g.stride_a ? g.batch : 1 };
+    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
+        g.stride_a ? g.batch : 1 };
 }
 inline Matrix matrix_b(const mixp_gemm_args &g) {
-    return Matrix{ g.b,        g.trans_b ? g.n : g.k,   g.trans_b ? g.k : g.n, g.ldb,
-                   g.stride_b, g.stride_b ? g.batch : 1 };
+    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
+        g.stride_b ? g.batch : 1 };
 }
 inline Matrix matrix_c(const mixp_gemm_args &g) {
     return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch };
@@ -174,8 +174,8 @@ inline bool is_pack_needed(const Matrix &m, mixp_dtype dtype, bool strict) {
 }
 
 /* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
-inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
-                        int64_t *stride) {
+inline size_t pack_room(
+    Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld, int64_t *stride) {
     size_t start = p->bytes;
     *ld = round_up(m.cols, 8);
     *stride = m.count > 1 ? m.rows * *ld : 0;
@@ -346,14 +346,14 @@ inline cudaDataType_t library_type(int32_t dtype) {
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
 inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows, int64_t cols,
-                        int64_t ld, int64_t batch, int64_t stride) {
+    int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
     return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols, (uint64_t)rows,
-                                      ld) == CUBLAS_STATUS_SUCCESS &&
+               ld) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                            sizeof count) == CUBLAS_STATUS_SUCCESS &&
+               sizeof count) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                            &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
+               &stride, sizeof stride) == CUBLAS_STATUS_SUCCESS;
 }
 
 inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size) {
@@ -379,11 +379,11 @@ inline bool plan_set_epilogue(Plan *p, const void *at) {
     if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
     return plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
            (!has_vector(epilogue) ||
-            (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
+               (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
+                   plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
            (!has_before(epilogue) ||
-            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
+               (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
+                   plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
 }
 
 inline bool plan_set_alpha(Plan *p) {
@@ -409,9 +409,9 @@ const int32_t scales_of_128 = 0, scales_of_squares = 0;
 /* Sets the addresses of the scales. cuBLASLt's A is our b. */
 inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
     return (p->key.modes % 16 == 0 ||
-            plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
+               plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
            (p->key.modes / 16 == 0 ||
-            plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
+               plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
 }
 
 /* Sets the modes of scales. at: a sample of their addresses, until a product sets its own. */
@@ -435,9 +435,9 @@ inline bool plan_describe(Plan *p, const void *at) {
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
            layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k, k.lda,
-                       k.batch, k.stride_a) &&
+               k.batch, k.stride_a) &&
            layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n, k.ldb,
-                       k.batch, k.stride_b) &&
+               k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) && plan_set_alpha(p) &&
@@ -447,7 +447,7 @@ inline bool plan_describe(Plan *p, const void *at) {
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
  * not depend on where the allocator happened to place an array. */
 inline bool prefer_aligned(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
-                           bool aligned, int32_t dtype) {
+    bool aligned, int32_t dtype) {
     uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
     return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
            CUBLAS_STATUS_SUCCESS;
@@ -462,19 +462,17 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* cuBLASLt's A is our b. */
     const int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                &workspace_bytes,
-                                                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+               &workspace_bytes, sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                &reductions,
-                                                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
-                          key.dtype_b) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
-                          key.dtype_a) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
-                          key.dtype_c) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
-                          key.dtype_c);
+               &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b), key.dtype_b) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a), key.dtype_a) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c), key.dtype_c) &&
+           prefer_aligned(
+               p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c), key.dtype_c);
 }
 
 /* Does the status mean that cuBLASLt does not support this product? Any other error may be
@@ -512,8 +510,8 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
 
 inline mixp_result refuse_choice(State *s) {
     return say(s, MIXP_ERR_DEVICE, "gemm_choices",
-               "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and "
-               "save the text again");
+        "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and save the "
+        "text again");
 }
 
 /* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
@@ -552,8 +550,8 @@ inline mixp_result plan_ask(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
-        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c, preference,
-                                           most_algorithms, list, &found);
+        e = cublasLtMatmulAlgoGetHeuristic(
+            s->lt, p->product, p->b, p->a, p->c, p->c, preference, most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return report_failure(s, e);
 
@@ -617,17 +615,16 @@ inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
 /* --- a call ---------------------------------------------------------------------------- */
 
 /* Packs an operand into scratch memory, and points `to` at the copy. */
-inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
-                                void *copy) {
+inline mixp_result pack_operand(
+    Kernel *k, const Matrix &from, mixp_in *to, int64_t ld, void *copy) {
     mixp_out out = { copy, to->dtype, 0 };
     Matrix dst = from;
     to->data = copy;
     dst.at = *to;
     dst.ld = ld;
     dst.stride = from.rows * ld;
-    return k->report("gemm",
-                     MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256, 0,
-                                  k->stream, out, dst, from, has_aligned_rows(from)));
+    return k->report("gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256),
+                                 256, 0, k->stream, out, dst, from, has_aligned_rows(from)));
 }
 
 inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p, char *scratch) {
@@ -646,9 +643,9 @@ inline bool product_point(const Product &p, Plan *plan) {
     const void *vector = p.sums ? p.sums : p.g.bias.data;
     return plan_set_scales(plan, p.scales_a, p.scales_b) &&
            (!has_vector(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
-           (!has_before(p.epilogue) ||
-            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before, sizeof p.before));
+               plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!has_before(p.epilogue) || plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                           &p.before, sizeof p.before));
 }
 
 /* Runs the product with the plan's algorithm `which`. */
@@ -659,8 +656,8 @@ inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int 
     const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
     const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
     return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a, beta,
-                          g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
-                          s->workspace, workspace_bytes, k->stream);
+        g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which], s->workspace,
+        workspace_bytes, k->stream);
 }
 
 /* Runs the product. If cuBLASLt refuses an algorithm that it offered, drops the algorithm for good
@@ -792,12 +789,12 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Prod
     Matrix c = matrix_c(g), sums = matrix_c(p.g);
     int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
     return k->report("gemm", MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c, c,
-                                          sums, g.bias, has_aligned_rows(c)));
+                                 sums, g.bias, has_aligned_rows(c)));
 }
 
 /* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
-inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p,
-                               bool *done) {
+inline mixp_result product_try(
+    const mixp_exec *x, Kernel *k, const mixp_gemm_args &g, Product p, bool *done) {
     Plan *plan = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
     if (r != MIXP_OK || !is_usable(plan)) return r;
@@ -814,8 +811,8 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
 
 inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
     int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
-    return k->report("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads,
-                                          0, k->stream, g));
+    return k->report("gemm",
+        MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536), tile_threads, 0, k->stream, g));
 }
 
 /* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,

@@ -39,7 +39,7 @@ const char *const choices_mark = "mixprec products 2:";
 
 inline void write_head(Writer *w, const State *s) {
     write_text(w, "%s cuBLASLt %zu, capability %d, %d multiprocessors\n", choices_mark,
-               cublasLtGetVersion(), s->capability, s->processors);
+        cublasLtGetVersion(), s->capability, s->processors);
 }
 
 inline void write_plan(Writer *w, const Plan *p) {

@@ -14,7 +14,7 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     if (sums && ((!k.sums.data && g.m > 0) || g.lda != (g.trans_a ? g.m : g.k)))
         return "row sums need a buffer for the sums and a dense matrix a";
     if (!sums && ((!k.before.data && !no_elements) || g.c.accumulate || g.ldc != g.n ||
-                  k.before.dtype != g.c.dtype))
+                     k.before.dtype != g.c.dtype))
         return "GELU needs `before`: dense, and of c's dtype";
     if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
@@ -85,8 +85,7 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
 /* Times the fused product, and the product followed by a kernel, in turns. If the second is faster,
  * marks the fused plan as unusable. */
 inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
-                                  const mixp_gemm_epilogue_args &trial, const Product &p,
-                                  Plan *plan) {
+    const mixp_gemm_epilogue_args &trial, const Product &p, Plan *plan) {
     if (!product_point(p, plan)) return MIXP_OK;
     mixp_result done = MIXP_OK;
     const auto run_apart = [&] {
@@ -109,8 +108,8 @@ inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
     return MIXP_OK;
 }
 
-inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
-                                    const mixp_gemm_epilogue_args &k, Product p) {
+inline mixp_result epilogue_measure(
+    const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k, Product p) {
     Plan *plan = NULL;
     mixp_result r = plan_of(on->state, p, &plan);
     if (r != MIXP_OK || is_measured(on->state, plan)) return r;
@@ -131,8 +130,8 @@ inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
     return r;
 }
 
-inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k,
-                                bool *done) {
+inline mixp_result epilogue_try(
+    const mixp_exec *x, Kernel *on, const mixp_gemm_epilogue_args &k, bool *done) {
     Product p = product_of(k.gemm, false);
     mixp_result r = open_products(on->state);
     if (r != MIXP_OK || !is_fusible(k, p)) return r;

@@ -213,7 +213,7 @@ static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
     if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate) return MIXP_ERR_ARGUMENT;
     if (columns <= 0) return MIXP_OK;
     return on.report("max", MIXPI_LAUNCH(max_columns, grid_for(columns * lanes, team_threads),
-                                         team_threads, 0, on.stream, *k, lanes));
+                                team_threads, 0, on.stream, *k, lanes));
 }
 
 static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_backward_args *k) {
@@ -224,8 +224,8 @@ static mixp_result mixpi_cuda_max_backward(const mixp_exec *x, const mixp_max_ba
         return MIXP_ERR_DTYPE;
     if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
     if (count <= 0) return MIXP_OK;
-    return on.report("max_backward", MIXPI_LAUNCH(max_back, grid_for(count, team_threads),
-                                                  team_threads, 0, on.stream, *k));
+    return on.report("max_backward",
+        MIXPI_LAUNCH(max_back, grid_for(count, team_threads), team_threads, 0, on.stream, *k));
 }
 
 /* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
@@ -247,7 +247,7 @@ static mixp_result mixpi_cuda_merge_topk(Kernel *on, const mixp_exec *x, const m
         job.to = job.from == ranks ? ranks + count : ranks;
         if (2 * job.width >= k->cols) job.to = NULL;
         r = on->report("topk", MIXPI_LAUNCH(topk_merge, grid_for(count, team_threads), team_threads,
-                                            0, on->stream, job));
+                                   0, on->stream, job));
     }
     return r;
 }
@@ -261,7 +261,7 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (count <= 0) return MIXP_OK;
     if (k->cols <= topk_short)
         return on.report("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
-                                              team_threads, 0, on.stream, *k));
+                                     team_threads, 0, on.stream, *k));
     if (!is_topk_sorted(*k)) return mixpi_cuda_merge_topk(&on, x, k);
     return on.report(
         "topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads, 0, on.stream, *k));

@@ -43,7 +43,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     mixp_result r = MIXP_OK;
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
-                "the allocator's memory is not aligned to 256 bytes");
+            "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
     if (r != MIXP_OK) {
         from.release(*p, from.user);
@@ -115,8 +115,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result update_mirror(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return report_error(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
-                        "upload");
+    return report_error(
+        s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)), "upload");
 }
 
 /* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
@@ -128,7 +128,7 @@ inline mixp_result check_stream(State *s, const char *what) {
     mixp_result r = report_error(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
-               "the program captures this stream; use mixp_capture_begin instead");
+        "the program captures this stream; use mixp_capture_begin instead");
 }
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
@@ -180,8 +180,8 @@ inline Upload *upload_new(State *s, Graph *g) {
 }
 
 /* Records an upload in the captured step. again: each replay reads host again. */
-inline mixp_result record_upload(State *s, void *device, const void *host, size_t bytes,
-                                 bool again) {
+inline mixp_result record_upload(
+    State *s, void *device, const void *host, size_t bytes, bool again) {
     Graph *g = s->capture;
     Upload *u = upload_new(s, g);
     if (!u) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
@@ -200,8 +200,8 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     g->count++;
 
     /* Record the copy from the stage. */
-    r = report_error(s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder),
-                     "upload");
+    r = report_error(
+        s, cudaMemcpyAsync(device, u->stage, bytes, cudaMemcpyDefault, s->recorder), "upload");
     return r == MIXP_OK ? update_mirror(s, device, bytes) : r;
 }
 
@@ -213,8 +213,8 @@ inline mixp_result upload_send(State *s, Upload *u) {
     return r;
 }
 
-inline mixp_result upload(const mixp_exec *x, void *device, const void *host, size_t bytes,
-                          bool again) {
+inline mixp_result upload(
+    const mixp_exec *x, void *device, const void *host, size_t bytes, bool again) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     if (!bytes) return MIXP_OK;
@@ -280,8 +280,8 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     mixp_result r = check_stream(s, "post");
     if (r == MIXP_OK) r = make_post_room(s, slot, bytes);
     if (r == MIXP_OK)
-        r = k.report("post",
-                     cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
+        r = k.report(
+            "post", cudaMemcpyAsync(s->post[slot], device, bytes, cudaMemcpyDefault, k.stream));
     return r == MIXP_OK ? report_error(s, cudaEventRecord(s->post_sent[slot], k.stream), "post")
                         : r;
 }

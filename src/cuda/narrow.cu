@@ -212,9 +212,9 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
     const unsigned grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
     if (tiles)
         return k->report("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
-                                              e.mode == scales_of_16 ? (int64_t)16 : 32));
+                                     e.mode == scales_of_16 ? (int64_t)16 : 32));
     return k->report("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
-                                          e.mode == scales_of_squares));
+                                 e.mode == scales_of_squares));
 }
 
 /* Writes the operand's codes and scales to *room, and moves *room behind them. */
@@ -226,7 +226,7 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     const unsigned grid = grid_for(e->rows * e->cols / each, encode_threads);
     const mixp_result r =
         k->report("gemm", MIXPI_LAUNCH(e->over_rows ? narrow_codes_across : narrow_codes_along,
-                                       grid, encode_threads, 0, k->stream, *e));
+                              grid, encode_threads, 0, k->stream, *e));
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
@@ -256,8 +256,8 @@ inline bool is_writable(const mixp_gemm_args &g) {
 }
 
 /* Encodes both operands in room, and multiplies their codes. */
-inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
-                             char *room) {
+inline mixp_result run_codes(
+    Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b, char *room) {
     mixp_result r = encode(k, a, &room);
     if (r == MIXP_OK) r = encode(k, b, &room);
     p.g.a.data = a->codes;
@@ -269,8 +269,8 @@ inline mixp_result run_codes(Kernel *k, Product p, Plan *plan, Encoding *a, Enco
 }
 
 /* Sets *done if cuBLASLt multiplied the codes. */
-inline mixp_result try_codes(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
-                             bool *done) {
+inline mixp_result try_codes(
+    const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n, bool *done) {
     Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
     Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
     if (!is_writable(n.gemm) || !is_encodable(a, matrix_a(n.gemm)) ||

@@ -126,8 +126,8 @@ __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8]
     return rstd_of(s, warp_sum(sum));
 }
 template <mixp_dtype Out>
-__device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, float *v, float mean,
-                                  float rstd) {
+__device__ inline void put_normed(
+    const NormJob &s, int64_t row, int64_t col, float *v, float mean, float rstd) {
     float g[8], b[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
     plain_get8<MIXP_F32>(s.gamma.data, col, g);
     if (s.beta.data) plain_get8<MIXP_F32>(s.beta.data, col, b);
@@ -207,8 +207,8 @@ const int     back_threads = 512, join_cols = 32, join_rows = 32;
 const int64_t most_slices = 1024;
 
 /* dy, h = (a - mean) rstd and d = dy gamma of row r. */
-__device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p, float *dy,
-                                 float *h, float *d) {
+__device__ inline void back_part(
+    const NormBackJob &s, int64_t r, const Part &p, float *dy, float *h, float *d) {
     float mean = s.rms ? 0.0f : s.mean[r], rstd = s.rstd[r];
     get_part(s.a, r * s.cols, p, s.wide, mean, h);
     get_part(s.dy, r * s.cols, p, s.wide, 0.0f, dy);
@@ -242,8 +242,8 @@ __device__ inline void add_columns(float *dgamma, float *dbeta, const float *dy,
         dbeta[k] += dy[k];
     }
 }
-__device__ inline void put_columns(const NormBackJob &s, const Part &p, const float *dgamma,
-                                   const float *dbeta) {
+__device__ inline void put_columns(
+    const NormBackJob &s, const Part &p, const float *dgamma, const float *dbeta) {
     mixp_out to = { s.partial, MIXP_F32, 0 };
     int64_t at = (int64_t)blockIdx.x * 2 * s.cols;
     put_part(to, at, p, true, dgamma);
@@ -251,8 +251,8 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p, const fl
 }
 
 /* Writes one part of da = rstd (d - mean(d) - h mean(d h)). v: d. */
-__device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p, const float *h,
-                                float *v, float m1, float m2) {
+__device__ inline void put_back(
+    const NormBackJob &s, int64_t r, const Part &p, const float *h, float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
@@ -317,8 +317,8 @@ template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
 };
 
 template <mixp_dtype Dy, mixp_dtype A>
-__device__ inline void read_back(BackRow<Dy, A> &row, const NormBackJob &s, int64_t r,
-                                 int64_t col) {
+__device__ inline void read_back(
+    BackRow<Dy, A> &row, const NormBackJob &s, int64_t r, int64_t col) {
     row.mean = s.rms ? 0.0f : s.mean[r];
     row.rstd = s.rstd[r];
     if (col >= s.cols) return;
@@ -440,7 +440,7 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     NormKernel kept = norm_kernel(job);
     if (kept)
         return on.report("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                              team_threads, 0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
     return on.report("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
@@ -475,7 +475,7 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
     NormKernel kept = add_norm_kernel(job);
     if (!kept) return mixpi_cuda_add_then_norm(x, k);
     return on.report("add_norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
-                                              team_threads, 0, on.stream, job));
+                                     team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k) {
@@ -505,12 +505,12 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x, const mixp_norm_
     if (k->rows > 0 && (sums || k->da.data)) {
         const int64_t threads = least(round_up(ceil_div(k->cols, 8), warp_size), back_threads);
         r = on.report("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
-                                                    (unsigned)threads, 0, on.stream, job));
+                                           (unsigned)threads, 0, on.stream, job));
     }
     if (r != MIXP_OK || !sums) return r;
 
     /* Add the slices' sums. */
     return on.report("norm_backward",
-                     MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
-                                  join_cols * join_rows, 0, on.stream, job, slices));
+        MIXPI_LAUNCH(norm_back_join, dim3((unsigned)ceil_div(k->cols, join_cols), 2),
+            join_cols * join_rows, 0, on.stream, job, slices));
 }

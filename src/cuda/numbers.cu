@@ -116,7 +116,7 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
         p[1] = make_float4(v[4], v[5], v[6], v[7]);
     } else {
         uint4 u = make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                             low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
+            low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7]));
         *(uint4 *)(void *)((uint16_t *)a.data + i) = u;
     }
 }
@@ -209,8 +209,8 @@ template <mixp_dtype D> __device__ inline void plain_put8(void *data, int64_t i,
         __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
         __stwb((uint4 *)(void *)((uint16_t *)data + i),
-               make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
-                          plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
+            make_uint4(plain_code<D>(v[0], v[1]), plain_code<D>(v[2], v[3]),
+                plain_code<D>(v[4], v[5]), plain_code<D>(v[6], v[7])));
     }
 }
 

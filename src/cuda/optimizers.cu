@@ -75,8 +75,8 @@ struct Prepare {
 };
 
 /* mixp_step_prepare with one thread per group, in the only block that writes the step's state. */
-__device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
-                               const Prepare &p) {
+__device__ inline void prepare(
+    const mixp_step_plan &plan, mixp_step_state *step, const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
     int g = (int)threadIdx.x;
     if (g == 0) {
@@ -90,15 +90,15 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
     mirror_store(both);
 }
 
-__global__ void prepare_step(const __grid_constant__ mixp_step_plan plan, mixp_step_state *step,
-                             const Prepare p) {
+__global__ void prepare_step(
+    const __grid_constant__ mixp_step_plan plan, mixp_step_state *step, const Prepare p) {
     prepare(plan, step, p);
 }
 
 /* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const mixp_look *wide, const mixp_look *narrow, int32_t forgives,
-                               int32_t falls, const int32_t *stop, const Mirrored mirror) {
+    const mixp_look *wide, const mixp_look *narrow, int32_t forgives, int32_t falls,
+    const int32_t *stop, const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
@@ -161,8 +161,8 @@ __global__ void check_parts(const __grid_constant__ mixp_check_buffers_args k) {
 }
 
 /* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
-__global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k,
-                            const int32_t *stop) {
+__global__ void agree_ranks(
+    const __grid_constant__ mixp_step_plan plan, const mixp_agree_args k, const int32_t *stop) {
     /* Read what all ranks wrote. */
     if (k.reads) {
         if (threadIdx.x == 0) mixp_agree_read(k.table, k.size, k.step, k.scaler);
@@ -236,8 +236,8 @@ __device__ inline void look_at(Look &l, const float *given, const float *v, int6
 
 /* One chunk, by a block. place: the place of its first element among all chunks. When unscaling in
  * place, the statistics are of the stored values, rounded to the gradient's dtype. */
-__device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
-                                    int64_t place, float factor, int unscale) {
+__device__ inline void gather_chunk(
+    Look &l, const mixp_param_row &row, const Chunk &c, int64_t place, float factor, int unscale) {
     const mixp_out grad = array_at(row.grad, row.grad_dtype);
     const bool wide = is_aligned(grad.data);
     const int64_t end = chunk_end(c, row.count);
@@ -313,7 +313,7 @@ __device__ inline bool is_last_block(uint32_t *arrived) {
 
 __global__ void __launch_bounds__(look_threads)
     gather_chunks(const mixp_grad_stats_args k, Look *bins, uint32_t *arrived,
-                  const __grid_constant__ mixp_step_plan plan, const Prepare then) {
+        const __grid_constant__ mixp_step_plan plan, const Prepare then) {
     /* Sum the block's bins, each in the order of its chunks. */
     Walk w = walk_of(k.rows, k.count);
     const float factor = k.scale ? mixp_scaler_inverse(*k.scale) : 1.0f;
@@ -399,8 +399,8 @@ __device__ inline void join_look(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->saturated, s.past);
 }
 
-__device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
-                                    int64_t *exponents) {
+__device__ inline void look_at_some(
+    Seen &s, const mixpi_look_limits &at, const float *v, int n, int64_t *exponents) {
     for (int j = 0; j < n; j++) {
         uint32_t bits = mixp_bits_of_f32(v[j]) & 0x7FFFFFFFu;
         look_at_one(s, at, bits);
@@ -669,8 +669,8 @@ __device__ inline void update_muon(const mixp_step_scalars &u, mixp_optimizer_ki
     }
 }
 /* NAdam and Adamax, and kinds with a third state. */
-__device__ inline void update_later(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                    const mixp_param_row &row, Cell &c) {
+__device__ inline void update_later(
+    const mixp_step_scalars &u, mixp_optimizer_kind kind, const mixp_param_row &row, Cell &c) {
     float third[8];
     if (row.third) get8_any(mixp_in{ row.third, MIXP_F32 }, c.i, c.n, c.wide, third);
     MIXPI_UNROLL
@@ -684,8 +684,8 @@ __device__ inline bool is_later(mixp_optimizer_kind kind, const mixp_param_row &
 
 /* wide: the table may have small states and any kind; otherwise none of update_later. */
 template <bool wide>
-__device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
-                                       const mixp_param_row &row, Cell &c) {
+__device__ inline void update_elements(
+    const mixp_step_scalars &u, mixp_optimizer_kind kind, const mixp_param_row &row, Cell &c) {
     const bool momentum = row.m != NULL;
     if (wide && is_later(kind, row)) update_later(u, kind, row, c);
     else if (kind >= MIXP_OPTIMIZER_MUON) update_muon(u, kind, c);
@@ -701,8 +701,8 @@ __device__ inline void update_elements(const mixp_step_scalars &u, mixp_optimize
     }
 }
 
-__device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &c,
-                                  mixp_lost &lost) {
+__device__ inline void count_lost(
+    mixp_dtype low, const float *was, const Cell &c, mixp_lost &lost) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         if (k >= c.n || mixp_bits_of_f32(was[k]) == mixp_bits_of_f32(c.p[k])) continue;
@@ -715,7 +715,7 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
  * than f32, and be of any kind. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
-                                mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
+    mixp_optimizer_kind kind, uint64_t key, Cell &c, mixp_lost &lost) {
     /* Read the gradient, the weight and the moments. */
     get8_any(mixp_in{ row.grad, row.grad_dtype }, c.i, c.n, c.wide, c.g);
     get_weight<small>(row, c);
@@ -743,8 +743,8 @@ __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
 
 /* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
  * bias corrections. */
-__device__ inline mixp_step_scalars
-update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
+__device__ inline mixp_step_scalars update_for(
+    const mixp_step_plan &plan, const mixp_step_state *step, const mixp_param_row &row) {
     MIXPI_SHARED(mixp_step_scalars, late, 1);
     if (!row.missed || !*row.missed) return step->update[row.group];
     if (threadIdx.x == 0)
@@ -756,7 +756,7 @@ update_for(const mixp_step_plan &plan, const mixp_step_state *step, const mixp_p
 template <bool small, bool counting>
 __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
     update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row *rows,
-                  int64_t count, const mixp_step_state *step, mixp_lost *lost) {
+        int64_t count, const mixp_step_state *step, mixp_lost *lost) {
     Walk w = walk_of(rows, count);
     Chunk at;
     const bool skip = step->skip != 0;
@@ -792,7 +792,7 @@ __global__ void __launch_bounds__(look_threads, small ? 1 : 2)
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
     const Mirrored none = { NULL, NULL, NULL, 0, 0 };
     Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
-                  scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
+        scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
     return p;
 }
 
@@ -810,10 +810,10 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x, const mixp_grad_sta
     Prepare then = {};
     if (args->plan) then = prepare_of(k.state, args->step, args->scaler);
     job.plan = NULL;
-    return k.report("grad_stats",
-                    MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
-                                 look_threads, 0, k.stream, job, bins, k.state->block->arrived,
-                                 args->plan ? *args->plan : no_plan, then));
+    return k.report(
+        "grad_stats", MIXPI_LAUNCH(gather_chunks, (unsigned)least(bin_count, blocks_of(k.state, 8)),
+                          look_threads, 0, k.stream, job, bins, k.state->block->arrived,
+                          args->plan ? *args->plan : no_plan, then));
 }
 
 static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *args) {
@@ -826,9 +826,8 @@ static mixp_result mixpi_cuda_clip(const mixp_exec *x, const mixp_clip_args *arg
 static mixp_result mixpi_cuda_prepare(const mixp_exec *x, const mixp_prepare_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.report("prepare",
-                    MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan, args->step,
-                                 prepare_of(k.state, args->step, args->scaler)));
+    return k.report("prepare", MIXPI_LAUNCH(prepare_step, 1, warp_size, 0, k.stream, *args->plan,
+                                   args->step, prepare_of(k.state, args->step, args->scaler)));
 }
 
 /* Does the table need the kernel for small states and all kinds? */
@@ -843,19 +842,17 @@ static mixp_result mixpi_cuda_update(const mixp_exec *x, const mixp_update_args 
     auto kernel = wide ? update_chunks<true, false> : update_chunks<false, false>;
     if (args->lost) kernel = wide ? update_chunks<true, true> : update_chunks<false, true>;
     if (!k.state) return MIXP_ERR_ORDER;
-    return k.report("update",
-                    MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
-                                 *args->plan, args->rows, args->count, args->step, args->lost));
+    return k.report("update", MIXPI_LAUNCH(kernel, blocks_of(k.state, 2), look_threads, 0, k.stream,
+                                  *args->plan, args->rows, args->count, args->step, args->lost));
 }
 
 static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.report("advance",
-                    MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule,
-                                 args->scaler, args->wide, args->narrow, args->forgives,
-                                 args->falls, &k.state->block->stop,
-                                 mirror_of(k.state, args->scaler, sizeof *args->scaler)));
+        MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream, *args->rule, args->scaler,
+            args->wide, args->narrow, args->forgives, args->falls, &k.state->block->stop,
+            mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
 
 static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_args *args) {
@@ -871,8 +868,8 @@ static mixp_result mixpi_cuda_restore(const mixp_exec *x, const mixp_restore_arg
     return k.report("restore", MIXPI_LAUNCH(restore_parts, grid, look_threads, 0, k.stream, *args));
 }
 
-static mixp_result mixpi_cuda_check_buffers(const mixp_exec *x,
-                                            const mixp_check_buffers_args *args) {
+static mixp_result mixpi_cuda_check_buffers(
+    const mixp_exec *x, const mixp_check_buffers_args *args) {
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
 
@@ -882,8 +879,8 @@ static mixp_result mixpi_cuda_check_buffers(const mixp_exec *x,
         most = args->parts[i].count > most ? args->parts[i].count : most;
     const int64_t blocks = ceil_div(most, 8 * look_threads);
     const unsigned grid = (unsigned)least(blocks ? blocks : 1, blocks_of(k.state, 2));
-    return k.report("check_buffers",
-                    MIXPI_LAUNCH(check_parts, grid, look_threads, 0, k.stream, *args));
+    return k.report(
+        "check_buffers", MIXPI_LAUNCH(check_parts, grid, look_threads, 0, k.stream, *args));
 }
 
 static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *args) {
@@ -894,7 +891,7 @@ static mixp_result mixpi_cuda_look(const mixp_exec *x, const mixp_look_args *arg
     if (!args->x.data || !args->row) return MIXP_ERR_ARGUMENT;
     int64_t pieces = ceil_div(args->n, look_piece), most = blocks_of(k.state, 8);
     return k.report("look", MIXPI_LAUNCH(look_pieces, (unsigned)least(pieces, most), look_threads,
-                                         0, k.stream, *args, mixpi_look_limits_of(args->low)));
+                                0, k.stream, *args, mixpi_look_limits_of(args->low)));
 }
 
 static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *args) {
@@ -903,5 +900,5 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
     mixp_agree_args job = *args;
     job.plan = NULL; /* the host's: the kernel gets the plan itself */
     return k.report("agree", MIXPI_LAUNCH(agree_ranks, 1, warp_size, 0, k.stream, *args->plan, job,
-                                          &k.state->block->stop));
+                                 &k.state->block->stop));
 }

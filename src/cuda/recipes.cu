@@ -54,8 +54,8 @@ __device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t
 }
 
 /* Element i, which is x, on the grid and back. An Inf or NaN of x stays: see mixpi_grid_keep. */
-__device__ inline float put_on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
-                                    mixpi_scales s) {
+__device__ inline float put_on_grid(
+    const Quantising &q, uint64_t key, int64_t i, float x, mixpi_scales s) {
     const float scaled = __fmul_rn(x, s.in);
     if ((mixp_bits_of_f32(x) & 0x7FFFFFFFu) >= 0x7F800000u) return __fmul_rn(scaled, s.out);
     uint32_t v = mixp_bits_of_f32(scaled), a = v & 0x7FFFFFFFu;
@@ -82,8 +82,8 @@ __device__ inline void put_on_grid_of(float *v, const float *in, const float *ou
 }
 
 /* The same for 8 elements from element i on. in, out: their scales. */
-__device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i, float *v,
-                                    const float *in, const float *out) {
+__device__ inline void put8_on_grid(
+    const Quantising &q, uint64_t key, int64_t i, float *v, const float *in, const float *out) {
     if (fp8_is_native && q.k.element == MIXP_F8_E4M3)
         return put_on_grid_of<MIXP_F8_E4M3>(v, in, out);
     if (fp8_is_native && q.k.element == MIXP_F8_E5M2)
@@ -96,8 +96,8 @@ __device__ inline void put8_on_grid(const Quantising &q, uint64_t key, int64_t i
 }
 
 /* Quantises n elements from element i on, with one pair of scales. */
-__device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
-                                 mixpi_scales s) {
+__device__ inline void quantise8(
+    const Quantising &q, uint64_t key, int64_t i, int n, mixpi_scales s) {
     float v[8], in[8], out[8];
     get8_any(q.k.x, i, n, q.wide, v);
     MIXPI_UNROLL
@@ -140,7 +140,7 @@ __device__ inline Whole array_scale(const Quantising &q) {
 __device__ inline Whole line_scale(const Quantising &q, const Whole &whole, int64_t line) {
     if (!q.k.by_lines) return whole;
     const Whole own = { mixpi_scale_of_array(&q.k, q.parts[line]),
-                        mixp_f32_of_bits(q.parts[line]) };
+        mixp_f32_of_bits(q.parts[line]) };
     return own;
 }
 
@@ -223,7 +223,7 @@ __device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
 /* The errors of 16 elements from `at` on, `step` apart, with the scales for 4 and for 6. */
 struct Errors { float four, six; };
 __device__ inline Errors errors16(const Quantising &q, const Whole &whole, mixpi_scales four,
-                                  mixpi_scales six, int64_t at, int64_t step) {
+    mixpi_scales six, int64_t at, int64_t step) {
     Errors e = { 0.0f, 0.0f };
     for (int i = 0; i < 16; i++) {
         const float x = get1(q.k.x, at + i * step);
@@ -235,8 +235,8 @@ __device__ inline Errors errors16(const Quantising &q, const Whole &whole, mixpi
 
 /* The scales that a block keeps. Each of 16 neighbouring threads has the errors of one row: they
  * are added over rows 8, 4, 2 and 1 apart. down: each thread has a block. */
-__device__ inline mixpi_scales keep_smaller(Errors e, mixpi_scales four, mixpi_scales six,
-                                            bool down) {
+__device__ inline mixpi_scales keep_smaller(
+    Errors e, mixpi_scales four, mixpi_scales six, bool down) {
     for (int k = 8; k && !down; k /= 2) {
         e.four = __fadd_rn(e.four, __shfl_xor_sync(0xFFFFFFFFu, e.four, k));
         e.six = __fadd_rn(e.six, __shfl_xor_sync(0xFFFFFFFFu, e.six, k));
@@ -247,8 +247,8 @@ __device__ inline mixpi_scales keep_smaller(Errors e, mixpi_scales four, mixpi_s
 
 /* The scales of the block of 16 columns that begins at `at`. All threads of a warp call it; a team
  * past the last block (there: 0) has no elements. */
-__device__ inline mixpi_scales choose_block(const Quantising &q, const Whole &whole, uint32_t most,
-                                            int64_t at, bool there) {
+__device__ inline mixpi_scales choose_block(
+    const Quantising &q, const Whole &whole, uint32_t most, int64_t at, bool there) {
     const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
     if (!q.k.choice) return six;
     const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
@@ -260,8 +260,8 @@ __device__ inline mixpi_scales choose_block(const Quantising &q, const Whole &wh
 }
 
 /* Of a block of one column. */
-__device__ inline mixpi_scales choose_column(const Quantising &q, const Whole &whole, uint32_t most,
-                                             int64_t at, bool there) {
+__device__ inline mixpi_scales choose_column(
+    const Quantising &q, const Whole &whole, uint32_t most, int64_t at, bool there) {
     const mixpi_scales six = mixpi_scales_of(&q.k, &q.grid, whole.scale, most);
     if (!q.k.choice || !there) return six;
     const mixpi_scales four = mixpi_scales_e4m3(whole.scale, 1.5f, most);
@@ -312,8 +312,8 @@ __device__ inline void look_down(const Quantising &q, int64_t at, int n, int row
 }
 
 /* Quantises the same elements. in, out: the scales of the 8 columns, in shared memory. */
-__device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int row,
-                                     const float *in, const float *out) {
+__device__ inline void quantise_down(
+    const Quantising &q, int64_t at, int n, int row, const float *in, const float *out) {
     uint64_t key = quantise_key(q);
     for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
         int64_t i = at + r * q.k.cols;
@@ -399,9 +399,8 @@ inline mixp_result quantise_look_at_lines(const mixp_exec *x, Kernel *on, Quanti
     const int64_t blocks = down ? ceil_div(lines, warp_size) : least(lines, 65535);
     q->parts = (uint32_t *)scratch_of(x, (size_t)lines * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->report("quantise",
-                      MIXPI_LAUNCH(down ? quantise_columns_amax : quantise_rows_amax,
-                                   (unsigned)blocks, quantise_threads, 0, on->stream, *q));
+    return on->report("quantise", MIXPI_LAUNCH(down ? quantise_columns_amax : quantise_rows_amax,
+                                      (unsigned)blocks, quantise_threads, 0, on->stream, *q));
 }
 
 /* The largest magnitudes of parts of the array, in scratch memory. */
@@ -412,8 +411,8 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
-    return on->report("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
-                                               quantise_threads, 0, on->stream, *q));
+    return on->report("quantise",
+        MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count, quantise_threads, 0, on->stream, *q));
 }
 
 /* --- recode --- */
@@ -618,8 +617,8 @@ __global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
             if (k < n)
-                mixpi_loss_add(&sum, v[k], (double)y[k] * factor_of(q.k, i + k, decode), scale,
-                               q.k.beyond);
+                mixpi_loss_add(
+                    &sum, v[k], (double)y[k] * factor_of(q.k, i + k, decode), scale, q.k.beyond);
     }
 
     sum = block_loss(sum);
@@ -747,9 +746,9 @@ static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args 
     q.wide_scales = (uintptr_t)k->scales % 8 == 0;
     q.per_row = inverse_of(k->cols);
     q.per_block = inverse_of(k->block_rows * k->cols);
-    return on.report("recode",
-                     MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
-                                  quantise_threads, 0, on.stream, q));
+    return on.report(
+        "recode", MIXPI_LAUNCH(recode_eights, grid_for(k->rows * k->cols / 8, quantise_threads),
+                      quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -757,9 +756,8 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     mixp_result r = mixpi_hadamard_wrong(k);
     if (r != MIXP_OK) return r;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.report("hadamard",
-                     MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256, 0,
-                                  on.stream, *k));
+    return on.report("hadamard", MIXPI_LAUNCH(hadamard_columns,
+                                     grid_for(k->rows / 16 * k->cols, 256), 256, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
@@ -767,8 +765,8 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
     if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
-    return on.report("turn",
-                     MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
+    return on.report(
+        "turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {

@@ -117,8 +117,8 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
 }
 
 /* Reads a[row + ...]; elements out of range read as `missing`. */
-__device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
-                                float missing, float *v) {
+__device__ inline void get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) {
         get8(a, i, v);
@@ -136,13 +136,13 @@ __device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) 
         __stwb(p + 1, make_float4(v[4], v[5], v[6], v[7]));
     } else {
         __stwb((uint4 *)(void *)((uint16_t *)a.data + i),
-               make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
-                          low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
+            make_uint4(low_pair(a.dtype, v[0], v[1]), low_pair(a.dtype, v[2], v[3]),
+                low_pair(a.dtype, v[4], v[5]), low_pair(a.dtype, v[6], v[7])));
     }
 }
 /* a = v, whatever a.accumulate says. */
-__device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                const float *v) {
+__device__ inline void put_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, const float *v) {
     int64_t i = row + p.col;
     if (wide && p.step == 1 && p.n == 8) {
         put8_whole(a, i, v);
@@ -153,8 +153,8 @@ __device__ inline void put_part(const mixp_out &a, int64_t row, const Part &p, b
         if (k < p.n) put1(a, i + k * p.step, v[k]);
 }
 /* a = v, or += v where a accumulates. */
-__device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                float *v) {
+__device__ inline void add_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
         get_part(as_in(a), row, p, wide, 0.0f, had);
@@ -167,15 +167,15 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype D>
-__device__ inline void plain_get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
-                                      float missing, float *v) {
+__device__ inline void plain_get_part(
+    const mixp_in &a, int64_t row, const Part &p, bool wide, float missing, float *v) {
     if constexpr (D == any_real) get_part(a, row, p, wide, missing, v);
     else if (wide && p.step == 1 && p.n == 8) plain_get8<D>(a.data, row + p.col, v);
     else get_part(mixpi_in(a.data, D), row, p, false, missing, v);
 }
 template <mixp_dtype D>
-__device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part &p, bool wide,
-                                      float *v) {
+__device__ inline void plain_add_part(
+    const mixp_out &a, int64_t row, const Part &p, bool wide, float *v) {
     float had[8];
     if (a.accumulate) {
         plain_get_part<D>(as_in(a), row, p, wide, 0.0f, had);
@@ -188,8 +188,8 @@ __device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part
 }
 
 /* An absent array reads as `otherwise` everywhere. */
-__device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide, float otherwise,
-                                   float *v) {
+__device__ inline void get_part_or(
+    const mixp_in &a, const Part &p, bool wide, float otherwise, float *v) {
     if (a.data) {
         get_part(a, 0, p, wide, otherwise, v);
         return;

@@ -134,8 +134,8 @@ inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
     void *found = NULL;
 #if CUDART_VERSION >= 12050
-    cudaError_t e = cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000,
-                                                     cudaEnableDefault, &how);
+    cudaError_t e = cudaGetDriverEntryPointByVersion(
+        "cuDevicePrimaryCtxGetState", &found, 7000, cudaEnableDefault, &how);
 #else
     cudaError_t e =
         cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault, &how);
@@ -258,22 +258,17 @@ inline mixp_result report_fault(State *s) {
     report_error(s, MIXPI_LAUNCH(clear_stop, 1, 1, 0, s->stream, fault_flag(s)), "a fault");
 
     /* Name the kernel, the index, its row and its range: one text for each Fault. */
-    static const char *const texts[][3] = { { "", "", "" },
-                                            { "embedding", "id", "vocab)" },
-                                            { "cross_entropy", "target", "cols)" },
-                                            { "attention", "length", "keys]" },
-                                            { "gather", "id", "n)" },
-                                            { "mixprec_cuda.cu", "", "" } };
+    static const char *const texts[][3] = { { "", "", "" }, { "embedding", "id", "vocab)" },
+        { "cross_entropy", "target", "cols)" }, { "attention", "length", "keys]" },
+        { "gather", "id", "n)" }, { "mixprec_cuda.cu", "", "" } };
     const char *const *text = texts[fault >> 61];
     if (fault >> 61 == FAULT_FLUSHED)
-        return say(
-            s, MIXP_ERR_DEVICE, text[0],
+        return say(s, MIXP_ERR_DEVICE, text[0],
             "compiled with --use_fast_math or -ftz=true, which turns small numbers into 0 and "
             "breaks every promise about bits: compile it without; no step was applied");
     char why[96];
     snprintf(why, sizeof why, "%s %d at row %d is outside [0, %s; no step was applied", text[1],
-             (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)),
-             text[2]);
+        (int)(int32_t)(uint32_t)fault, (int)(fault >> 32 & (uint64_t)(fault_rows - 1)), text[2]);
     return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
@@ -315,7 +310,7 @@ inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
     cudaError_t e = cudaFuncGetAttributes(&own, kernel);
     if (e == cudaSuccess)
         e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 s->most_shared - (int)own.sharedSizeBytes);
+            s->most_shared - (int)own.sharedSizeBytes);
     if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
     return e;
 }
@@ -362,7 +357,7 @@ struct Mirrored {
 
 inline Mirrored mirrored(const State *s, int i) {
     Mirrored m = { &s->shared_on_device->mirrors[i], &s->block->turns[i], s->mirrored[i],
-                   (int)s->mirrored_bytes[i], 0 };
+        (int)s->mirrored_bytes[i], 0 };
     return m;
 }
 

@@ -83,7 +83,7 @@ namespace {
  * other libraries' calls. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
-                   A... arguments) {
+    A... arguments) {
     cudaLaunchConfig_t config;
     memset((void *)&config, 0, sizeof config);
     config.gridDim = grid;
@@ -109,8 +109,8 @@ template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16) __trap();
     for (int half = 0; half < 2; half++)
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, "
+                     "{%6}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[2 * half]), "r"(a[2 * half + 1]), "r"(b[half]));
 }
@@ -118,13 +118,13 @@ __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b)
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

@@ -134,8 +134,8 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
 /* The loss of a row whose target is valid. Its parts are added in double. */
-__device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const Exponents &e,
-                                     float below, float at_target) {
+__device__ inline double loss_of_row(
+    const EntropyJob &s, int32_t target, const Exponents &e, float below, float at_target) {
     float top = e.top - at_target, log_sum = logf(e.sum);
     double loss = (double)top + (double)log_sum;
     if (s.weights) {
@@ -148,8 +148,8 @@ __device__ inline double loss_of_row(const EntropyJob &s, int32_t target, const 
     return loss;
 }
 /* Stores the row's loss. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e, float below,
-                                float at_target) {
+__device__ inline void put_loss(
+    const EntropyJob &s, int64_t r, const Exponents &e, float below, float at_target) {
     /* Compute the loss: 0 for an ignored row, NaN for a target that is no column. */
     const int32_t target = s.targets[r];
     double loss = 0.0;
@@ -340,7 +340,7 @@ template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
  * `next` overwrites each part after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, const Exponents &e, int64_t next) {
+    int64_t from, const Exponents &e, int64_t next) {
     /* Find the factors of the row's gradient. */
     const int32_t target = s.targets[r];
     const bool ignored = target == s.ignore;
@@ -404,8 +404,8 @@ static mixp_result mixpi_cuda_softmax(const mixp_exec *x, const mixp_softmax_arg
     return on.report("softmax", MIXPI_ROWS(softmax_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
-                                               const mixp_softmax_backward_args *k) {
+static mixp_result mixpi_cuda_softmax_backward(
+    const mixp_exec *x, const mixp_softmax_backward_args *k) {
     Kernel on(x);
     SoftmaxBackJob job = mixpi_cuda_job<SoftmaxBackJob>(*k);
     job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->y);
@@ -451,8 +451,8 @@ static mixp_result mixpi_cuda_cross_entropy(const mixp_exec *x, const mixp_cross
     return on.report("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, job));
 }
 
-static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
-                                                     const mixp_cross_entropy_backward_args *k) {
+static mixp_result mixpi_cuda_cross_entropy_backward(
+    const mixp_exec *x, const mixp_cross_entropy_backward_args *k) {
     Kernel on(x);
     EntropyBackJob job = mixpi_cuda_job<EntropyBackJob>(*k);
     job.fault = fault_flag(on.state);
@@ -494,8 +494,8 @@ static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
     return fits && job.cols > warp_cols ? (int)bytes : 0;
 }
 
-static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
-                                                 const mixp_cross_entropy_both_args *k) {
+static mixp_result mixpi_cuda_cross_entropy_both(
+    const mixp_exec *x, const mixp_cross_entropy_both_args *k) {
     Kernel on(x);
     EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
     if (!on.state) return MIXP_ERR_ORDER;
@@ -519,5 +519,5 @@ static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
         r = on.report("cross_entropy", mixpi_cuda_launch_both(on, job));
     if (r != MIXP_OK) return r;
     return on.report("cross_entropy",
-                     MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
+        MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream, (const EntropyJob &)job));
 }

@@ -20,8 +20,8 @@ struct Strided {
 };
 
 /* Reads a source's next `width` elements. step: their distance. */
-__device__ inline void read_source(const mixp_in &a, int64_t at, int64_t step, int width,
-                                   float *v) {
+__device__ inline void read_source(
+    const mixp_in &a, int64_t at, int64_t step, int width, float *v) {
     if (!a.data) return;
     if (width == 8 && step == 1) {
         get8(a, at, v);
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(map_threads, map_blocks)
 }
 
 /* Stores a run's sums of `width` outputs from `output` on, which are at `at` in the result. */
-__device__ inline void store_run(const Strided &m, int64_t run, int64_t output, int64_t at,
-                                 float *v) {
+__device__ inline void store_run(
+    const Strided &m, int64_t run, int64_t output, int64_t at, float *v) {
     if (m.runs > 1) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++)
@@ -328,9 +328,8 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
     m->width = is_by_eight(*m, m->kept, none, 0) ? 8 : 1;
     m->groups = m->outputs / m->width;
     StridedKernel dense = dense_sum_of(fn, *m);
-    return k->report(what,
-                     MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
-                                  grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
+    return k->report(what, MIXPI_LAUNCH(dense ? dense : strided_kernels(fn).map,
+                               grid_for(m->groups, map_threads), map_threads, 0, k->stream, *m));
 }
 
 /* The variant of sum_dense_columns that applies; NULL: none. */
@@ -347,7 +346,7 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
     unsigned grid = grid_for(m.outputs, by_block ? 1 : map_threads);
     if (many)
         return k->report(what, MIXPI_LAUNCH(sum_many_runs, (unsigned)ceil_div(m.outputs, warp_size),
-                                            warp_size * sums_each, 0, k->stream, m));
+                                   warp_size * sums_each, 0, k->stream, m));
     return k->report(what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
@@ -386,8 +385,8 @@ inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int 
 }
 
 /* out (+)= fn over the axes; or p times the sum over those along which the output repeats. */
-inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn, const Axes &axes,
-                               Strided *m, bool sums) {
+inline mixp_result run_strided(
+    const mixp_exec *x, const char *what, int fn, const Axes &axes, Strided *m, bool sums) {
     Kernel k(x);
     for (int i = 0; i < 4; i++)
         if (!is_real(m->a[i].dtype)) return MIXP_ERR_DTYPE;
@@ -457,8 +456,8 @@ inline int binary_slope(const mixp_binary_args *k, bool sums) {
 }
 
 /* Adds the next source of the gradient. strides NULL: dense, as the axes. */
-inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
-                       const int64_t *strides) {
+inline bool add_source(
+    Strided *m, Axes *axes, int source, const mixp_in &a, const int64_t *strides) {
     m->a[source] = a;
     if (strides) set_strides(axes, source, strides);
     return a.data != NULL;
@@ -586,7 +585,7 @@ static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_arg
     job.y = k->y;
     if (job.count <= 0) return MIXP_OK;
     return on.report("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, map_threads),
-                                             map_threads, 0, on.stream, job));
+                                    map_threads, 0, on.stream, job));
 }
 
 /* --- reductions and losses --------------------------------------------------------- */
@@ -595,8 +594,8 @@ namespace {
 
 /* A reduction over (outer, n, inner). `repeated`: the array (output or source) that repeats along
  * n. */
-inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
-                              const mixp_reduce_args *k) {
+inline mixp_result reduce_any(
+    const mixp_exec *x, const char *what, int fn, int repeated, const mixp_reduce_args *k) {
     int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
     Strided m = strided_of(k->y, k->factor);
     if (k->outer < 0 || k->n < 0 || k->inner < 0) return MIXP_ERR_ARGUMENT;
@@ -620,7 +619,7 @@ static mixp_result mixpi_cuda_reduce_backward(const mixp_exec *x, const mixp_red
 static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) {
     int64_t zero = 0, over = k->over ? k->over : k->n;
     Strided m = strided_of(mixpi_out_to(k->each ? k->each : k->y, MIXP_F32, 0),
-                           k->each ? 1.0f : (float)(1.0 / (double)over));
+        k->each ? 1.0f : (float)(1.0 / (double)over));
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT || k->n < 0) return MIXP_ERR_ARGUMENT;
     if (k->n > 0 && !k->target.data) return MIXP_ERR_ARGUMENT;
     Axes axes = dense_axes(1, &k->n);

@@ -38,16 +38,15 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a %s has no name (%s, %.0f elements); name each "
-                                     "parameter and buffer",
-                                     who, t->own.backup ? "buffer" : "parameter",
-                                     mixp_dtype_name(t->dtype), (double)t->count);
+                "%s: a %s has no name (%s, %.0f elements); name each parameter and buffer", who,
+                t->own.backup ? "buffer" : "parameter", mixp_dtype_name(t->dtype),
+                (double)t->count);
     return MIXP_OK;
 }
 
 /* Are the arguments complete, and is the context between two steps? */
-static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
-                                          const char *who) {
+static mixp_result mixpi_checkpoint_check(
+    const char *path, const mixp_checkpoint *what, const char *who) {
     mixp_context *ctx;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
@@ -60,17 +59,14 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
         const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                     "%s: optimizer %d is in the middle of a step; "
-                                     "call mixp_scaler_update first",
-                                     who, i);
+                "%s: optimizer %d is in the middle of a step; call mixp_scaler_update first", who,
+                i);
         if (opt->swapped) return mixpi_need_weights(opt, who);
     }
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the scaler is in the middle of a step; call "
-                                 "mixp_scaler_update first",
-                                 who);
+            "%s: the scaler is in the middle of a step; call mixp_scaler_update first", who);
 
     /* Are the names unique? Then the device must finish. */
     mixp_result r = mixpi_check_names(ctx, who);
@@ -143,16 +139,15 @@ static const char *mixpi_checkpoint_cpu(const mixp_context *ctx) {
 typedef const char *mixpi_text_pair[2];      /* a metadata key and its text */
 
 /* Appends a pair to the metadata of a plan. */
-static void mixpi_checkpoint_pair(mixpi_text_pair *pairs, mixpi_plan *plan, const char *key,
-                                  const char *text) {
+static void mixpi_checkpoint_pair(
+    mixpi_text_pair *pairs, mixpi_plan *plan, const char *key, const char *text) {
     pairs[plan->n_metadata][0] = key;
     pairs[plan->n_metadata++][1] = text;
 }
 
 /* The metadata of a checkpoint: our pairs, then the program's. The caller releases the pairs. */
 static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, mixpi_report *r,
-                                                  mixpi_plan *plan, const char *kinds,
-                                                  const char *groups) {
+    mixpi_plan *plan, const char *kinds, const char *groups) {
     mixpi_text_pair *pairs = (mixpi_text_pair *)mixpi_st_allocate(
         r, what->ctx, (uint64_t)what->n_metadata + 5, sizeof *pairs);
     const char *cpu = mixpi_checkpoint_cpu(what->ctx);
@@ -171,8 +166,8 @@ static mixpi_text_pair *mixpi_checkpoint_metadata(const mixp_checkpoint *what, m
     for (i = 0; i < what->n_metadata; i++) {
         const char *key = what->metadata[i][0];
         if (key && strncmp(key, "mixprec", 7) == 0)
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                              "the metadata key '%.60s' is mixprec's: choose another", key);
+            mixpi_report_fail(
+                r, MIXP_ERR_ARGUMENT, "the metadata key '%.60s' is mixprec's: choose another", key);
         mixpi_checkpoint_pair(pairs, plan, key, what->metadata[i][1]);
     }
     return pairs;
@@ -227,11 +222,11 @@ static void mixpi_warn_of_gradients(const mixp_checkpoint *what) {
     }
     if (!waits) return;
     mixpi_warn(ctx,
-               "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, "
-               "of '%.60s' for example, which a checkpoint does not hold. If an accumulation is "
-               "under way, save after its update: a resumed run would lack these micro-batches. "
-               "Otherwise call mixp_zero_grad before you save",
-               waits->name);
+        "mixp_checkpoint_save: since the last update, mixp_backward has filled gradients, of "
+        "'%.60s' for example, which a checkpoint does not hold. If an accumulation is under way, "
+        "save after its update: a resumed run would lack these micro-batches. Otherwise call "
+        "mixp_zero_grad before you save",
+        waits->name);
 }
 
 MIXPI_SELDOM
@@ -291,8 +286,8 @@ static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *
 }
 
 MIXPI_PRINTF(4, 5)
-static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name, const char *format,
-                            ...) {
+static void mixpi_diff_note(
+    mixpi_diff *d, mixp_result code, const char *name, const char *format, ...) {
     size_t used = strlen(d->text);
     va_list args;
     if (d->result != MIXP_ERR_SHAPE) d->result = code;
@@ -321,8 +316,8 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here, const mixp
     int same = mixpi_same_shape(here, file);
     if (same && mixpi_same_type(here, file)) return;
     mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name, "%.80s, not %.80s",
-                    mixpi_describe(file_text, sizeof file_text, file),
-                    mixpi_describe(here_text, sizeof here_text, here));
+        mixpi_describe(file_text, sizeof file_text, file),
+        mixpi_describe(here_text, sizeof here_text, here));
 }
 
 /* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
@@ -341,12 +336,11 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer.", 10) == 0)
-        hint =
-            mixpi_state_trains(s, name)
-                ? "; in the file this optimizer trains other parameters: build the same model, and "
-                  "set .optimizers in the order in which they were saved"
-                : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
-                  ".optimizers";
+        hint = mixpi_state_trains(s, name)
+                   ? "; in the file this optimizer trains other parameters: build the same model, "
+                     "and set .optimizers in the order in which they were saved"
+                   : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+                     ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
                "first";
@@ -358,7 +352,7 @@ static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *na
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
     if (d->n)
         mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
-                          d->n > 3 ? "; ..." : "", d->hint);
+            d->n > 3 ? "; ..." : "", d->hint);
 }
 
 /* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
@@ -380,7 +374,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
         if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
         else if (order < 0) mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
         else if (order > 0 && (mixpi_is_optional_name(there->name) ||
-                               (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
+                                  (s->fresh && mixpi_is_private_name(s->ctx, there->name))))
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
@@ -476,9 +470,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
-                              (double)mixpi_item_count(part), all->e.name,
-                              (double)mixpi_item_count(all));
+                "'%.60s' is %.0f, more than '%.60s', which is %.0f", part->e.name,
+                (double)mixpi_item_count(part), all->e.name, (double)mixpi_item_count(all));
     }
 }
 
@@ -492,10 +485,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
         uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
         if ((uint64_t)mixpi_item_count(steps) != sum)
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
-                              "steps",
-                              steps->e.name, (double)mixpi_item_count(steps), (double)applied,
-                              (double)skipped);
+                "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped steps",
+                steps->e.name, (double)mixpi_item_count(steps), (double)applied, (double)skipped);
     }
 }
 
@@ -506,16 +497,16 @@ static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint
             mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
             const char *wrong = mixpi_group_wrong(plan->kind, &group);
             if (wrong)
-                mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i,
-                                  wrong);
+                mixpi_report_fail(
+                    s->report, MIXP_ERR_FORMAT, "group %d of optimizer %d: %s", g, i, wrong);
         }
     }
 }
 
 /* Gives the items the file's data and checks the numbers. Apart from items left out, both lists
  * have the same names in the same order. */
-static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
-                                    const mixp_checkpoint *what) {
+static mixp_result mixpi_state_take(
+    mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     size_t i, k = 0;
     if (s->report->result != MIXP_OK) return s->report->result;
     for (i = 0; i < s->n_items; i++) {
@@ -523,8 +514,8 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
         if (!mixpi_item_is_good(&s->items[i]))
-            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
-                              s->items[i].e.name);
+            mixpi_report_fail(
+                s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range", s->items[i].e.name);
     }
     if (s->report->result != MIXP_OK) return s->report->result;
     mixpi_state_check_limits(s);
@@ -602,8 +593,8 @@ static int mixpi_file_ranks(const mixp_safetensors *file) {
 }
 
 /* Own buffers of another number of ranks belong to no rank of this run. */
-static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *file,
-                                        const mixp_checkpoint *what) {
+static void mixpi_checkpoint_meet_ranks(
+    mixpi_state *s, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const int there = mixpi_file_ranks(file), here = (int)mixpi_world(s->ctx);
     const mixp_tensor *t = NULL;
     int64_t i;
@@ -613,10 +604,9 @@ static void mixpi_checkpoint_meet_ranks(mixpi_state *s, const mixp_safetensors *
     s->fresh = what->fresh_buffers != 0;
     if (s->fresh) return;
     mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
-                      "the file holds the own buffers of %d rank%s, '%.60s' among them, and this "
-                      "run has %d: run as many ranks, or set .fresh_buffers to go on with the "
-                      "buffers as they are",
-                      there, there > 1 ? "s" : "", t->name, here);
+        "the file holds the own buffers of %d rank%s, '%.60s' among them, and this run has %d: run "
+        "as many ranks, or set .fresh_buffers to go on with the buffers as they are",
+        there, there > 1 ? "s" : "", t->name, here);
 }
 
 /* Changes the state. From here on only the device can fail. */
@@ -664,8 +654,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the state is partly overwritten; load the checkpoint "
-                          "again");
+            "the device failed; the state is partly overwritten; load the checkpoint again");
 }
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
@@ -673,15 +662,15 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
     if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "saved by another version of mixprec: the file has layout '%.20s', this "
-                          "version reads '1'",
-                          schema);
+            "saved by another version of mixprec: the file has layout '%.20s', this version reads "
+            "'1'",
+            schema);
 }
 
 /* Fails if an optimizer of the file has another kind than the program's optimizer of its number:
  * several kinds have the same states. Files of early versions do not name the kinds. */
-static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors *file,
-                                        const mixp_checkpoint *what) {
+static void mixpi_checkpoint_meet_kinds(
+    mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_kinds_key);
     char *here;
     size_t n;
@@ -692,10 +681,10 @@ static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors 
     for (n = 0; here[n] && here[n] == there[n]; n++) i += here[n] == ';';
     if (here[n] && there[n])
         mixpi_report_fail(r, MIXP_ERR_SHAPE,
-                          "optimizer %d has another kind: the file's optimizers are '%.60s', the "
-                          "program's '%.60s'; make the same kinds, or load only the weights with "
-                          "mixp_checkpoint_load_weights",
-                          i, there, here);
+            "optimizer %d has another kind: the file's optimizers are '%.60s', the program's "
+            "'%.60s'; make the same kinds, or load only the weights with "
+            "mixp_checkpoint_load_weights",
+            i, there, here);
     mixpi_st_free(what->ctx, here);
 }
 
@@ -707,17 +696,17 @@ static void mixpi_warn_of_cpu(mixp_context *ctx, const mixp_safetensors *file) {
     if (there && !ctx->low_copies.regions) ctx->low_copies.regions = 1;
     if (!there || bits == MIXPI_BITS_OTHER || strcmp(there, mixpi_bits_names[bits]) == 0) return;
     mixpi_warn(ctx,
-               "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and "
-               "this context has '%s': training goes on, but products of f16 and bf16 round "
-               "differently. For the same bits give the same set by mixp_cpu_with, or train with "
-               "portable_bits of mixp_context_desc from the start",
-               there, mixpi_bits_names[bits]);
+        "mixp_checkpoint_load: the file was saved with the instruction set '%.40s', and this "
+        "context has '%s': training goes on, but products of f16 and bf16 round differently. For "
+        "the same bits give the same set by mixp_cpu_with, or train with portable_bits of "
+        "mixp_context_desc from the start",
+        there, mixpi_bits_names[bits]);
 }
 
 /* Reads the header and compares it with the program's state. The data is read only if the header
  * fits, and changes the state only if all of it was read and is in range. */
-static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
-                                  const mixp_checkpoint *what) {
+static void mixpi_checkpoint_read(
+    mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_checkpoint *what) {
     const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;

@@ -38,7 +38,7 @@ static mixp_result mixpi_not_regular(mixpi_report *r) {
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
         mixpi_report_fail(s->report, MIXP_ERR_IO, "the system kept %.0f of %.0f bytes",
-                          (double)size, (double)s->expected);
+            (double)size, (double)s->expected);
 }
 
 #if MIXPI_POSIX
@@ -111,8 +111,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
-            mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file became shorter during the read");
+            mixpi_report_fail(
+                f->report, MIXP_ERR_IO, "cannot read: the file became shorter during the read");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -127,7 +127,7 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     errno = EEXIST;
     for (int number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp", (int)(name - s->target),
-                 s->target, name, (long)getpid(), number);
+            s->target, name, (long)getpid(), number);
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     s->made = s->descriptor >= 0;
@@ -172,8 +172,7 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system accepted %.0f of %.0f bytes", (double)done,
-                              (double)left);
+                "cannot write: the system accepted %.0f of %.0f bytes", (double)done, (double)left);
         else {
             from += done;
             left -= (size_t)done;
@@ -259,8 +258,8 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
-            mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file became shorter during the read");
+            mixpi_report_fail(
+                f->report, MIXP_ERR_IO, "cannot read: the file became shorter during the read");
         }
         to += most;
         n -= most;

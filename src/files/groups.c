@@ -54,7 +54,7 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
         for (int64_t i = 0; opt->plan.n_groups > 1 && i < opt->count; i++) {
             const char *name = opt->slots[i].param->name;
             to += snprintf(to, size - (size_t)(to - text), "%d %d %.0f %s;", o, opt->rows[i].group,
-                           (double)strlen(name), name);
+                (double)strlen(name), name);
         }
     }
     return text;
@@ -62,8 +62,8 @@ static char *mixpi_checkpoint_groups(const mixp_checkpoint *what, mixpi_report *
 
 /* Finds the record of `like`'s optimizer and parameter. *cursor: where to begin, because both texts
  * mostly have one order. */
-static int mixpi_member_find(const char *text, const char **cursor, const mixpi_member *like,
-                             mixpi_member *found) {
+static int mixpi_member_find(
+    const char *text, const char **cursor, const mixpi_member *like, mixpi_member *found) {
     const char *from = *cursor, *at = from;
     int wrapped = 0;
     for (;;) {
@@ -109,16 +109,15 @@ static int mixpi_groups_of_file(const mixp_safetensors *file, int number) {
     return n - 1;
 }
 
-static void mixpi_groups_refuse(mixpi_report *r, int optimizer, const char *there,
-                                const char *here) {
+static void mixpi_groups_refuse(
+    mixpi_report *r, int optimizer, const char *there, const char *here) {
     char theirs[120], ours[120];
     mixpi_groups_show(there, optimizer, theirs, sizeof theirs);
     mixpi_groups_show(here, optimizer, ours, sizeof ours);
     mixpi_report_fail(r, MIXP_ERR_SHAPE,
-                      "optimizer %d has other groups: the file has '%s', the program '%s'; put the "
-                      "same parameters together, or load only the weights with "
-                      "mixp_checkpoint_load_weights",
-                      optimizer, theirs, ours);
+        "optimizer %d has other groups: the file has '%s', the program '%s'; put the same "
+        "parameters together, or load only the weights with mixp_checkpoint_load_weights",
+        optimizer, theirs, ours);
 }
 
 /* Finds the file's group of each group of the program. map: MIXP_MAX_GROUPS numbers for each
@@ -153,8 +152,8 @@ static void mixpi_groups_fill(int *group) {
 /* The file's number of each group of each optimizer of the program. Fails if a group has other
  * parameters in the file. A file without the records, of an early version, is taken by number. The
  * caller releases the numbers. */
-static int *mixpi_groups_meet(mixpi_report *r, const mixp_safetensors *file,
-                              const mixp_checkpoint *what) {
+static int *mixpi_groups_meet(
+    mixpi_report *r, const mixp_safetensors *file, const mixp_checkpoint *what) {
     const char *there = mixp_safetensors_metadata(file, mixpi_groups_key);
     const int numbers = what->n_optimizers * MIXP_MAX_GROUPS;
     int *map = (int *)mixpi_st_allocate(r, what->ctx, (uint64_t)numbers, sizeof *map);

@@ -200,13 +200,13 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
     s->n_items++;
 }
 
-static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
-                                  int optimizer, int group) {
+static void mixpi_state_add_field(
+    mixpi_state *s, const mixpi_field *field, void *base, int optimizer, int group) {
     mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group);
 }
 
-static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base, int optimizer,
-                                   int group) {
+static void mixpi_state_add_fields(
+    mixpi_state *s, mixpi_owner owner, void *base, int optimizer, int group) {
     size_t i;
     for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
         if (mixpi_fields[i].owner == owner)
@@ -243,37 +243,37 @@ static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt, const mixp
     return item;
 }
 
-static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64_t i,
-                                int optimizer) {
+static void mixpi_state_add_row(
+    mixpi_state *s, const mixp_optimizer *opt, int64_t i, int optimizer) {
     const mixp_tensor *p = opt->slots[i].param;
     const mixp_param_row *row = &opt->rows[i];
 
     /* The moments; those of 8 bits have scales. */
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m), "optimizer.%d.m.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
     if (row->m_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->m_scale), "optimizer.%d.m_scale.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
 
     if (row->v)
         mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v), "optimizer.%d.v.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
     if (row->v_scale)
         mixpi_state_add(s, mixpi_state_scales(row, row->v_scale), "optimizer.%d.v_scale.%s",
-                        optimizer, p->name);
+            optimizer, p->name);
 
     /* The master weight, what the kind has beside it, and the average. */
     if (row->master)
-        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer,
-                        p->name);
+        mixpi_state_add(
+            s, mixpi_state_master(p, row), "optimizer.%d.master.%s", optimizer, p->name);
     if (row->third)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, row->third),
-                        opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s",
-                        optimizer, p->name);
+            opt->plan.amsgrad ? "optimizer.%d.max_v.%s" : "optimizer.%d.mean.%s", optimizer,
+            p->name);
     if (i < opt->ema_count)
         mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
-                        "optimizer.%d.ema.%s", optimizer, p->name);
+            "optimizer.%d.ema.%s", optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer, p->name);
 }
 
@@ -430,8 +430,8 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
-        mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
-                        t->name);
+        mixpi_state_add(
+            s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "", t->name);
     }
 
     if (!what) return;
@@ -462,7 +462,7 @@ static int mixpi_state_by_name(const void *a, const void *b) {
 /* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. s->groups
  * is set. */
 static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                             const mixp_checkpoint *what, const mixp_weights_desc *some) {
+    const mixp_checkpoint *what, const mixp_weights_desc *some) {
     const int fresh = s->fresh;
     char *own = s->own;
     int *groups = s->groups;
@@ -488,8 +488,8 @@ static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
     qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
     for (i = 1; i < s->n_items; i++)
         if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'",
-                              s->items[i].e.name);
+            mixpi_report_fail(
+                r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'", s->items[i].e.name);
 }
 
 static void mixpi_state_free(mixpi_state *s) {

@@ -78,14 +78,14 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file, uint6
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
             mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
-                              item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
+                item->e.name, item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
-                          at > data_bytes ? "cut short" : "longer than its header states",
-                          (double)at, (double)data_bytes);
+            "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
+            at > data_bytes ? "cut short" : "longer than its header states", (double)at,
+            (double)data_bytes);
 }
 
 /* The header's length, from the first eight bytes of the file; 0 after an error. */
@@ -95,7 +95,7 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (f->report->result != MIXP_OK) return 0;
     if (f->size < 8) {
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: it is shorter than 8 bytes");
+            "this is not a safetensors file: it is shorter than 8 bytes");
         return 0;
     }
 
@@ -105,14 +105,13 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "the file is cut short, or is not a safetensors file: its header length "
-                          "is %.0f, but only %.0f bytes follow",
-                          (double)n, (double)(f->size - 8));
+            "the file is cut short, or is not a safetensors file: its header length is %.0f, but "
+            "only %.0f bytes follow",
+            (double)n, (double)(f->size - 8));
     else
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: its header length is %.0f, which must "
-                          "be 2 to %.0f",
-                          (double)n, (double)MIXPI_ST_MAX_HEADER);
+            "this is not a safetensors file: its header length is %.0f, which must be 2 to %.0f",
+            (double)n, (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }
 
@@ -181,16 +180,16 @@ static int mixpi_st_by_item_name(const void *a, const void *b) {
 /* Builds the index of names, for mixp_safetensors_find. */
 static void mixpi_st_index_names(mixpi_report *r, mixp_safetensors *file) {
     if (r->result != MIXP_OK) return;
-    file->names = (const mixpi_st_item **)mixpi_st_allocate(r, file->ctx, file->n_items,
-                                                            sizeof file->names[0]);
+    file->names = (const mixpi_st_item **)mixpi_st_allocate(
+        r, file->ctx, file->n_items, sizeof file->names[0]);
     if (!file->names) return;
     for (size_t i = 0; i < file->n_items; i++) file->names[i] = &file->items[i];
     qsort(file->names, file->n_items, sizeof file->names[0], mixpi_st_by_item_name);
 }
 
 MIXPI_SELDOM
-MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out, char *error,
-                                              size_t error_size) {
+MIXPREC_API mixp_result mixp_safetensors_read(
+    const char *path, mixp_safetensors **out, char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixp_safetensors *file;
     mixpi_file f;
@@ -221,15 +220,15 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *fil
     return i >= 0 && i < mixp_safetensors_count(file) ? &file->items[i].e : NULL;
 }
 
-MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
-                                                       const char *name) {
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(
+    const mixp_safetensors *file, const char *name) {
     int64_t n = name ? mixp_safetensors_count(file) : 0;
     if (n && file->names) {
         mixpi_st_item wanted;
         const mixpi_st_item *key = &wanted, **at;
         wanted.e.name = name;
-        at = (const mixpi_st_item **)bsearch(&key, file->names, (size_t)n, sizeof key,
-                                             mixpi_st_by_item_name);
+        at = (const mixpi_st_item **)bsearch(
+            &key, file->names, (size_t)n, sizeof key, mixpi_st_by_item_name);
         return at ? &(*at)->e : NULL;
     }
     for (int64_t i = 0; i < n; i++)
@@ -243,7 +242,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, 
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(&wanted, file->pairs, file->n_pairs, sizeof wanted,
-                                          mixpi_st_by_key);
+    pair = (const mixpi_st_pair *)bsearch(
+        &wanted, file->pairs, file->n_pairs, sizeof wanted, mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }

@@ -70,8 +70,8 @@ static void *mixpi_st_allocate(mixpi_report *r, mixp_context *ctx, uint64_t coun
         p = ctx ? mixpi_host_take(ctx, n) : malloc(n);
     }
     if (!p)
-        mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes",
-                          (double)count * (double)size);
+        mixpi_report_fail(
+            r, MIXP_ERR_MEMORY, "out of memory: %.0f bytes", (double)count * (double)size);
     return p;
 }
 
@@ -248,8 +248,8 @@ typedef struct mixpi_json {
 static void mixpi_json_fail(mixpi_json *j, mixp_result code, const char *what) {
     double at = (double)(j->p - j->begin);
     if (j->tensor)
-        mixpi_report_fail(j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what,
-                          j->tensor);
+        mixpi_report_fail(
+            j->report, code, "header byte %.0f: %s in tensor '%.60s'", at, what, j->tensor);
     else mixpi_report_fail(j->report, code, "header byte %.0f: %s", at, what);
     j->p = j->end;
 }
@@ -453,8 +453,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
     mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");
-    mixpi_json_need(j, item->end - item->begin == bits / 8,
-                    "data_offsets do not fit shape and "
-                    "dtype");
+    mixpi_json_need(
+        j, item->end - item->begin == bits / 8, "data_offsets do not fit shape and dtype");
     j->tensor = NULL;
 }

@@ -38,8 +38,8 @@ static const char *mixpi_scale_left(const mixp_safetensors *file, const mixpi_st
 
 /* Warns of the first weight that is not finite, or whose scale was left aside. file: with dtypes
  * that may differ from the weights'; NULL: they are the same. */
-static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *file,
-                                  const char *who) {
+static void mixpi_warn_of_weights(
+    const mixpi_state *s, const mixp_safetensors *file, const char *who) {
     size_t i;
     for (i = 0; i < s->n_items && !*s->ctx->errors.warning; i++) {
         const mixpi_state_item *item = &s->items[i];
@@ -55,19 +55,19 @@ static void mixpi_warn_of_weights(const mixpi_state *s, const mixp_safetensors *
         /* Warns of the first reason that holds. */
         if (left)
             mixpi_warn(s->ctx,
-                       "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take "
-                       "an earlier checkpoint",
-                       who, item->e.name, (double)left);
+                "%s: '%.60s' holds %.0f values that are Inf or NaN in the file: take an earlier "
+                "checkpoint",
+                who, item->e.name, (double)left);
         else if (bad)
             mixpi_warn(s->ctx,
-                       "%s: %.0f values of '%.60s' became Inf: the file has %s, and the "
-                       "parameter is %s, whose largest number is %g; make it f32 or bf16",
-                       who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
-                       mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
+                "%s: %.0f values of '%.60s' became Inf: the file has %s, and the parameter is %s, "
+                "whose largest number is %g; make it f32 or bf16",
+                who, (double)bad, item->e.name, mixp_dtype_name(from->dtype),
+                mixp_dtype_name(item->e.dtype), mixpi_largest(item->e.dtype));
         else if (scale)
             mixpi_warn(s->ctx,
-                       "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: "
-                       "multiply the weight by its scale after loading",
-                       who, item->e.name, mixp_dtype_name(from->dtype), scale);
+                "%s: '%.60s' is %s in the file, and its scale '%.60s' was left aside: multiply the "
+                "weight by its scale after loading",
+                who, item->e.name, mixp_dtype_name(from->dtype), scale);
     }
 }

@@ -15,8 +15,8 @@ static int mixpi_is_floating(mixp_dtype dtype) {
 }
 
 /* Pairs a weight with the file's tensor of the same name. */
-static void mixpi_weights_pair(mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there,
-                               int convert) {
+static void mixpi_weights_pair(
+    mixpi_diff *d, mixpi_state_item *here, mixpi_st_item *there, int convert) {
     mixp_dtype to = here->e.dtype, from = there->e.dtype;
     here->from = there;
     if (convert && mixpi_is_floating(to) && mixpi_is_floating(from)) {
@@ -41,15 +41,15 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
         int ends = length > n && n && strcmp(name + length - n, s->items[i].e.name) == 0;
         if (ends && name[length - n - 1] == '.')
             snprintf(d->hint, sizeof d->hint,
-                     "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to "
-                     "this text",
-                     (int)mixpi_min(32, (int64_t)(length - n)), name);
+                "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to this "
+                "text",
+                (int)mixpi_min(32, (int64_t)(length - n)), name);
     }
 }
 
 /* Pairs two lists that are sorted by name. Only the paired tensors of the file stay wanted. */
-static void mixpi_weights_match(const mixpi_state *s, mixp_safetensors *file,
-                                const mixp_weights_desc *desc) {
+static void mixpi_weights_match(
+    const mixpi_state *s, mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
     mixpi_diff diff;
     size_t i = 0, k = 0;
@@ -102,8 +102,8 @@ static void *mixpi_weights_convert(mixpi_state *s) {
         if (item->from) item->e.data = item->from->e.data;
         if (!mixpi_is_converted(item)) continue;
         if (mixp_convert(at, item->e.dtype, item->from->e.data, item->from->e.dtype, count))
-            mixpi_report_fail(s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted",
-                              item->e.name);
+            mixpi_report_fail(
+                s->report, MIXP_ERR_DTYPE, "'%.60s' cannot be converted", item->e.name);
         item->e.data = at;
         at += (item->e.bytes + mask) & ~mask;
     }
@@ -122,12 +122,12 @@ static void mixpi_weights_apply(mixpi_state *s) {
         mixpi_note_load(item->weight, "mixp_checkpoint_load_weights");
     }
     if (r != MIXP_OK)
-        mixpi_report_fail(s->report, r,
-                          "the device failed; the weights are partly overwritten; load them again");
+        mixpi_report_fail(
+            s->report, r, "the device failed; the weights are partly overwritten; load them again");
 }
 
-static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,
-                               const mixp_weights_desc *desc) {
+static void mixpi_weights_tell(
+    const mixpi_state *s, const mixp_safetensors *file, const mixp_weights_desc *desc) {
     int has_state = mixp_safetensors_metadata(file, "mixprec") != NULL;
     size_t i;
     for (i = 0; i < s->n_items; i++) {
@@ -146,8 +146,8 @@ static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *fil
 }
 
 /* Works as for a checkpoint: reads the header, then the data, and only then changes the weights. */
-static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
-                               const mixp_weights_desc *desc) {
+static void mixpi_weights_read(
+    mixpi_state *s, mixp_safetensors *file, mixpi_file *f, const mixp_weights_desc *desc) {
     mixpi_report *r = s->report;
     void *converted;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
@@ -162,8 +162,8 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
 }
 
 /* Lists the weights that desc selects. */
-static void mixpi_weights_choose(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
-                                 const mixp_weights_desc *desc) {
+static void mixpi_weights_choose(
+    mixpi_state *s, mixpi_report *r, mixp_context *ctx, const mixp_weights_desc *desc) {
     memset(s, 0, sizeof *s);
     mixpi_state_list(s, r, ctx, NULL, desc);
     if (!s->n_items && desc && desc->pattern)
@@ -181,8 +181,8 @@ static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, cons
 }
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_context *ctx,
-                                                    const mixp_weights_desc *desc) {
+static mixp_result mixpi_do_checkpoint_load_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
     mixp_weights_desc strict;
     char error[480];
@@ -208,14 +208,14 @@ static mixp_result mixpi_do_checkpoint_load_weights(const char *path, mixp_conte
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
-                                                     const mixp_weights_desc *desc) {
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_load_weights(path, ctx, desc));
 }
 
-static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_context *ctx,
-                                                    const mixp_weights_desc *desc) {
+static mixp_result mixpi_do_checkpoint_save_weights(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_save_weights";
     static const char *const metadata[1][2] = { { "format", "pt" } };
     char error[MIXP_MESSAGE_SIZE];
@@ -242,8 +242,8 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
 
-MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
-                                                        const mixp_weights_desc *desc) {
+MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(
+    const char *path, mixp_context *ctx, const mixp_weights_desc *desc) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_do_checkpoint_save_weights(path, ctx, desc));
 }

@@ -92,9 +92,8 @@ static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                          "the header would take %.0f bytes; the format's "
-                          "limit is %.0f",
-                          (double)length, (double)MIXPI_ST_MAX_HEADER);
+            "the header would take %.0f bytes; the format's limit is %.0f", (double)length,
+            (double)MIXPI_ST_MAX_HEADER);
     plan->header_size = 8 + length;
     plan->header = (char *)mixpi_st_allocate(r, plan->ctx, plan->header_size, 1);
     if (!plan->header) return;
@@ -124,27 +123,23 @@ static mixp_result mixpi_plan_check_entry(mixpi_report *r, mixpi_st_item *item) 
     uint64_t bytes = e->bytes;
     if (!mixpi_is_utf8(e->name) || strcmp(e->name, "__metadata__") == 0)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                                 "the name '%.60s' is NULL, not UTF-8 or "
-                                 "reserved",
-                                 e->name ? e->name : "");
+            "the name '%.60s' is NULL, not UTF-8 or reserved", e->name ? e->name : "");
 
     /* The type and the rank. */
     item->type = e->type ? mixpi_st_type_named(e->type) : mixpi_st_type_of(e->dtype);
     if (!item->type)
         return mixpi_report_fail(r, MIXP_ERR_DTYPE,
-                                 "tensor '%.60s': safetensors has no dtype for "
-                                 "%.60s",
-                                 e->name, e->type ? e->type : mixp_dtype_name(e->dtype));
+            "tensor '%.60s': safetensors has no dtype for %.60s", e->name,
+            e->type ? e->type : mixp_dtype_name(e->dtype));
     if (e->rank < 0 || e->rank > MIXP_MAX_RANK)
         return mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "tensor '%.60s': rank %d is not 0 to %d",
-                                 e->name, e->rank, MIXP_MAX_RANK);
+            e->name, e->rank, MIXP_MAX_RANK);
 
     /* The bytes must be those of the shape. */
     if (bytes > UINT64_MAX / 8 || mixpi_st_bits(item) != bytes * 8 || (bytes && !e->data))
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
-                          "tensor '%.60s': shape, data and %.0f bytes do not "
-                          "fit together",
-                          e->name, (double)bytes);
+            "tensor '%.60s': shape, data and %.0f bytes do not fit together", e->name,
+            (double)bytes);
     return r->result;
 }
 
@@ -194,14 +189,14 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path, const mixp_st_entry *entries,
-                                               int64_t n, const char *const (*metadata)[2],
-                                               int64_t n_metadata, char *error, size_t error_size) {
+    int64_t n, const char *const (*metadata)[2], int64_t n_metadata, char *error,
+    size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
     mixpi_plan plan;
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
-        return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
-                                 "a pointer is NULL, or a count is negative");
+        return mixpi_report_fail(
+            &r, MIXP_ERR_ARGUMENT, "a pointer is NULL, or a count is negative");
 
     /* A plan of a copy of the entries. */
     memset(&plan, 0, sizeof plan);

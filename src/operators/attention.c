@@ -20,22 +20,22 @@ static mixp_result mixpi_attention_misfit(mixp_call *c, int i, const char *rule)
     mixpi_input_text(q, c->in[MIXPI_ATTENTION_K] ? "q" : "qkv", first, sizeof first);
     if (two) mixpi_input_text(t, names[i], second, sizeof second);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "attention: %s%s%s %s not fit: %s", first,
-                             two ? " and " : "", second, two ? "do" : "does", rule);
+        two ? " and " : "", second, two ? "do" : "does", rule);
 }
 
 /* Reports a number of the description that is out of range. */
-static mixp_result mixpi_attention_number(mixp_call *c, const char *name, double value,
-                                          const char *rule) {
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name,
-                             value, rule);
+static mixp_result mixpi_attention_number(
+    mixp_call *c, const char *name, double value, const char *rule) {
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_ARGUMENT, "attention: %s is %g; it must be %s", name, value, rule);
 }
 
 /* Checks the numbers of the description. A scale of 0 becomes the default. */
 static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k) {
     if (mixp_bits_of_f32(k->scale) << 1 == 0) k->scale = (float)(1.0 / sqrt((double)k->d));
     if (!mixpi_f32_is_positive(k->scale))
-        return mixpi_attention_number(c, "scale", (double)k->scale,
-                                      "above 0, or 0 for 1/sqrt(c/heads)");
+        return mixpi_attention_number(
+            c, "scale", (double)k->scale, "above 0, or 0 for 1/sqrt(c/heads)");
     if (mixp_bits_of_f32(k->softcap) << 1 != 0 && !mixpi_f32_is_positive(k->softcap))
         return mixpi_attention_number(c, "softcap", (double)k->softcap, "above 0, or 0 for none");
     if (mixp_bits_of_f32(k->dropout) >= 0x3F800000u)
@@ -62,13 +62,12 @@ static mixp_result mixpi_attention_packed(mixp_call *c, mixp_attention_args *k) 
     char rule[128];
     if (k->heads == k->kv_heads || k->heads < 1)
         snprintf(rule, sizeof rule,
-                 "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)",
-                 (double)k->heads);
+            "qkv[b, t, 3*c] with c a multiple of heads >= 1 (heads is %.0f)", (double)k->heads);
     else
         snprintf(rule, sizeof rule,
-                 "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are "
-                 "%.0f and %.0f)",
-                 (double)k->heads, (double)k->kv_heads);
+            "qkv[b, t, (heads + 2*kv_heads)*d] with heads a multiple of kv_heads (they are %.0f "
+            "and %.0f)",
+            (double)k->heads, (double)k->kv_heads);
     if (x->rank != 3 || k->heads < 1 || k->heads % k->kv_heads || x->shape[2] % all)
         return mixpi_bad_shapes(c, rule);
 
@@ -103,8 +102,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     k->heads = mixpi_heads_in(q, k->heads);
     if (!k->heads)
         return mixpi_attention_misfit(c, 0,
-                                      "q[b, t, heads*d], or q[b, t, heads, d]; "
-                                      "[b, heads, t, d] with layout MIXP_LAYOUT_BHTD");
+            "q[b, t, heads*d], or q[b, t, heads, d]; [b, heads, t, d] with layout "
+            "MIXP_LAYOUT_BHTD");
     if (!k->kv_heads) k->kv_heads = key->rank == 4 ? key->shape[2] : k->heads;
     if (k->kv_heads < 1 || k->heads % k->kv_heads)
         return mixpi_attention_misfit(c, 1, "heads must be a multiple of kv_heads");
@@ -118,8 +117,8 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
     if (!mixpi_attention_fits(key, k))
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
-        return mixpi_attention_misfit(c, 2,
-                                      "v must have k's shape [b, keys, kv_heads*d], and q's d");
+        return mixpi_attention_misfit(
+            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
 
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
@@ -141,8 +140,8 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         int own = i - (4 - mask->rank);
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
-            return mixpi_attention_misfit(c, MIXPI_ATTENTION_MASK,
-                                          "the mask must broadcast to [b, heads, t, keys]");
+            return mixpi_attention_misfit(
+                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -155,10 +154,9 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     /* Nothing gives the mask a gradient. */
     if (mixpi_is_no_grad(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: the mask '%.60s' requires a gradient, but attention gives "
-                             "a mask none; for a learned bias, compute the scores with mixp_matmul "
-                             "and mixp_add",
-                             mask->name);
+        "attention: the mask '%.60s' requires a gradient, but attention gives a mask none; for a "
+        "learned bias, compute the scores with mixp_matmul and mixp_add",
+        mask->name);
 }
 
 static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_args *k) {
@@ -167,11 +165,11 @@ static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_ar
     if (!t) return MIXP_OK;
     if (t->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: lengths%s is %s; it must be i32",
-                                 mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
+            "attention: lengths%s is %s; it must be i32", mixpi_quoted(t, quoted),
+            mixp_dtype_name(t->dtype));
     if (t->rank == 1 && t->count == k->b) return MIXP_OK;
-    return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
-                                  "lengths must have shape [b], one length per sequence");
+    return mixpi_attention_misfit(
+        c, MIXPI_ATTENTION_LENGTHS, "lengths must have shape [b], one length per sequence");
 }
 
 static mixp_result mixpi_attention_infer(mixp_call *c) {
@@ -182,10 +180,9 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     const mixp_tensor *mask = mixpi_attention_input(c, MIXPI_ATTENTION_MASK);
     if (mask && !mixpi_is_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: the mask is %s; a mask is added to the scores and "
-                                 "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
-                                 "is hidden",
-                                 mixp_dtype_name(mask->dtype));
+            "attention: the mask is %s; a mask is added to the scores and must be f32, f16 or "
+            "bf16: 0 where a key is seen, -Inf where it is hidden",
+            mixp_dtype_name(mask->dtype));
 
     /* q, k and v in one tensor or apart, then what all forms have. */
     mixp_result r = mixpi_need_real(c, packed ? 1 : 3, 4);
@@ -212,8 +209,8 @@ static mixp_result mixpi_attention_bad_length(mixp_call *c, const mixp_attention
     while (i < k->b && k->lengths[i] >= 0 && k->lengths[i] <= k->keys) i++;
     if (i == k->b) return MIXP_ERR_ARGUMENT;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: length %d of sequence %.0f is outside [0, %.0f]",
-                             (int)k->lengths[i], (double)i, (double)k->keys);
+        "attention: length %d of sequence %.0f is outside [0, %.0f]", (int)k->lengths[i], (double)i,
+        (double)k->keys);
 }
 
 static mixp_result mixpi_attention_forward(mixp_call *c) {
@@ -242,8 +239,8 @@ static mixp_result mixpi_attention_forward(mixp_call *c) {
 }
 
 /* If a tensor is used as two of q, k and v, adds its gradients one after the other. */
-static mixp_result mixpi_attention_one_by_one(mixp_call *c,
-                                              const mixp_attention_backward_args *all) {
+static mixp_result mixpi_attention_one_by_one(
+    mixp_call *c, const mixp_attention_backward_args *all) {
     mixp_attention_backward_args one = *all;
     mixp_result r = MIXP_OK;
     int i;
@@ -279,8 +276,8 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     return MIXPI_RUN(c, attention_backward, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads, int causal,
-                                        float scale) {
+MIXPREC_API mixp_tensor *mixp_attention(
+    mixp_context *ctx, mixp_tensor *qkv, int heads, int causal, float scale) {
     mixp_attention_args k;
     memset(&k, 0, sizeof k);
     k.heads = heads;
@@ -291,34 +288,31 @@ MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int
 
 /* Are the required arguments given? Reports a missing one. */
 static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k,
-                                         const mixp_tensor *v, const mixp_attention_desc *desc) {
+    const mixp_tensor *v, const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: heads is %d and kv_heads is %d; both must be at least "
-                                 "0",
-                                 desc->heads, desc->kv_heads);
+            "attention: heads is %d and kv_heads is %d; both must be at least 0", desc->heads,
+            desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: layout is %d; it must be one of mixp_attention_layout",
-                                 (int)desc->layout);
+            "attention: layout is %d; it must be one of mixp_attention_layout", (int)desc->layout);
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
-                             !desc ? "the description"
-                             : k   ? "v"
-                                   : "k",
-                             desc ? "; pass both k and v, or neither" : "");
+        !desc ? "the description"
+        : k   ? "v"
+              : "k",
+        desc ? "; pass both k and v, or neither" : "");
 }
 
 /* PyTorch's layout: transposes q, k and v, and transposes y back. */
 static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-                                               mixp_tensor *v, const mixp_attention_desc *desc) {
+    mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_desc as_projected = *desc;
     mixp_tensor *y;
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, "
-                          "[b, heads, t, d]");
+            "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, [b, heads, t, d]");
         return NULL;
     }
     q = mixp_transpose(ctx, q, 1, 2);
@@ -329,7 +323,7 @@ static mixp_tensor *mixpi_attention_transposed(mixp_context *ctx, mixp_tensor *q
 }
 
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q, mixp_tensor *k,
-                                              mixp_tensor *v, const mixp_attention_desc *desc) {
+    mixp_tensor *v, const mixp_attention_desc *desc) {
     mixp_attention_args a;
     mixp_tensor *in[MIXPI_ATTENTION_INPUTS];
     if (!ctx || mixpi_attention_given(ctx, k, v, desc) != MIXP_OK) return NULL;
@@ -387,14 +381,13 @@ MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t head
     if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
     if (!c)
         return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
-                                 "mixp_attention_scores: y is not a recorded result of attention; "
-                                 "pass what mixp_attention returned in this step, outside of "
-                                 "MIXP_NO_GRAD and mixp_recompute");
+            "mixp_attention_scores: y is not a recorded result of attention; pass what "
+            "mixp_attention returned in this step, outside of MIXP_NO_GRAD and mixp_recompute");
     k = (const mixp_attention_args *)c->attrs;
     if (!most || heads != k->heads)
         return mixp_context_fail(y->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_attention_scores: %s; the attention has %.0f heads",
-                                 most ? "heads is wrong" : "most is NULL", (double)k->heads);
+            "mixp_attention_scores: %s; the attention has %.0f heads",
+            most ? "heads is wrong" : "most is NULL", (double)k->heads);
 
     /* The log-sum-exp of each query, [b, heads, t]. */
     const int64_t count = c->out->count ? c->saved[0]->count : 0;

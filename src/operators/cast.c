@@ -6,12 +6,10 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
     if (!mixpi_is_real(from) && from != MIXP_U8 && from != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
-                                 mixp_dtype_name(from));
+            "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32", mixp_dtype_name(from));
     if (!mixpi_is_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: the result must be f32, f16 or bf16, not %s",
-                                 mixp_dtype_name(to));
+            "cast: the result must be f32, f16 or bf16, not %s", mixp_dtype_name(to));
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
@@ -26,8 +24,8 @@ static mixp_result mixpi_rounding_infer(mixp_call *c) {
 /* Converts to the other dtype. Also the forward of reshape. */
 static mixp_result mixpi_cast_forward(mixp_call *c) {
     if (c->out->data == c->in[0]->data) return MIXP_OK; /* an alias */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
-                          c->out->count);
+    return mixpi_add_into(
+        c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]), c->out->count);
 }
 static mixp_result mixpi_cast_backward(mixp_call *c) {
     int accumulate = 0;
@@ -35,8 +33,8 @@ static mixp_result mixpi_cast_backward(mixp_call *c) {
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
     grad = mixp_call_grad(c, 0, &accumulate);
     if (!grad) return MIXP_OK; /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad),
-                          c->out->count);
+    return mixpi_add_into(
+        c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad), c->out->count);
 }
 
 static const mixp_op mixpi_cast_op = {

@@ -4,8 +4,8 @@
 
 /* Names the invalid index in input `which` that made a kernel fail. Possible only if indices are in
  * host memory. */
-static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, int64_t limit,
-                                   int64_t ignore) {
+static mixp_result mixpi_bad_index(
+    mixp_call *c, int which, const char *what, int64_t limit, int64_t ignore) {
     const mixp_tensor *t = c->in[which];
     const int32_t *ids = (const int32_t *)t->data;
     char quoted[MIXPI_QUOTED], of[MIXPI_QUOTED + 4] = "";
@@ -13,12 +13,11 @@ static mixp_result mixpi_bad_index(mixp_call *c, int which, const char *what, in
     if (i < 0) return MIXP_ERR_ARGUMENT;
     if (c->in[0] != t && *mixpi_quoted(c->in[0], quoted)) snprintf(of, sizeof of, " of%s", quoted);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what,
-                             (int)ids[i], (double)i, (double)limit, of,
-                             ignore != MIXPI_NO_INDEX && ids[i] < 0
-                                 ? "; to leave out a row, set its target to the value of `ignore`, "
-                                   "usually MIXP_IGNORE (-100)"
-                                 : "");
+        "%s: %s %d at row %.0f is outside [0, %.0f)%s%s", c->op->name, what, (int)ids[i], (double)i,
+        (double)limit, of,
+        ignore != MIXPI_NO_INDEX && ids[i] < 0 ? "; to leave out a row, set its target to the "
+                                                 "value of `ignore`, usually MIXP_IGNORE (-100)"
+                                               : "");
 }
 
 typedef struct mixpi_embedded {
@@ -89,8 +88,8 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table, m
     return mixpi_apply_op(ctx, MIXP_OP_EMBEDDING, 2, table, ids, NULL, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_embedding_padded(mixp_context *ctx, mixp_tensor *table,
-                                               mixp_tensor *ids, int64_t padding) {
+MIXPREC_API mixp_tensor *mixp_embedding_padded(
+    mixp_context *ctx, mixp_tensor *table, mixp_tensor *ids, int64_t padding) {
     mixpi_embedded p;
     memset(&p, 0, sizeof p);
     p.padded = 1;
@@ -112,8 +111,8 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (axis >= 0 && !ids->count) return mixp_call_output(c, x->dtype, ids->rank, ids->shape);
     if (axis < 0 || ids->rank != x->rank)
-        return mixpi_bad_shapes(c,
-                                "both need the same rank, and dim must be one of their dimensions");
+        return mixpi_bad_shapes(
+            c, "both need the same rank, and dim must be one of their dimensions");
 
     /* Outside of dim, ids and x are equal. */
     p->k.outer = p->k.inner = 1;
@@ -172,8 +171,8 @@ static mixp_result mixpi_gather_backward(mixp_call *c) {
 
 /* The first elements of x, as many as `like` has, along each dimension but `axis` (-1: none), where
  * x is larger; x itself where none is. */
-static mixp_tensor *mixpi_first_part(mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like,
-                                     int axis) {
+static mixp_tensor *mixpi_first_part(
+    mixp_context *ctx, mixp_tensor *x, const mixp_tensor *like, int axis) {
     if (!mixpi_is_live(x) || !mixpi_is_live(like) || x->rank != like->rank) return x;
     for (int i = 0; x && i < x->rank; i++)
         if (i != axis && like->shape[i] < x->shape[i]) x = mixp_slice(ctx, x, i, 0, like->shape[i]);
@@ -220,8 +219,8 @@ static mixp_result mixpi_where_infer(mixp_call *c) {
         for (int i = 0; i < 3; i++) {
             int own = mixpi_choice_input(p, i);
             int64_t n = own < 0 ? 1
-                                : mixpi_broadcast_axis(c->in[own], k->rank, axis, &step[i],
-                                                       &strides[i][axis]);
+                                : mixpi_broadcast_axis(
+                                      c->in[own], k->rank, axis, &step[i], &strides[i][axis]);
             if (n != 1 && k->shape[axis] != 1 && n != k->shape[axis])
                 return mixpi_bad_shapes(c, "aligned at the right, dimensions must be equal or 1");
             if (n != 1) k->shape[axis] = n;
@@ -236,14 +235,14 @@ static mixp_result mixpi_choice_infer(mixp_call *c) {
     char quoted[MIXPI_QUOTED];
     if (mask->dtype != MIXP_U8 && mask->dtype != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "%s: the mask%s is %s; it must be u8 or i32", c->op->name,
-                                 mixpi_quoted(mask, quoted), mixp_dtype_name(mask->dtype));
+            "%s: the mask%s is %s; it must be u8 or i32", c->op->name, mixpi_quoted(mask, quoted),
+            mixp_dtype_name(mask->dtype));
     for (int i = 1; i < 3; i++) {
         int own = mixpi_choice_input(p, i);
         if (own < 0 || mixpi_is_real(c->in[own]->dtype)) continue;
-        return mixp_context_fail(
-            c->ctx, MIXP_ERR_DTYPE, "%s: input %d%s is %s; it must be f32, f16 or bf16",
-            c->op->name, own, mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+            "%s: input %d%s is %s; it must be f32, f16 or bf16", c->op->name, own,
+            mixpi_quoted(c->in[own], quoted), mixp_dtype_name(c->in[own]->dtype));
     }
     return mixpi_where_infer(c);
 }
@@ -282,15 +281,15 @@ static mixp_result mixpi_choice_backward(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
-                                    mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_where(
+    mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a, mixp_tensor *b) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     return mixpi_apply_op(ctx, MIXP_OP_WHERE, 3, mask, a, b, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask,
-                                          float value) {
+MIXPREC_API mixp_tensor *mixp_masked_fill(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *mask, float value) {
     mixpi_choice p;
     memset(&p, 0, sizeof p);
     p.filled = 1;
@@ -301,8 +300,7 @@ MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x, mix
 static mixp_result mixpi_bad_head_dim(mixp_call *c, int64_t d) {
     char rule[96];
     snprintf(rule, sizeof rule,
-             "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)",
-             (double)d);
+        "x[..., t, c] with c a multiple of head_dim, which is even (head_dim is %.0f)", (double)d);
     return mixpi_bad_shapes(c, rule);
 }
 
@@ -313,9 +311,8 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixpi_bad_head_dim(c, k->d);
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "rope: base is %g and first is %.0f; base must be above 0, first "
-                                 "at least 0",
-                                 k->base, (double)k->first);
+            "rope: base is %g and first is %.0f; base must be above 0, first at least 0", k->base,
+            (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
     k->rows = x->count ? x->count / (k->t * k->heads * k->d) : 0;
@@ -348,8 +345,8 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x, const mixp
 static mixp_result mixpi_dropout_infer(mixp_call *c) {
     const mixp_dropout_args *k = (const mixp_dropout_args *)c->attrs;
     if (mixp_bits_of_f32(k->p) > 0x3F800000u) /* bits: NaN, negative, above 1 */
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "dropout: p is %g; it must be in [0, 1]", (double)k->p);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_ARGUMENT, "dropout: p is %g; it must be in [0, 1]", (double)k->p);
     mixpi_call_reads_all(c, 0);
     return mixpi_same_infer(c);
 }

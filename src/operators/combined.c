@@ -41,8 +41,8 @@ static int mixpi_norm_has_elements(mixp_context *ctx, mixp_tensor *x, int dim) {
     return to.n > 0;
 }
 
-MIXPREC_API mixp_tensor *mixp_norm(mixp_context *ctx, mixp_tensor *x, float order, int dim,
-                                   int keep) {
+MIXPREC_API mixp_tensor *mixp_norm(
+    mixp_context *ctx, mixp_tensor *x, float order, int dim, int keep) {
     mixpi_form p;
     if (order == 2.0f) return mixp_vector_norm(ctx, x, dim, keep);
     if (ctx && mixpi_is_nan(order)) {
@@ -92,8 +92,8 @@ static mixp_tensor *mixpi_counted(mixp_context *ctx, int64_t n, int dim) {
 }
 
 /* x with zeros where column - row is above `diagonal` (side 1) or below it (side -1). */
-static mixp_tensor *mixpi_triangle(mixp_context *ctx, const char *name, mixp_tensor *x,
-                                   int64_t diagonal, int side) {
+static mixp_tensor *mixpi_triangle(
+    mixp_context *ctx, const char *name, mixp_tensor *x, int64_t diagonal, int side) {
     const int64_t most = 1 << 24;
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
@@ -105,7 +105,7 @@ static mixp_tensor *mixpi_triangle(mixp_context *ctx, const char *name, mixp_ten
     }
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
     place = mixp_sub(ctx, mixpi_counted(ctx, x->shape[x->rank - 1], 1),
-                     mixpi_counted(ctx, x->shape[x->rank - 2], 0));
+        mixpi_counted(ctx, x->shape[x->rank - 2], 0));
     edge = mixpi_constant(ctx, (double)diagonal);
     hidden = side > 0 ? mixp_gt(ctx, place, edge) : mixp_lt(ctx, place, edge);
     mixp_autocast_pop(ctx);
@@ -150,22 +150,22 @@ MIXPREC_API mixp_tensor *mixp_prelu(mixp_context *ctx, mixp_tensor *x, mixp_tens
     return mixpi_apply_binary(ctx, MIXP_OP_PRELU, MIXP_BINARY_PRELU, x, w);
 }
 
-MIXPREC_API mixp_tensor *mixp_addcdiv(mixp_context *ctx, mixp_tensor *x, mixp_tensor *a,
-                                      mixp_tensor *b, float value) {
+MIXPREC_API mixp_tensor *mixp_addcdiv(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *a, mixp_tensor *b, float value) {
     return mixp_add(ctx, x, mixp_scale(ctx, mixp_div(ctx, a, b), value));
 }
 
 /* Counts the sources of each element, clears the elements that have one, and adds the sources. */
-MIXPREC_API mixp_tensor *mixp_scatter(mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids,
-                                      mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_scatter(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_outer o;
     mixp_tensor *sources;
     mixp_call *c = mixpi_outer_call(&o, ctx, "scatter", x, src, ids);
     if (!c || !src || !ids || mixpi_need_real(c, 2, 2) != MIXP_OK || mixpi_push_f32(ctx) != MIXP_OK)
         return NULL;
     sources = mixp_full(ctx, MIXP_F32, x->rank, x->shape, 0.0);
-    sources = mixp_scatter_add(ctx, sources, dim, ids,
-                               mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
+    sources = mixp_scatter_add(
+        ctx, sources, dim, ids, mixp_full(ctx, MIXP_F32, src->rank, src->shape, 1.0));
     sources = mixp_ne(ctx, sources, mixpi_constant(ctx, 0.0));
     mixp_autocast_pop(ctx);
     return mixp_scatter_add(ctx, mixp_masked_fill(ctx, x, sources, 0.0f), dim, ids, src);
@@ -177,15 +177,14 @@ static mixp_result mixpi_integers_infer(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
-    static const mixp_op integers = {
-        "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer, mixpi_cast_forward, NULL, NULL
-    };
+    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
+        mixpi_cast_forward, NULL, NULL };
     return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
 }
 
 /* n minus the number of edges that are not before a value: NaN is behind all. */
-MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges,
-                                           mixp_tensor *values, int right) {
+MIXPREC_API mixp_tensor *mixp_searchsorted(
+    mixp_context *ctx, mixp_tensor *edges, mixp_tensor *values, int right) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "searchsorted", edges, values, NULL);
     if (!c || !values) return NULL;
@@ -194,9 +193,9 @@ MIXPREC_API mixp_tensor *mixp_searchsorted(mixp_context *ctx, mixp_tensor *edges
     int rank = values->rank;
     int64_t n = mixpi_last_dim(edges);
     if (edges->rank < 1 || rank == MIXP_MAX_RANK || n > 1 << 24 ||
-        (edges->rank > 1 &&
-         (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
-          memcmp(edges->shape, values->shape, (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
+        (edges->rank > 1 && (edges->rank != rank || mixpi_rows_of(edges) != mixpi_rows_of(values) ||
+                                memcmp(edges->shape, values->shape,
+                                    (size_t)(rank - 1) * sizeof *edges->shape) != 0))) {
         mixpi_bad_shapes(c, "edges[n], or edges[..., n] with values[..., m]; n is at most 2^24");
         return NULL;
     }

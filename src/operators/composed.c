@@ -59,8 +59,8 @@ static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
 #undef MIXPI_ROUNDING
 
 /* The dtype that a single operator of the form's class would give y, a result of x. */
-static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y,
-                                   const mixpi_form *p) {
+static mixp_dtype mixpi_form_dtype(
+    mixp_autocast region, const mixp_tensor *x, const mixp_tensor *y, const mixpi_form *p) {
     if (!p->op) return MIXP_F32;
     if (region.dtype == MIXP_F32) return mixpi_plain_dtype(x);
     if (region.level >= 2) return y->rank ? region.dtype : MIXP_F32;
@@ -86,8 +86,8 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
 }
 
 /* The result of p without elements: `value`, a constant whose derivatives are 0. */
-static mixp_tensor *mixpi_form_of_nothing(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p,
-                                          uint32_t value) {
+static mixp_tensor *mixpi_form_of_nothing(
+    mixp_context *ctx, mixp_tensor *x, const mixpi_form *p, uint32_t value) {
     return mixp_add_scalar(ctx, mixp_sum(ctx, x, p->dim, p->keep), mixp_f32_of_bits(value));
 }
 
@@ -174,13 +174,8 @@ static mixp_result mixpi_deviation_forward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
-    static const mixp_op deviation = { "deviation",
-                                       MIXP_CLASS_PROMOTE,
-                                       sizeof(mixpi_deviation),
-                                       mixpi_binary_infer,
-                                       mixpi_deviation_forward,
-                                       mixpi_binary_backward,
-                                       NULL };
+    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
+        mixpi_binary_infer, mixpi_deviation_forward, mixpi_binary_backward, NULL };
     mixp_tensor *in[2];
     mixpi_deviation p;
     memset(&p, 0, sizeof p);
@@ -203,8 +198,8 @@ static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixp
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 
-MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
-                                  int keep) {
+MIXPREC_API mixp_tensor *mixp_var(
+    mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -217,13 +212,8 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
 static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
-    static const mixp_op root = { "root",
-                                  MIXP_CLASS_KEEP,
-                                  sizeof(mixp_unary_args),
-                                  mixpi_same_infer,
-                                  mixpi_unary_forward,
-                                  mixpi_unary_backward,
-                                  NULL };
+    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
+        mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward, NULL };
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_UNARY_ROOT;
@@ -234,8 +224,8 @@ static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixp
     return mixpi_root(ctx, mixpi_form_var(ctx, x, p));
 }
 
-MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
-                                  int keep) {
+MIXPREC_API mixp_tensor *mixp_std(
+    mixp_context *ctx, mixp_tensor *x, int dim, int correction, int keep) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.dim = dim;

@@ -16,8 +16,8 @@ enum { MIXPI_OF_A = 1, MIXPI_OF_B = 2, MIXPI_OF_RESULT = 4 };
 static int mixpi_is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
 static mixp_result mixpi_einsum_wrong(mixp_context *ctx, const char *equation, const char *why) {
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s",
-                             equation ? equation : "", why);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ARGUMENT, "einsum: equation '%.60s': %s", equation ? equation : "", why);
 }
 
 /* Reads the equation into text. Without an arrow, the result has the letters that stand once, in
@@ -40,8 +40,7 @@ static mixp_result mixpi_einsum_read(mixp_context *ctx, const char *equation, mi
         }
         if (!mixpi_is_letter(*s) || e->rank[part] == MIXP_MAX_RANK)
             return mixpi_einsum_wrong(ctx, equation,
-                                      "write the letters of two operands, as in "
-                                      "\"bij,bjk->bik\", at most 8 for each");
+                "write the letters of two operands, as in \"bij,bjk->bik\", at most 8 for each");
         if (e->kind[(int)*s] & 1 << part)
             return mixpi_einsum_wrong(ctx, equation, "a letter stands twice in one operand");
         e->kind[(int)*s] |= 1 << part;
@@ -96,8 +95,8 @@ static int64_t mixpi_einsum_letters(const mixpi_einsum *e, const char *from, int
 }
 
 /* t, whose dimensions have the letters `from`, with those of `to`. */
-static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, const char *from,
-                                         const char *to) {
+static mixp_tensor *mixpi_einsum_permute(
+    mixp_context *ctx, mixp_tensor *t, const char *from, const char *to) {
     int dims[MIXP_MAX_RANK], n = 0;
     if (!t || !strcmp(from, to)) return t;
     for (; *to; to++) dims[n++] = (int)(strchr(from, *to) - from);
@@ -105,8 +104,8 @@ static mixp_tensor *mixpi_einsum_permute(mixp_context *ctx, mixp_tensor *t, cons
 }
 
 /* An operand without the letters that stand nowhere else, which are summed. */
-static mixp_tensor *mixpi_einsum_summed(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t,
-                                        int part, char *left) {
+static mixp_tensor *mixpi_einsum_summed(
+    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *t, int part, char *left) {
     int n = 0;
     for (const char *s = e->text[part]; *s; s++) {
         if (e->kind[(int)*s] == 1 << part) t = mixp_sum(ctx, t, n, 0);
@@ -117,8 +116,8 @@ static mixp_tensor *mixpi_einsum_summed(mixp_context *ctx, const mixpi_einsum *e
 }
 
 /* As [batch, rows of a, columns of b]: one product. */
-static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a,
-                                         mixp_tensor *b) {
+static mixp_tensor *mixpi_einsum_product(
+    mixp_context *ctx, const mixpi_einsum *e, mixp_tensor *a, mixp_tensor *b) {
     const int batch = MIXPI_OF_A | MIXPI_OF_B | MIXPI_OF_RESULT, both = MIXPI_OF_A | MIXPI_OF_B;
     char of_a[MIXP_MAX_RANK + 1], of_b[MIXP_MAX_RANK + 1];
     char as_a[MIXP_MAX_RANK + 1] = "", as_b[MIXP_MAX_RANK + 1] = "",
@@ -146,8 +145,8 @@ static mixp_tensor *mixpi_einsum_product(mixp_context *ctx, const mixpi_einsum *
     return mixpi_einsum_permute(ctx, a, as_y, e->text[2]);
 }
 
-MIXPREC_API mixp_tensor *mixp_einsum(mixp_context *ctx, const char *equation, mixp_tensor *a,
-                                     mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_einsum(
+    mixp_context *ctx, const char *equation, mixp_tensor *a, mixp_tensor *b) {
     mixpi_outer o;
     mixpi_einsum e;
     mixp_call *c = mixpi_outer_call(&o, ctx, "einsum", a, b, NULL);

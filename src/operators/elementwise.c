@@ -4,8 +4,8 @@
 
 /* Size in t of axis i of a result of this rank. *stride: elements from one index to the next; 0 if
  * t repeats. *step: product of t's axes after axis i; on return, with axis i. */
-static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
-                                    int64_t *stride) {
+static int64_t mixpi_broadcast_axis(
+    const mixp_tensor *t, int rank, int i, int64_t *step, int64_t *stride) {
     int own = i - (rank - t->rank);
     int64_t n = own < 0 ? 1 : t->shape[own];
     *stride = n == 1 ? 0 : *step;
@@ -14,8 +14,8 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
 }
 
 /* The shape of a result of two operands, and the strides of both in it. */
-static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides,
-                                       int64_t *b_strides) {
+static mixp_result mixpi_broadcast_two(
+    mixp_call *c, int *rank, int64_t *shape, int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
@@ -43,9 +43,9 @@ static void mixpi_warn_of_column(mixp_call *c) {
     if (k->op != MIXP_BINARY_SUB || c->in[0]->count < 2) return;
     if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
     mixpi_warn(c->ctx,
-               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, "
-               "reshape both to one shape; for all pairs, reshape the %s to [1, %.0f]",
-               n, n, n, n, vector, n);
+        "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, reshape "
+        "both to one shape; for all pairs, reshape the %s to [1, %.0f]",
+        n, n, n, n, vector, n);
 }
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
@@ -99,8 +99,8 @@ static mixp_result mixpi_binary_backward(mixp_call *c) {
     return r;
 }
 
-static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
-                                       mixp_tensor *a, mixp_tensor *b) {
+static mixp_tensor *mixpi_apply_binary(
+    mixp_context *ctx, mixp_op_id id, mixp_binary op, mixp_tensor *a, mixp_tensor *b) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -196,8 +196,8 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                         mixp_tensor *x, float p, float q) {
+static mixp_tensor *mixpi_apply_unary_by(
+    mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p, float q) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -206,8 +206,8 @@ static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_
     return mixpi_apply_one(ctx, id, x, &k);
 }
 
-static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p) {
+static mixp_tensor *mixpi_apply_unary(
+    mixp_context *ctx, mixp_op_id id, mixp_unary op, mixp_tensor *x, float p) {
     return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f);
 }
 
@@ -272,15 +272,15 @@ MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float valu
 static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
-    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0",
-                             (double)k->p);
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_ARGUMENT, "soft_cap: cap is %g; it must be above 0", (double)k->p);
 }
 
 static mixp_result mixpi_softplus_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (mixpi_f32_is_positive(k->p)) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
+        "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
 }
 
 MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta) {
@@ -295,8 +295,8 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
     const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
     if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q) return mixpi_same_infer(c);
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "clamp: low is %g and high is %g; pass numbers with low at most high",
-                             (double)k->p, (double)k->q);
+        "clamp: low is %g and high is %g; pass numbers with low at most high", (double)k->p,
+        (double)k->q);
 }
 
 static mixp_result mixpi_clamp_forward(mixp_call *c) {

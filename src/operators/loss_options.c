@@ -27,17 +27,9 @@ static int mixpi_is_not_0(float x) { return mixp_bits_of_f32(x) << 1 != 0; }
 
 /* The options that a description sets. */
 static unsigned mixpi_options_set(const mixp_loss_desc *d) {
-    const int set[] = { d->weight != NULL,
-                        d->pos_weight != NULL,
-                        mixpi_is_not_0(d->smoothing),
-                        d->ignores,
-                        mixpi_is_not_0(d->bound),
-                        d->log_target,
-                        mixpi_is_not_0(d->margin),
-                        d->swap,
-                        d->bias != NULL,
-                        d->chunk != 0,
-                        d->reduction == MIXP_REDUCE_BATCHMEAN };
+    const int set[] = { d->weight != NULL, d->pos_weight != NULL, mixpi_is_not_0(d->smoothing),
+        d->ignores, mixpi_is_not_0(d->bound), d->log_target, mixpi_is_not_0(d->margin), d->swap,
+        d->bias != NULL, d->chunk != 0, d->reduction == MIXP_REDUCE_BATCHMEAN };
     unsigned options = 0;
     for (size_t i = 0; i < sizeof set / sizeof set[0]; i++) options |= (set[i] != 0 ? 1u : 0u) << i;
     return options;
@@ -45,22 +37,21 @@ static unsigned mixpi_options_set(const mixp_loss_desc *d) {
 
 /* Copies desc, or zeros for NULL. Fails if it sets an option that the loss does not have. */
 static mixp_result mixpi_options_of(mixp_context *ctx, const char *loss, unsigned has,
-                                    const mixp_loss_desc *desc, mixp_loss_desc *d) {
+    const mixp_loss_desc *desc, mixp_loss_desc *d) {
     int i = 0;
     memset(d, 0, sizeof *d);
     if (desc) *d = *desc;
     if ((unsigned)d->reduction >= MIXP_REDUCE_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or "
-                                 "MIXP_REDUCE_NONE",
-                                 loss, (int)d->reduction);
+            "%s: reduction is %d; pass MIXP_REDUCE_MEAN, MIXP_REDUCE_SUM or MIXP_REDUCE_NONE", loss,
+            (int)d->reduction);
     unsigned more = mixpi_options_set(d) & ~has;
     if (!more) return MIXP_OK;
     while (!(more >> i & 1u)) i++;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "%s: this loss has no option %s; leave the field 0, or reduce with "
-                             "MIXP_REDUCE_NONE and apply operators to the result",
-                             loss, mixpi_option_names[i]);
+        "%s: this loss has no option %s; leave the field 0, or reduce with MIXP_REDUCE_NONE and "
+        "apply operators to the result",
+        loss, mixpi_option_names[i]);
 }
 
 /* --- class weights --- */
@@ -88,15 +79,10 @@ static mixp_result mixpi_class_weights_forward(mixp_call *c) {
 
 /* The array of weights that the kernels of cross entropy read. It is f32, in a tensor of i32, so
  * that autocast does not round it. */
-static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mixp_tensor *weight,
-                                        int64_t classes) {
-    static const mixp_op op = { "class_weights",
-                                MIXP_CLASS_KEEP,
-                                0,
-                                mixpi_class_weights_infer,
-                                mixpi_class_weights_forward,
-                                NULL,
-                                NULL };
+static mixp_tensor *mixpi_class_weights(
+    mixp_context *ctx, const char *loss, mixp_tensor *weight, int64_t classes) {
+    static const mixp_op op = { "class_weights", MIXP_CLASS_KEEP, 0, mixpi_class_weights_infer,
+        mixpi_class_weights_forward, NULL, NULL };
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, loss, weight, NULL, NULL);
     if (!c) return NULL;
@@ -106,16 +92,14 @@ static mixp_tensor *mixpi_class_weights(mixp_context *ctx, const char *loss, mix
         char text[224];
         mixpi_shape_text(weight->rank, weight->shape, text, sizeof text);
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "%s: weight is %s %s; it must be f32, f16 or bf16 [%.0f], a weight for "
-                          "each class",
-                          loss, mixp_dtype_name(weight->dtype), text, (double)classes);
+            "%s: weight is %s %s; it must be f32, f16 or bf16 [%.0f], a weight for each class",
+            loss, mixp_dtype_name(weight->dtype), text, (double)classes);
         return NULL;
     }
     if (mixpi_wants_grad(weight) && !mixpi_is_no_grad(ctx)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "%s: weight requires a gradient, and class weights get none: pass "
-                          "mixp_detach of it",
-                          loss);
+            "%s: weight requires a gradient, and class weights get none: pass mixp_detach of it",
+            loss);
         return NULL;
     }
     return mixp_apply(ctx, &op, 1, &weight, 1, NULL);
@@ -138,9 +122,9 @@ static mixp_tensor *mixpi_form_weighted(mixp_context *ctx, mixp_tensor *y, const
     return mixpi_reduced_loss(ctx, y, p->desc);
 }
 
-static mixp_tensor *
-mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d,
-                      mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
+static mixp_tensor *mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
+    const mixp_loss_desc *d,
+    mixp_tensor *(*of)(mixp_context *, mixp_tensor *, const mixpi_form *)) {
     mixpi_form p;
     memset(&p, 0, sizeof p);
     p.desc = d;
@@ -152,15 +136,15 @@ mixpi_apply_loss_form(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const m
 /* --- cross entropy --- */
 
 /* -(the sum over the classes of weight target' log softmax x), target' smoothed. */
-static mixp_tensor *mixpi_form_soft_entropy(mixp_context *ctx, mixp_tensor *x,
-                                            const mixpi_form *p) {
+static mixp_tensor *mixpi_form_soft_entropy(
+    mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     const float share = p->desc->smoothing;
     mixp_loss_desc d = *p->desc;
     mixp_tensor *t = p->more[0], *y = mixp_log_softmax(ctx, x);
     const double rows = (double)mixpi_rows_of(x);
     if (share > 0.0f)
         t = mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, mixpi_as_f32(ctx, t),
-                                 1.0f - share, share / (float)mixpi_last_dim(x));
+            1.0f - share, share / (float)mixpi_last_dim(x));
     y = mixp_mul(ctx, y, t);
     if (d.weight) y = mixp_mul(ctx, y, d.weight);
     if (d.reduction == MIXP_REDUCE_NONE) return mixp_neg(ctx, mixp_sum(ctx, y, -1, 0));
@@ -170,8 +154,8 @@ static mixp_tensor *mixpi_form_soft_entropy(mixp_context *ctx, mixp_tensor *x,
 }
 
 /* Cross entropy of targets that are probabilities. */
-static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_tensor *t,
-                                       const mixp_loss_desc *d) {
+static mixp_tensor *mixpi_soft_entropy(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "cross_entropy", x, t, NULL);
     if (!c || mixpi_need_real(c, 2, 2) != MIXP_OK) return NULL;
@@ -180,8 +164,8 @@ static mixp_tensor *mixpi_soft_entropy(mixp_context *ctx, mixp_tensor *x, mixp_t
     /* The options must fit targets that are probabilities of x's shape. */
     if (d->ignores) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "cross_entropy: targets that are probabilities have no option ignore; "
-                          "reduce with MIXP_REDUCE_NONE and mask the rows");
+            "cross_entropy: targets that are probabilities have no option ignore; reduce with "
+            "MIXP_REDUCE_NONE and mask the rows");
         return NULL;
     }
     if (x->rank < 1 || !mixpi_shapes_equal(x, t)) {
@@ -211,8 +195,8 @@ static mixpi_entropy mixpi_entropy_of(const mixp_loss_desc *d, int logs) {
     return p;
 }
 
-static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                        mixp_tensor *t, const mixp_loss_desc *d) {
+static mixp_tensor *mixpi_apply_entropy(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, mixp_tensor *t, const mixp_loss_desc *d) {
     const mixp_op *op = mixp_op_builtin(id);
     const mixpi_entropy p = mixpi_entropy_of(d, id == MIXP_OP_NLL);
     mixp_tensor *weights = NULL;
@@ -225,8 +209,7 @@ static mixp_tensor *mixpi_apply_entropy(mixp_context *ctx, mixp_op_id id, mixp_t
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy_apply(mixp_context *ctx, mixp_tensor *x,
-                                                         mixp_tensor *w, mixp_tensor *targets,
-                                                         const mixp_loss_desc *desc) {
+    mixp_tensor *w, mixp_tensor *targets, const mixp_loss_desc *desc) {
     const mixp_op *op = mixp_op_builtin(MIXP_OP_LINEAR_CROSS_ENTROPY);
     const unsigned has = MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE |
                          MIXPI_OPTION_BIAS | MIXPI_OPTION_CHUNK;
@@ -256,8 +239,8 @@ typedef struct mixpi_loss_row {
 /* t pos_weight log(1 + e^-x) + (1 - t) log(1 + e^x): nothing cancels. */
 static mixp_tensor *mixpi_form_pos_weight(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_tensor *t = mixpi_as_f32(ctx, p->more[0]), *y;
-    y = mixp_mul(ctx, mixp_mul(ctx, t, p->desc->pos_weight),
-                 mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
+    y = mixp_mul(
+        ctx, mixp_mul(ctx, t, p->desc->pos_weight), mixp_softplus(ctx, mixp_neg(ctx, x), 1.0f));
     t = mixp_mul(ctx, mixp_rsub(ctx, t, 1.0f), mixp_softplus(ctx, x, 1.0f));
     return mixpi_form_weighted(ctx, mixp_add(ctx, y, t), p);
 }
@@ -270,13 +253,13 @@ static mixp_result mixpi_weights_fit(mixp_call *c, mixp_tensor *w, const char *n
         fits = w->shape[w->rank - i] == 1 || w->shape[w->rank - i] == x->shape[x->rank - i];
     if (fits) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "%s: %s does not fit x; it must be f32, f16 or bf16 of this step, and "
-                             "aligned at the right its dimensions must be 1, or equal to x's",
-                             c->op->name, name);
+        "%s: %s does not fit x; it must be f32, f16 or bf16 of this step, and aligned at the right "
+        "its dimensions must be 1, or equal to x's",
+        c->op->name, name);
 }
 
 static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row *l, mixp_tensor *x,
-                                         mixp_tensor *t, const mixp_loss_desc *d) {
+    mixp_tensor *t, const mixp_loss_desc *d) {
     const float bound = mixpi_is_not_0(d->bound) ? d->bound : 1.0f;
     mixp_loss_kind kind = d->log_target ? MIXP_LOSS_KL_LOG : l->kind;
     mixpi_outer o;
@@ -302,20 +285,18 @@ static mixp_tensor *mixpi_apply_compared(mixp_context *ctx, const mixpi_loss_row
 }
 
 MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mixp_tensor *x,
-                                         mixp_tensor *target, const mixp_loss_desc *desc) {
-    static const mixpi_loss_row kinds[] = {
-        { MIXP_OP_CROSS_ENTROPY, MIXP_LOSS_COUNT,
-          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING | MIXPI_OPTION_IGNORE },
+    mixp_tensor *target, const mixp_loss_desc *desc) {
+    static const mixpi_loss_row kinds[] = { { MIXP_OP_CROSS_ENTROPY, MIXP_LOSS_COUNT,
+                                                MIXPI_OPTION_WEIGHT | MIXPI_OPTION_SMOOTHING |
+                                                    MIXPI_OPTION_IGNORE },
         { MIXP_OP_NLL, MIXP_LOSS_COUNT, MIXPI_OPTION_WEIGHT | MIXPI_OPTION_IGNORE },
-        { MIXP_OP_MSE, MIXP_LOSS_MSE, 0 },
-        { MIXP_OP_L1, MIXP_LOSS_L1, 0 },
+        { MIXP_OP_MSE, MIXP_LOSS_MSE, 0 }, { MIXP_OP_L1, MIXP_LOSS_L1, 0 },
         { MIXP_OP_SMOOTH_L1, MIXP_LOSS_SMOOTH_L1, MIXPI_OPTION_BOUND },
         { MIXP_OP_HUBER, MIXP_LOSS_HUBER, MIXPI_OPTION_BOUND },
         { MIXP_OP_BCE, MIXP_LOSS_BCE, MIXPI_OPTION_WEIGHT },
         { MIXP_OP_BCE_WITH_LOGITS, MIXP_LOSS_BCE_LOGITS,
-          MIXPI_OPTION_WEIGHT | MIXPI_OPTION_POS_WEIGHT },
-        { MIXP_OP_KL_DIV, MIXP_LOSS_KL, MIXPI_OPTION_LOG_TARGET | MIXPI_OPTION_BATCHMEAN }
-    };
+            MIXPI_OPTION_WEIGHT | MIXPI_OPTION_POS_WEIGHT },
+        { MIXP_OP_KL_DIV, MIXP_LOSS_KL, MIXPI_OPTION_LOG_TARGET | MIXPI_OPTION_BATCHMEAN } };
     const size_t n = sizeof kinds / sizeof kinds[0];
     mixp_loss_desc d;
     size_t i = 0;
@@ -324,10 +305,9 @@ MIXPREC_API mixp_tensor *mixp_loss_apply(mixp_context *ctx, mixp_op_id loss, mix
     /* The row of the loss says which options it has. */
     while (i < n && kinds[i].id != loss) i++;
     if (i == n) {
-        mixp_context_fail(
-            ctx, MIXP_ERR_ARGUMENT,
-            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an "
-            "id, for example MIXP_OP_CROSS_ENTROPY",
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+            "mixp_loss_apply: %d is not the id of a loss of two tensors; pass such an id, for "
+            "example MIXP_OP_CROSS_ENTROPY",
             (int)loss);
         return NULL;
     }
@@ -357,7 +337,7 @@ static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const 
 }
 
 static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_tensor *positive,
-                                  mixp_tensor *negative, const mixp_loss_desc *d) {
+    mixp_tensor *negative, const mixp_loss_desc *d) {
     mixpi_outer o;
     mixpi_form p;
     mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
@@ -371,7 +351,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
     }
     if (!(d->margin > 0.0f) || mixpi_is_nan(d->margin)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
+            "triplet_margin: margin is %g; pass a margin above 0", (double)d->margin);
         return NULL;
     }
 
@@ -385,8 +365,7 @@ static mixp_tensor *mixpi_triplet(mixp_context *ctx, mixp_tensor *anchor, mixp_t
 }
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
-                                             mixp_tensor *positive, mixp_tensor *negative,
-                                             float margin) {
+    mixp_tensor *positive, mixp_tensor *negative, float margin) {
     mixp_loss_desc d;
     memset(&d, 0, sizeof d);
     d.margin = margin;
@@ -394,8 +373,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
 }
 
 MIXPREC_API mixp_tensor *mixp_triplet_margin_apply(mixp_context *ctx, mixp_tensor *anchor,
-                                                   mixp_tensor *positive, mixp_tensor *negative,
-                                                   const mixp_loss_desc *desc) {
+    mixp_tensor *positive, mixp_tensor *negative, const mixp_loss_desc *desc) {
     const unsigned has = MIXPI_OPTION_MARGIN | MIXPI_OPTION_SWAP;
     mixp_loss_desc d;
     if (!ctx || mixpi_options_of(ctx, "triplet_margin", has, desc, &d) != MIXP_OK) return NULL;

@@ -24,7 +24,7 @@ static mixp_result mixpi_smoothing_check(mixp_call *c, float smoothing) {
     if (mixp_bits_of_f32(smoothing) <= 0x3F800000u)
         return MIXP_OK; /* NaN, below 0 and above 1 fail */
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: smoothing is %g; it must be in [0, 1]",
-                             c->op->name, (double)smoothing);
+        c->op->name, (double)smoothing);
 }
 
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
@@ -72,15 +72,15 @@ static void mixpi_warn_unless_counts(mixp_call *c, const mixp_cross_entropy_args
     if (c->ctx->device->download || *c->ctx->errors.warning || k->sum || k->each) return;
     if (!n || mixpi_has_target(k->targets, n, k->ignore)) return;
     mixpi_warn(c->ctx,
-               "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN "
-               "and its gradients are 0; leave such batches out",
-               c->op->name);
+        "mixp_%s: no target counts, because all are equal to `ignore`: the loss is NaN and its "
+        "gradients are 0; leave such batches out",
+        c->op->name);
 }
 
 /* The loss of no elements: the sum is 0, and the mean NaN. */
 static mixp_result mixpi_loss_of_nothing(mixp_call *c, int sum) {
-    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
-                           sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
+    return mixpi_fill_with(
+        c->ctx, mixpi_call_y(c), c->out->count, sum ? 0.0 : (double)mixp_f32_of_bits(0x7FC00000u));
 }
 
 /* The class weights of input i, followed by their mean, or NULL: see mixpi_class_weights. */
@@ -115,15 +115,14 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 static mixp_result mixpi_check_logits_live(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "cross_entropy: the logits are disposable, and an earlier "
-                             "mixp_backward overwrote them with their gradient; call mixp_backward "
-                             "once, on the sum of the losses, or do not call "
-                             "mixp_tensor_set_disposable");
+        "cross_entropy: the logits are disposable, and an earlier mixp_backward overwrote them "
+        "with their gradient; call mixp_backward once, on the sum of the losses, or do not call "
+        "mixp_tensor_set_disposable");
 }
 
 /* The arguments that backward takes over from forward. */
-static mixp_cross_entropy_backward_args
-mixpi_entropy_backward_of(const mixp_cross_entropy_args *forward) {
+static mixp_cross_entropy_backward_args mixpi_entropy_backward_of(
+    const mixp_cross_entropy_args *forward) {
     mixp_cross_entropy_backward_args k;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
@@ -151,14 +150,13 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     return k.dlogits.data && k.rows ? MIXPI_RUN(c, cross_entropy_backward, &k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
-                                            mixp_tensor *targets, int32_t ignore) {
+MIXPREC_API mixp_tensor *mixp_cross_entropy(
+    mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore) {
     return mixp_cross_entropy_smooth(ctx, logits, targets, ignore, 0.0f);
 }
 
-MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
-                                                   mixp_tensor *targets, int32_t ignore,
-                                                   float smoothing) {
+MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(
+    mixp_context *ctx, mixp_tensor *logits, mixp_tensor *targets, int32_t ignore, float smoothing) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
@@ -166,8 +164,8 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
     return mixpi_apply_op(ctx, MIXP_OP_CROSS_ENTROPY, 2, logits, targets, NULL, &p);
 }
 
-MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
-                                  int32_t ignore) {
+MIXPREC_API mixp_tensor *mixp_nll(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets, int32_t ignore) {
     mixpi_entropy p;
     memset(&p, 0, sizeof p);
     p.k.ignore = ignore;
@@ -202,9 +200,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 31u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
-                                 "or 0 for the default",
-                                 (double)h->chunk);
+            "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, or 0 for the default",
+            (double)h->chunk);
 
     /* One loss, or one for each target. */
     if (!h->loss.none) return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
@@ -222,11 +219,11 @@ static mixp_in mixpi_rows_at(mixp_in m, int64_t first, int64_t width) {
 }
 
 /* Computes the logits of the chunk that begins at row `first`. */
-static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                        mixp_tensor *logits) {
+static mixp_result mixpi_chunked_logits(
+    mixp_call *c, const mixpi_chunked *h, int64_t first, mixp_tensor *logits) {
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
     mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->loss.k.cols, h->width,
-                                     mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
+        mixpi_stored(x, 0), mixpi_transposed(h->w, 0));
     g.bias = h->bias;
     g.c = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, gemm, &g);
@@ -242,8 +239,8 @@ static void mixpi_chunked_give(mixp_call *c, const mixp_tensor *t) {
     if (t) mixpi_arena_free(c->ctx, &c->ctx->memory.dev, t->data, mixpi_bytes(t));
 }
 
-static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
-                                      mixp_tensor *logits) {
+static mixp_result mixpi_chunked_loss(
+    mixp_call *c, const mixpi_chunked *h, int64_t first, mixp_tensor *logits) {
     mixp_cross_entropy_args k = h->loss.k;
     k.rows = mixpi_chunked_rows(h, first);
     k.targets += first;
@@ -322,9 +319,8 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked_walk 
 /* Computes dx of the chunk's rows. */
 static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
     const mixpi_chunked *h = s->h;
-    mixp_gemm_args g =
-        mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
-                      mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
+    mixp_gemm_args g = mixpi_gemm_of(mixpi_chunked_rows(h, first), h->width, h->loss.k.cols,
+        mixpi_stored(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(h->w, 0));
     if (!s->dx.data) return MIXP_OK;
     g.c = mixpi_out_at(s->dx, first * h->width);
     return MIXPI_RUN(c, gemm, &g);
@@ -334,9 +330,8 @@ static mixp_result mixpi_chunked_dx(mixp_call *c, const mixpi_chunked_walk *s, i
 static mixp_result mixpi_chunked_dw(mixp_call *c, const mixpi_chunked_walk *s, int64_t first) {
     const mixpi_chunked *h = s->h;
     mixp_in x = mixpi_rows_at(h->x, first, h->width);
-    mixp_gemm_args g =
-        mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
-                      mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
+    mixp_gemm_args g = mixpi_gemm_of(h->loss.k.cols, h->width, mixpi_chunked_rows(h, first),
+        mixpi_transposed(mixpi_tensor_in(s->dlogits), 0), mixpi_stored(x, 0));
     if (!s->dw.data) return MIXP_OK;
     g.c = s->dw;
     return MIXPI_RUN(c, gemm, &g);
@@ -375,8 +370,8 @@ static int mixpi_chunks_can_add(const mixpi_chunked *h, mixp_out to) {
 }
 
 /* Replaces `to` by an f32 sum where the chunks' parts need one. The sum is NULL otherwise. */
-static mixp_result mixpi_chunked_sum(mixp_call *c, int apart, int64_t count, mixp_out *to,
-                                     mixp_tensor **sum) {
+static mixp_result mixpi_chunked_sum(
+    mixp_call *c, int apart, int64_t count, mixp_out *to, mixp_tensor **sum) {
     *sum = NULL;
     if (!apart) return MIXP_OK;
     *sum = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -429,8 +424,7 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
-                                                   mixp_tensor *w, mixp_tensor *targets,
-                                                   int32_t ignore, int64_t chunk) {
+    mixp_tensor *w, mixp_tensor *targets, int32_t ignore, int64_t chunk) {
     mixp_tensor *in[5] = { x, w, targets, NULL, NULL };
     mixpi_chunked h;
     memset(&h, 0, sizeof h);
@@ -461,9 +455,8 @@ static void mixpi_warn_of_target(mixp_call *c, mixp_loss_kind kind) {
     if ((kind != MIXP_LOSS_KL && !logs) || !made) return;
     if (strcmp(made, logs ? "softmax" : "log_softmax") != 0) return;
     mixpi_warn(c->ctx,
-               "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass "
-               "log_target %d",
-               made, logs, !logs);
+        "mixp_kl_div: target is a result of mixp_%s, but log_target is %d: pass log_target %d",
+        made, logs, !logs);
 }
 
 static mixp_result mixpi_loss_infer(mixp_call *c) {
@@ -478,8 +471,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     mixpi_warn_of_target(c, k->kind);
     if (bounded && !mixpi_f32_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the bound is %g; it must be above 0", c->op->name,
-                                 (double)k->delta);
+            "%s: the bound is %g; it must be above 0", c->op->name, (double)k->delta);
     if (p->reduction == MIXP_REDUCE_NONE)
         return mixpi_call_output_fixed(c, MIXP_F32, x->rank, x->shape);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
@@ -530,8 +522,8 @@ static mixp_result mixpi_loss_back_each(mixp_call *c, mixp_loss_backward_args k)
 }
 
 /* The slope by the target, in f32, of a loss that treats x and its target differently. */
-static mixp_tensor *mixpi_target_slope(mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x,
-                                       mixp_tensor *t) {
+static mixp_tensor *mixpi_target_slope(
+    mixp_context *ctx, mixp_loss_kind kind, mixp_tensor *x, mixp_tensor *t) {
     const float most = mixp_f32_of_bits(0x7F800000u);
     switch ((int)kind) {
     case MIXP_LOSS_BCE_LOGITS: return mixp_neg(ctx, x);
@@ -595,8 +587,7 @@ static mixp_result mixpi_loss_backward(mixp_call *c) {
 }
 
 static mixp_tensor *mixpi_apply_loss(mixp_context *ctx, mixp_op_id id, mixp_loss_kind kind,
-                                     float delta, mixp_tensor *x, mixp_tensor *t,
-                                     mixp_reduction reduction) {
+    float delta, mixp_tensor *x, mixp_tensor *t, mixp_reduction reduction) {
     mixpi_compared p;
     memset(&p, 0, sizeof p);
     p.k.kind = kind;
@@ -616,21 +607,21 @@ MIXPI_LOSS(bce, BCE, BCE)
 MIXPI_LOSS(l1, L1, L1)
 #undef MIXPI_LOSS
 
-MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                    float delta) {
-    return mixpi_apply_loss(ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target,
-                            MIXP_REDUCE_MEAN);
+MIXPREC_API mixp_tensor *mixp_huber(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, float delta) {
+    return mixpi_apply_loss(
+        ctx, MIXP_OP_HUBER, MIXP_LOSS_HUBER, delta, x, target, MIXP_REDUCE_MEAN);
 }
 
-MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                        float beta) {
+MIXPREC_API mixp_tensor *mixp_smooth_l1(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, float beta) {
     int plain = mixp_bits_of_f32(beta) << 1 == 0;
     return mixpi_apply_loss(ctx, MIXP_OP_SMOOTH_L1, plain ? MIXP_LOSS_L1 : MIXP_LOSS_SMOOTH_L1,
-                            beta, x, target, MIXP_REDUCE_MEAN);
+        beta, x, target, MIXP_REDUCE_MEAN);
 }
 
-MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
-                                     int log_target) {
+MIXPREC_API mixp_tensor *mixp_kl_div(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *target, int log_target) {
     return mixpi_apply_loss(ctx, MIXP_OP_KL_DIV, log_target ? MIXP_LOSS_KL_LOG : MIXP_LOSS_KL, 0.0f,
-                            x, target, MIXP_REDUCE_BATCHMEAN);
+        x, target, MIXP_REDUCE_BATCHMEAN);
 }

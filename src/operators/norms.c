@@ -26,8 +26,8 @@ static mixp_result mixpi_softmax_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, softmax_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                        int log_of) {
+static mixp_tensor *mixpi_apply_softmax(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int log_of) {
     mixp_softmax_args k;
     memset(&k, 0, sizeof k);
     k.log_of = log_of;
@@ -53,7 +53,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu) /* bits: not positive, or not finite */
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: eps is %g; it must be above 0",
-                                 c->op->name, (double)k->eps);
+            c->op->name, (double)k->eps);
     if (c->in[0]->rank < 1) return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
     for (int i = 1; i < 3; i++)
         if (c->in[i] && !mixpi_is_tail(c->in[0], c->in[i]))
@@ -149,14 +149,14 @@ static mixp_norm_args mixpi_norm_of(int rms, float eps) {
     return k;
 }
 
-MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                         mixp_tensor *beta, float eps) {
+MIXPREC_API mixp_tensor *mixp_layer_norm(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta, float eps) {
     mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
-MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma,
-                                       float eps) {
+MIXPREC_API mixp_tensor *mixp_rms_norm(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, float eps) {
     mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
 }
@@ -167,8 +167,8 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x, mixp_t
  * sum. The sum must not be looked at, nor read by a cast, before the norm has run. A guard's looks,
  * observers and inputs of class LOW therefore use separate kernels.
  */
-static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
-                           mixp_op_id norm) {
+static int mixpi_adds_norm(
+    mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b, mixp_op_id norm) {
     const int watched = mixpi_watched(ctx);
     if (!ctx->device->kernels->add_norm) return 0;
     if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
@@ -181,8 +181,8 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
 }
 
 /* Records the sum without computing it, and gives the norm the operands. */
-static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                     mixp_norm_args *norm) {
+static mixp_tensor *mixpi_sum_before(
+    mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, mixp_norm_args *norm) {
     mixp_tensor *sum;
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
@@ -226,8 +226,8 @@ static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
     mixpi_arena_free(ctx, &ctx->memory.dev, term->data, mixpi_bytes(term));
 }
 
-static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
-                                   mixp_tensor *const *in, mixp_tensor **sum) {
+static mixp_tensor *mixpi_add_norm(
+    mixp_context *ctx, mixp_op_id id, mixp_norm_args k, mixp_tensor *const *in, mixp_tensor **sum) {
     mixp_tensor *s, *y;
     int joined;
     if (sum) *sum = NULL;
@@ -242,14 +242,13 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
 }
 
 MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                             mixp_tensor *gamma, mixp_tensor *beta, float eps,
-                                             mixp_tensor **sum) {
+    mixp_tensor *gamma, mixp_tensor *beta, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, beta };
     return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
 }
 
 MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
-                                           mixp_tensor *gamma, float eps, mixp_tensor **sum) {
+    mixp_tensor *gamma, float eps, mixp_tensor **sum) {
     mixp_tensor *in[4] = { a, b, gamma, NULL };
     return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }

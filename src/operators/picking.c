@@ -14,9 +14,8 @@ static mixp_result mixpi_compare_infer(mixp_call *c) {
     for (int i = 0; i < 2; i++)
         if (!mixpi_compared_dtype(c->in[i]->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
-                                     c->op->name, i, mixpi_quoted(c->in[i], quoted),
-                                     mixp_dtype_name(c->in[i]->dtype));
+                "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32", c->op->name, i,
+                mixpi_quoted(c->in[i], quoted), mixp_dtype_name(c->in[i]->dtype));
     r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
     return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
 }
@@ -56,9 +55,8 @@ static mixp_result mixpi_one_hot_infer(mixp_call *c) {
     if (mixpi_need_indices_after(c, 0) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (!mixpi_compared_dtype(p->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
-                                 "or i32",
-                                 mixp_dtype_name(p->dtype));
+            "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 or i32",
+            mixp_dtype_name(p->dtype));
     if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
         return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
     memcpy(shape, ids->shape, sizeof shape);
@@ -105,8 +103,8 @@ static mixp_result mixpi_one_hot_forward(mixp_call *c) {
     return r;
 }
 
-MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
-                                      mixp_dtype dtype) {
+MIXPREC_API mixp_tensor *mixp_one_hot(
+    mixp_context *ctx, mixp_tensor *ids, int64_t classes, mixp_dtype dtype) {
     mixpi_hot p;
     memset(&p, 0, sizeof p);
     p.classes = classes;
@@ -120,14 +118,14 @@ MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64
 static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
     const mixp_tensor *x = c->in[0], *src = c->in[1];
     if (axis < 0 || src->rank != x->rank)
-        return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
-                                   "dimensions");
+        return mixpi_bad_shapes(
+            c, "x and src need the same rank, and dim must be one of their dimensions");
     k->outer = k->inner = 1;
     for (int i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != src->shape[i])
-            return mixpi_bad_shapes(c, "outside of dim, x's dimensions must not be smaller than "
-                                       "src's");
+            return mixpi_bad_shapes(
+                c, "outside of dim, x's dimensions must not be smaller than src's");
         if (i < axis) k->outer *= x->shape[i];
         else k->inner *= x->shape[i];
     }
@@ -149,8 +147,8 @@ static mixp_result mixpi_scatter_infer(mixp_call *c) {
 }
 
 /* t with zeros behind it, up to x's shape outside of `axis`. */
-static mixp_tensor *mixpi_padded_to(mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x,
-                                    int axis) {
+static mixp_tensor *mixpi_padded_to(
+    mixp_context *ctx, mixp_tensor *t, const mixp_tensor *x, int axis) {
     for (int i = 0; t && i < x->rank; i++)
         if (i != axis && t->shape[i] < x->shape[i])
             t = mixp_pad(ctx, t, i, 0, x->shape[i] - t->shape[i], 0.0f);
@@ -215,8 +213,8 @@ static mixp_result mixpi_scatter_backward(mixp_call *c) {
 
 /* Are ids and src of one shape, which is smaller than x's somewhere outside of dim? Zeros are then
  * added at id 0 to the rest of x. */
-static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src,
-                              int dim) {
+static int mixpi_fits_outside(
+    const mixp_tensor *x, const mixp_tensor *ids, const mixp_tensor *src, int dim) {
     int smaller = 0, axis;
     if (!mixpi_is_live(x) || !mixpi_is_live(ids) || !mixpi_is_live(src)) return 0;
     axis = mixpi_axis(dim, x->rank);
@@ -230,8 +228,8 @@ static int mixpi_fits_outside(const mixp_tensor *x, const mixp_tensor *ids, cons
     return smaller && x->shape[axis] > 0;
 }
 
-MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
-                                          mixp_tensor *ids, mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_scatter_add(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     mixpi_gathering p;
     if (ctx) src = mixpi_first_part(ctx, src, ids, -1);
     if (ctx && mixpi_fits_outside(x, ids, src, dim)) {
@@ -260,8 +258,8 @@ static mixp_result mixpi_index_check(mixp_call *c, int axis) {
 }
 
 /* scatter_add under another name, of ids that are repeated to the shape of src. */
-MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
-                                        mixp_tensor *ids, mixp_tensor *src) {
+MIXPREC_API mixp_tensor *mixp_index_add(
+    mixp_context *ctx, mixp_tensor *x, int dim, mixp_tensor *ids, mixp_tensor *src) {
     int64_t line[MIXP_MAX_RANK];
     mixpi_gathering p;
     mixpi_outer o;
@@ -287,8 +285,8 @@ static mixp_result mixpi_topk_infer(mixp_call *c) {
     k->rows = mixpi_rows_of(x);
     if (!k->k) k->k = k->cols;
     if (k->k < 0 || k->k > k->cols || k->cols > 0x7FFFFFFF)
-        return mixpi_bad_shapes(c, "dim needs at least k and at most 2^31 - 1 elements; k is at "
-                                   "least 1");
+        return mixpi_bad_shapes(
+            c, "dim needs at least k and at most 2^31 - 1 elements; k is at least 1");
     memcpy(shape, x->shape, sizeof shape);
     if (x->rank) shape[x->rank - 1] = k->k;
     mixpi_call_reads_all(c, 0);
@@ -304,8 +302,8 @@ static mixp_result mixpi_topk_forward(mixp_call *c) {
 
 /* The indices of x along dim. Along another dimension than the last, a copy is transposed, and so
  * are its indices. */
-static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                       mixp_topk_args *k) {
+static mixp_tensor *mixpi_topk_indices(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, mixp_topk_args *k) {
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, mixp_op_builtin(id)->name, x, NULL, NULL);
     int axis;
@@ -322,15 +320,15 @@ static mixp_tensor *mixpi_topk_indices(mixp_context *ctx, mixp_op_id id, mixp_te
 }
 
 static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                     mixp_topk_args *k, mixp_tensor **indices) {
+    mixp_topk_args *k, mixp_tensor **indices) {
     mixp_tensor *ids = mixpi_topk_indices(ctx, id, x, dim, k);
     mixp_tensor *y = ids ? mixp_gather(ctx, x, dim, ids) : NULL;
     if (indices) *indices = y ? ids : NULL;
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int dim,
-                                   int largest, mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_topk(
+    mixp_context *ctx, mixp_tensor *x, int64_t k, int dim, int largest, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.k = k ? k : -1;
@@ -338,8 +336,8 @@ MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k,
     return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, dim, &a, indices);
 }
 
-MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int dim, int descending,
-                                   mixp_tensor **indices) {
+MIXPREC_API mixp_tensor *mixp_sort(
+    mixp_context *ctx, mixp_tensor *x, int dim, int descending, mixp_tensor **indices) {
     mixp_topk_args a;
     memset(&a, 0, sizeof a);
     a.smallest = !descending;

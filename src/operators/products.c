@@ -29,8 +29,8 @@ static mixpi_matrices mixpi_matrices_of(const mixp_tensor *t, int column) {
 
 /* Size of batch axis i (of `rank`) in one operand; 1 if the operand repeats. Like
  * mixpi_broadcast_axis. */
-static int64_t mixpi_batch_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
-                                int64_t *stride) {
+static int64_t mixpi_batch_axis(
+    const mixp_tensor *t, int rank, int i, int64_t *step, int64_t *stride) {
     int own = i - (rank - (t->rank > 2 ? t->rank - 2 : 0));
     int64_t n = own < 0 ? 1 : t->shape[own];
     *stride = n == 1 ? 0 : *step;
@@ -96,8 +96,7 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     const char *rule =
         p->linear ? "x[..., in], w[out, in], b[out]"
-                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
-                    "absent";
+                  : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) || !mixpi_product_sizes(p, c->in))
         return mixpi_bad_shapes(c, rule);
@@ -129,8 +128,8 @@ static mixpi_operand mixpi_transposed(mixp_in at, int64_t stride) {
 }
 
 /* c[m, n] = op(a) op(b) for dense matrices. The caller sets c. */
-static mixp_gemm_args mixpi_gemm_of(int64_t m, int64_t n, int64_t k, mixpi_operand a,
-                                    mixpi_operand b) {
+static mixp_gemm_args mixpi_gemm_of(
+    int64_t m, int64_t n, int64_t k, mixpi_operand a, mixpi_operand b) {
     mixp_gemm_args g;
     memset(&g, 0, sizeof g);
     g.m = m;
@@ -161,8 +160,8 @@ static int64_t mixpi_product_calls(const mixpi_axes *x) {
 
 /* Finds the offset of a call's matrices in each array. *again: 1 if an earlier call used the same
  * matrix of `array`. */
-static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64_t at[3],
-                             int *again) {
+static void mixpi_product_at(
+    const mixpi_axes *x, int64_t call, int array, int64_t at[3], int *again) {
     int i, k;
     at[0] = at[1] = at[2] = 0;
     *again = 0;
@@ -347,8 +346,8 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 }
 
 /* The gradient of a bias, which every row adds: the sum over the rows of dy. */
-static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
-                                       int bias) {
+static mixp_result mixpi_product_dbias(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int bias) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
@@ -368,8 +367,8 @@ static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
 }
 
 /* The gradients of a linear layer's weight and bias in one pass. g: the layer's forward product. */
-static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
-                                      int bias) {
+static mixp_result mixpi_product_join(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
     mixp_gemm_epilogue_args k;
     memset(&k, 0, sizeof k);
     k.kind = MIXP_EPILOGUE_ROW_SUMS;
@@ -381,7 +380,7 @@ static mixp_result mixpi_product_join(mixp_call *c, const mixp_gemm_args *g, mix
 
 /* Quantises dy for a product that reads dy and `other`, or takes it from `both`, which holds it. */
 static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
-                                   const mixpi_quantised *both, mixpi_quantised *q) {
+    const mixpi_quantised *both, mixpi_quantised *q) {
     const int over_rows = other == MIXPI_ROLE_X;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
@@ -395,8 +394,8 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
 }
 
 /* dx = dy w of quantised operands. */
-static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p,
-                                   const mixpi_quantised *both) {
+static mixp_result mixpi_linear_dx(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qw = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
@@ -415,8 +414,8 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p,
 }
 
 /* dw = dy' x of quantised operands. */
-static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
-                                   const mixpi_quantised *both) {
+static mixp_result mixpi_linear_dw(
+    mixp_call *c, const mixpi_product *p, const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
@@ -474,8 +473,8 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
-                                     mixp_tensor *b) {
+MIXPREC_API mixp_tensor *mixp_linear(
+    mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *b) {
     mixpi_product p;
     mixp_tensor *y;
     memset(&p, 0, sizeof p);
@@ -490,8 +489,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a,
-                                     int trans_b) {
+MIXPREC_API mixp_tensor *mixp_matmul(
+    mixp_context *ctx, mixp_tensor *a, mixp_tensor *b, int trans_a, int trans_b) {
     mixpi_product p;
     memset(&p, 0, sizeof p);
     p.g.trans_a = trans_a != 0;
@@ -513,7 +512,7 @@ enum {
 /* c = a w': a layer without its bias. */
 static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
     return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
-                         mixpi_transposed(mixpi_tensor_in(w), 0));
+        mixpi_transposed(mixpi_tensor_in(w), 0));
 }
 
 static int64_t mixpi_mlp_rows(const mixp_call *c) { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
@@ -567,8 +566,8 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
 }
 
 /* The gradients of a layer's weight and bias. */
-static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight,
-                                     int bias) {
+static mixp_result mixpi_mlp_weights(
+    mixp_call *c, const mixp_gemm_args *g, mixp_in dy, int weight, int bias) {
     mixp_gemm_args k;
     mixp_result r = MIXP_OK;
     if (mixpi_product_joins(c, weight, bias)) return mixpi_product_join(c, g, dy, weight, bias);
@@ -660,7 +659,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
 }
 
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
-                                  mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
+    mixp_tensor *up_bias, mixp_tensor *down, mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;

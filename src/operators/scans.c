@@ -58,8 +58,8 @@ static mixp_result mixpi_prod_infer(mixp_call *c) {
 }
 
 /* y = a * b, n numbers of f32. */
-static mixp_result mixpi_prod_times(mixp_call *c, const float *a, const float *b, float *y,
-                                    int64_t n) {
+static mixp_result mixpi_prod_times(
+    mixp_call *c, const float *a, const float *b, float *y, int64_t n) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_BINARY_MUL;
@@ -122,8 +122,8 @@ static mixp_result mixpi_prod_backward(mixp_call *c) {
     return r;
 }
 
-static mixp_tensor *mixpi_apply_scan(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                     int keep) {
+static mixp_tensor *mixpi_apply_scan(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_scan p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -156,7 +156,7 @@ static mixp_result mixpi_cumsum_passes(mixp_call *c, float *a, float *b, float *
         r = mixpi_convert_to(c->ctx, mixpi_out_to(b, MIXP_F32, 0), mixpi_in(a, MIXP_F32), count);
         if (r == MIXP_OK)
             r = mixpi_add_into(c->ctx, mixpi_out_to(back ? b : b + step, MIXP_F32, 1),
-                               mixpi_in(back ? a + step : a, MIXP_F32), count - step);
+                mixpi_in(back ? a + step : a, MIXP_F32), count - step);
         a = b;
         b = swap;
     }

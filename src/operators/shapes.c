@@ -31,13 +31,12 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     int open;
     if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "reshape: rank %d with shape %s; the rank must be "
-                                 "0 to %d",
-                                 p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
+            "reshape: rank %d with shape %s; the rank must be 0 to %d", p->rank,
+            p->shape ? "given" : "NULL", MIXP_MAX_RANK);
     known = mixpi_reshape_known(p->rank, p->shape, count ? count : INT64_MAX, &open);
     if (known < 0)
-        return mixpi_bad_shapes(c, "new dimensions must be at least 0 and keep the number of "
-                                   "elements; one may be -1");
+        return mixpi_bad_shapes(
+            c, "new dimensions must be at least 0 and keep the number of elements; one may be -1");
     for (int i = 0; i < p->rank; i++) shape[i] = p->shape[i];
     if (open >= 0 && known && count % known == 0) shape[open] = count / known;
     else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
@@ -45,8 +44,8 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
     return mixp_call_alias(c, p->rank, shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_reshape(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
     mixpi_reshape p = { rank, shape };
     return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
 }
@@ -107,8 +106,8 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n,
-                                        const int *dims) {
+static mixp_tensor *mixpi_apply_reorder(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n, const int *dims) {
     mixpi_reorder p;
     int i;
     memset(&p, 0, sizeof p);
@@ -143,8 +142,8 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     return mixp_call_output(c, x->dtype, x->rank, shape);
 }
 
-MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
-                                      const int *dims) {
+MIXPREC_API mixp_tensor *mixp_permute(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int *dims) {
     return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims);
 }
 
@@ -165,8 +164,8 @@ MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim) {
 }
 
 /* Fails with the shape of x. */
-static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char *what,
-                                 const mixp_tensor *x, int dim) {
+static mixp_tensor *mixpi_no_dim(
+    mixp_context *ctx, const char *who, const char *what, const mixp_tensor *x, int dim) {
     char text[336];
     mixpi_input_text(x, "x", text, sizeof text);
     mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: %d is no %s %s", who, dim, what, text);
@@ -246,8 +245,8 @@ static mixp_result mixpi_expand_backward(mixp_call *c) {
     return k->dx.data ? MIXPI_RUN(c, binary_backward, k) : MIXP_OK;
 }
 
-MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
-                                     const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_expand(
+    mixp_context *ctx, mixp_tensor *x, int rank, const int64_t *shape) {
     mixpi_expansion p;
     memset(&p, 0, sizeof p);
     p.rank = rank;
@@ -302,8 +301,8 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     return r == MIXP_OK && c->in[0]->count ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
-                                  int64_t after, float value) {
+MIXPREC_API mixp_tensor *mixp_pad(
+    mixp_context *ctx, mixp_tensor *x, int dim, int64_t before, int64_t after, float value) {
     mixpi_padding p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -319,8 +318,8 @@ static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name,
-                             first, other, rule);
+    return mixp_context_fail(
+        c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s", c->op->name, first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -427,12 +426,12 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     char text[336];
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
-        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s",
-                                 p->dim, text);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_SHAPE, "slice: %d is not a dimension of %s", p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "slice: count %.0f from index %.0f along dim %d of %s is out of "
-                             "range; count must be at least 0, and the slice must end within %.0f",
-                             (double)p->count, (double)p->first, p->dim, text, (double)size);
+        "slice: count %.0f from index %.0f along dim %d of %s is out of range; count must be at "
+        "least 0, and the slice must end within %.0f",
+        (double)p->count, (double)p->first, p->dim, text, (double)size);
 }
 
 static mixp_result mixpi_slice_infer(mixp_call *c) {
@@ -478,8 +477,8 @@ static mixp_result mixpi_slice_backward(mixp_call *c) {
     return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
 }
 
-MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, int64_t first,
-                                    int64_t count) {
+MIXPREC_API mixp_tensor *mixp_slice(
+    mixp_context *ctx, mixp_tensor *x, int dim, int64_t first, int64_t count) {
     mixpi_range p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -490,7 +489,7 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim, 
 
 /* Fills parts with slices of these sizes, or of `each`. On an error, all parts are NULL. */
 static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, int n, int64_t each,
-                                  const int64_t *sizes, mixp_tensor **parts) {
+    const int64_t *sizes, mixp_tensor **parts) {
     int64_t first = 0;
     int i, done = 0;
     for (i = 0; i < n; i++) parts[i] = NULL;
@@ -507,22 +506,21 @@ static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, in
 
 /* Is x a tensor, and are there parts to fill? Sets *axis to dim's index, or to -1. */
 static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
-                                     int n, mixp_tensor **parts, int *axis) {
+    int n, mixp_tensor **parts, int *axis) {
     mixpi_outer o;
     int i;
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_%s: %d parts and %s for them; n must be at least 1, and "
-                                 "parts must not be NULL",
-                                 who, n, parts ? "an array" : "no array");
+            "mixp_%s: %d parts and %s for them; n must be at least 1, and parts must not be NULL",
+            who, n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
     if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
     *axis = mixpi_axis(dim, x->rank);
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts) {
+MIXPREC_API mixp_result mixp_split(
+    mixp_context *ctx, mixp_tensor *x, int dim, int n, mixp_tensor **parts) {
     int axis = -1;
     mixp_result r = mixpi_split_check(ctx, "split", x, dim, n, parts, &axis);
     char text[336];
@@ -531,7 +529,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
         return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d", text, dim,
-                             axis < 0 ? " to split; parts:" : " that is a multiple of", n);
+        axis < 0 ? " to split; parts:" : " that is a multiple of", n);
 }
 
 /* Do the sizes fill a dimension of this size, each at least 0? */
@@ -543,8 +541,8 @@ static int mixpi_sizes_are_complete(int n, const int64_t *sizes, int64_t size) {
     return size == 0;
 }
 
-MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                         const int64_t *sizes, mixp_tensor **parts) {
+MIXPREC_API mixp_result mixp_split_sizes(
+    mixp_context *ctx, mixp_tensor *x, int dim, int n, const int64_t *sizes, mixp_tensor **parts) {
     int axis = -1;
     mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
     char text[336];
@@ -553,7 +551,7 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
         return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-                             "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
-                             "NULL, each must be at least 0, and their sum the size of a dimension",
-                             text, n, dim);
+        "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be NULL, each must be at "
+        "least 0, and their sum the size of a dimension",
+        text, n, dim);
 }

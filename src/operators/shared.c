@@ -26,13 +26,13 @@ static int64_t mixpi_rows_of(const mixp_tensor *t) {
 /* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
  * NULL. */
 static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required, mixp_tensor *a,
-                                   mixp_tensor *b, mixp_tensor *c, const void *attrs) {
+    mixp_tensor *b, mixp_tensor *c, const void *attrs) {
     mixp_tensor *in[3] = { a, b, c };
     return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
 }
 
-static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
-                                    const void *attrs) {
+static mixp_tensor *mixpi_apply_one(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, const void *attrs) {
     return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs);
 }
 
@@ -71,14 +71,12 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     for (int i = 0; i < count; i++) {
         const mixp_tensor *t = c->in[i];
         if (!t && i < required)
-            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name,
-                                     i);
+            return mixp_context_fail(
+                c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL", c->op->name, i);
         if (t && !mixpi_is_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: input %d%s is %s; it must be f32, f16 or "
-                                     "bf16%s",
-                                     c->op->name, i, mixpi_quoted(t, quoted),
-                                     mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
+                "%s: input %d%s is %s; it must be f32, f16 or bf16%s", c->op->name, i,
+                mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
     }
     return MIXP_OK;
 }
@@ -90,10 +88,10 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32, one for each row (not "
-                             "one-hot); convert them with mixp_convert",
-                             c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
-                             ids ? mixp_dtype_name(ids->dtype) : "NULL");
+        "%s: input %d%s is %s; indices must be i32, one for each row (not one-hot); convert them "
+        "with mixp_convert",
+        c->op->name, which, ids ? mixpi_quoted(ids, quoted) : "",
+        ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
 
 static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_after(c, 1); }
@@ -101,15 +99,14 @@ static mixp_result mixpi_need_indices(mixp_call *c) { return mixpi_need_indices_
 /* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
  * one without a guard's fallback: whether a program is right must not depend on the guard's state.
  * A site that the user pinned stores the dtype of the pin. */
-static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
-                                       const char *instead) {
+static mixp_result mixpi_constant_fits(
+    const mixp_call *c, const char *name, float value, const char *instead) {
     const mixp_dtype dtype = mixpi_watcher_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
     if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
-                             "use a number in that range, or %s",
-                             c->op->name, name, (double)value, mixp_dtype_name(dtype),
-                             mixpi_largest(dtype), instead);
+        "%s: %s is %g, beyond the range of %s, whose largest number is %g; use a number in that "
+        "range, or %s",
+        c->op->name, name, (double)value, mixp_dtype_name(dtype), mixpi_largest(dtype), instead);
 }
 
 /* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf
@@ -143,9 +140,9 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
 /* The key of the random numbers of an operator with dropout. */
 static uint64_t mixpi_dropout_key(mixp_context *ctx) {
     if (ctx->evaluates)
-        mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
-                        "mixp_dropout and set attention's dropout to 0, unless you average several "
-                        "random evaluations");
+        mixpi_warn(ctx,
+            "dropout is on in a step of mixp_eval_begin: pass training 0 to mixp_dropout and "
+            "set attention's dropout to 0, unless you average several random evaluations");
     return (uint64_t)ctx->tape.drawn++;
 }
 
@@ -156,20 +153,17 @@ typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistak
  * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
-    static const mixpi_mistaken rows[] = {
-        { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
+    static const mixpi_mistaken rows[] = { { "cross_entropy", "softmax",
+                                               "logits: it computes the softmax itself" },
         { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
-        { "nll", "softmax", logs },
-        { "nll", "linear", logs },
-        { "kl_div", "softmax", logs },
-        { "kl_div", "linear", logs }
-    };
+        { "nll", "softmax", logs }, { "nll", "linear", logs }, { "kl_div", "softmax", logs },
+        { "kl_div", "linear", logs } };
     const mixp_call *maker = *c->ctx->errors.warning ? NULL : mixpi_maker(c->in[0]);
     if (!maker) return;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
             mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
-                       rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
+                rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
@@ -179,8 +173,8 @@ static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *tex
     char shape[224], made[96] = "";
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (maker)
-        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name,
-                 of);
+        snprintf(
+            made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s", maker->op->name, of);
     if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
     else snprintf(text, room, "%.24s %s%s", letter, shape, made);
 }
@@ -247,9 +241,8 @@ static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
         if (c->in[i]) mixpi_input_text(c->in[i], name, text[n++], sizeof text[0]);
     }
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
-                             c->op->name, text[0], n > 1 ? " and " : "", text[1],
-                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "", text[3],
-                             n > 1 ? "do" : "does", rule);
+        c->op->name, text[0], n > 1 ? " and " : "", text[1], n > 2 ? " and " : "", text[2],
+        n > 3 ? " and " : "", text[3], n > 1 ? "do" : "does", rule);
 }
 
 static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
@@ -300,7 +293,7 @@ typedef struct mixpi_outer {
 /* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
  * is not usable. */
 static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
-                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
     int i;
     if (!ctx) return NULL;
     memset(o, 0, sizeof *o);

@@ -48,8 +48,8 @@ static mixp_result mixpi_reduce_infer(mixp_call *c) {
 static mixp_result mixpi_reduce_nothing(mixp_call *c) {
     const int mean = ((const mixpi_reduction *)c->attrs)->mean;
     if (c->out->grad) return MIXP_OK;
-    return mixpi_fill_with(c->ctx, mixpi_call_y(c), c->out->count,
-                           mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
+    return mixpi_fill_with(
+        c->ctx, mixpi_call_y(c), c->out->count, mean ? (double)mixp_f32_of_bits(0x7FC00000u) : 0.0);
 }
 
 static mixp_result mixpi_reduce_both(mixp_call *c) {
@@ -61,8 +61,8 @@ static mixp_result mixpi_reduce_both(mixp_call *c) {
     return c->out->grad ? MIXPI_RUN(c, reduce_backward, k) : MIXPI_RUN(c, reduce, k);
 }
 
-static mixp_tensor *mixpi_apply_reduction(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                          int keep) {
+static mixp_tensor *mixpi_apply_reduction(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_reduction p;
     memset(&p, 0, sizeof p);
     p.dim = dim;
@@ -97,8 +97,8 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     if (!to.n) return mixpi_bad_shapes(c, "a maximum needs at least one element");
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
-                                 c->op->name, (double)to.n);
+            "%s: the reduction is over %.0f elements; the limit is 2^31 - 1", c->op->name,
+            (double)to.n);
     if (p->index) return mixpi_call_output_fixed(c, MIXP_I32, to.rank, to.shape);
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
 }
@@ -136,8 +136,8 @@ static mixp_result mixpi_max_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, max_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_max(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
-                                    int keep) {
+static mixp_tensor *mixpi_apply_max(
+    mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim, int keep) {
     mixpi_maximum p;
     memset(&p, 0, sizeof p);
     p.dim = dim;

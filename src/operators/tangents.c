@@ -243,8 +243,8 @@ static mixp_tensor *mixpi_product_tangent(mixp_call *c) {
 }
 
 /* The tangent of a layer of mlp, a w' + b. da: that of a, or NULL. */
-static mixp_tensor *mixpi_layer_tangent(mixp_call *c, mixp_tensor *a, mixp_tensor *da, int weight,
-                                        int bias) {
+static mixp_tensor *mixpi_layer_tangent(
+    mixp_call *c, mixp_tensor *a, mixp_tensor *da, int weight, int bias) {
     mixp_tensor *dw = mixpi_tangent(c, weight);
     if (da) da = mixp_linear(c->ctx, da, c->in[weight], NULL);
     if (dw) da = mixpi_plus(c->ctx, da, mixp_linear(c->ctx, a, dw, NULL));
@@ -260,8 +260,8 @@ static mixp_tensor *mixpi_mlp_tangent(mixp_call *c) {
     before = mixp_linear(ctx, x, c->in[MIXPI_MLP_UP], c->in[MIXPI_MLP_UP_BIAS]);
     if (d && before) d = mixp_cast(ctx, d, before->dtype);
     if (d) d = mixp_mul(ctx, d, mixpi_gelu_tanh_slope(ctx, before));
-    return mixpi_layer_tangent(c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN,
-                               MIXPI_MLP_DOWN_BIAS);
+    return mixpi_layer_tangent(
+        c, mixp_gelu_tanh(ctx, before), d, MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
 }
 
 /* The operator itself, on tangents in place of its real inputs, in which it is linear. */
@@ -355,8 +355,8 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
     }
 
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, "
-                      "products and sums", c->op->name, c->op->name);
+        "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, products and sums",
+        c->op->name, c->op->name);
     return NULL;
 }
 /* clang-format on */
@@ -390,8 +390,7 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
         follows = 1;
         if (!mixp_call_wants(c, i))
             return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                     "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X,
-                                     c->op->name);
+                "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X, c->op->name);
     }
 
     if (!follows) return MIXP_OK;
@@ -452,36 +451,34 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     return d;
 }
 
-static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
-                                   const mixp_tensor *d) {
+static mixp_result mixpi_jvp_check(
+    mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x, const mixp_tensor *d) {
     char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient" MIXPI_ASK_X);
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_jvp: nothing was recorded for y: it was made under "
-                                 "MIXP_NO_GRAD, or nothing that it was made from required a "
-                                 "gradient" MIXPI_ASK_X);
+            "mixp_jvp: nothing was recorded for y: it was made under MIXP_NO_GRAD, or nothing that "
+            "it was made from required a gradient" MIXPI_ASK_X);
 
     /* The tangent itself: real, and of the shape of x. */
     if (!mixpi_is_real(d->dtype))
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "mixp_jvp: the tangent must be f32, f16 or "
-                                 "bf16");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                             "mixp_jvp: the tangent is %s, x is %s: they must be equal",
-                             mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
-                             mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
+        "mixp_jvp: the tangent is %s, x is %s: they must be equal",
+        mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
+        mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
 /* Makes the tangents in a region without a recipe, as bf16 products. So keep_first and keep_last
  * count only the linears of the model, and a tangent changes no scale of delayed scaling. */
-static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
-                                          mixp_tensor *d) {
+static mixp_tensor *mixpi_jvp_unquantised(
+    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
     mixp_autocast region = mixp_autocast_current(ctx);
     if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
     region.recipe = NULL;
@@ -491,8 +488,8 @@ static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mix
     return d;
 }
 
-MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
-                                  mixp_tensor *tangent) {
+MIXPREC_API mixp_tensor *mixp_jvp(
+    mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *tangent) {
     mixpi_outer o;
     if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
         !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL))

@@ -4,13 +4,12 @@
 /* --- adding parameters, clearing gradients -------------------------------------------------- */
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                          mixp_tensor *grad) {
+static mixp_result mixpi_do_optimizer_add(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
-                                 "step");
+            "mixp_optimizer_add: param is NULL, or a tensor is of an earlier step");
     mixp_result r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -45,8 +44,8 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     return r;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
-                                           mixp_tensor *grad) {
+MIXPREC_API mixp_result mixp_optimizer_add(
+    mixp_optimizer *opt, mixp_tensor *param, mixp_tensor *grad) {
     mixp_context *of = opt ? opt->ctx : NULL;
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_optimizer_add(opt, param, grad));
@@ -70,9 +69,9 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
     if (pattern && !mixpi_param_next(opt->ctx, pattern, &i))
         return mixpi_fits_none(opt->ctx, "mixp_optimizer_add_all", pattern);
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
-                             "has a name that matches '%s'",
-                             pattern ? pattern : "NULL");
+        "mixp_optimizer_add_all: no trainable parameter without an optimizer has a name that "
+        "matches '%s'",
+        pattern ? pattern : "NULL");
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {

@@ -25,8 +25,8 @@ static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_st
 }
 
 /* Decodes a state's code, whose size the dtype gives. weight: bits beside a split master. */
-static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale,
-                              uint32_t weight) {
+static float mixpi_held_value(
+    mixp_state_kind what, mixp_dtype dtype, uint32_t code, uint32_t scale, uint32_t weight) {
     if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
     if (what == MIXP_STATE_MASTER)
         return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
@@ -37,7 +37,7 @@ static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t c
 
 /* Reads one block: n elements from `first` on. */
 static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp_state_kind what,
-                                    int64_t first, int64_t n, float *out) {
+    int64_t first, int64_t n, float *out) {
     const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
@@ -53,7 +53,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
         r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
-                           (size_t)n * sizeof *weights);
+            (size_t)n * sizeof *weights);
 
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
@@ -68,15 +68,15 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row, mixp
 
 /* host holds the values of a weight that the program wrote. Puts in the master's values where the
  * next step keeps them: see mixpi_master_follow. */
-static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param_row *row,
-                                     float *host) {
+static mixp_result mixpi_kept_digits(
+    const mixp_optimizer *opt, const mixp_param_row *row, float *host) {
     float master[MIXP_STATE_BLOCK], rounded;
     mixp_result r = MIXP_OK;
     if (!mixpi_master_can_keep(opt->ctx, row)) return MIXP_OK;
     for (int64_t i = 0; i < row->count && r == MIXP_OK; i += MIXP_STATE_BLOCK) {
         const int64_t n = mixpi_min(MIXP_STATE_BLOCK, row->count - i);
-        r = mixpi_download(opt->ctx, master, (const float *)row->master + i,
-                           (size_t)n * sizeof *master);
+        r = mixpi_download(
+            opt->ctx, master, (const float *)row->master + i, (size_t)n * sizeof *master);
         for (int64_t k = 0; k < n && r == MIXP_OK; k++) {
             uint16_t low;
             mixp_convert(&low, row->weight_dtype, &master[k], MIXP_F32, 1);
@@ -88,7 +88,7 @@ static mixp_result mixpi_kept_digits(const mixp_optimizer *opt, const mixp_param
 }
 
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mixp_tensor *param,
-                                            mixp_state_kind what, float *host, int64_t count) {
+    mixp_state_kind what, float *host, int64_t count) {
     const char *wrong = NULL;
     mixp_result r = MIXP_OK;
     int64_t i = 0, row;
@@ -109,8 +109,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt, const mix
         wrong = what == MIXP_STATE_EMA ? "there is no average: call mixp_optimizer_set_ema"
                                        : "this kind of optimizer does not have this state";
     if (wrong)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
-                                 param->name, wrong);
+        return mixp_context_fail(
+            opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s", param->name, wrong);
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
 
@@ -138,8 +138,8 @@ MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
 
 MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
     if (!opt || group < 0 || group >= opt->plan.n_groups) return 0.0;
-    return mixp_schedule_lr(&opt->plan.schedule, opt->plan.groups[group].lr,
-                            mixp_optimizer_applied(opt));
+    return mixp_schedule_lr(
+        &opt->plan.schedule, opt->plan.groups[group].lr, mixp_optimizer_applied(opt));
 }
 
 static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor *loss) {
@@ -162,8 +162,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
-                                 mixp_dtype_name(loss->dtype));
+            "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
+            mixp_dtype_name(loss->dtype));
     opt->plan.loss = (const float *)loss->data;
     opt->loss_of = opt->ctx->generation;
     return MIXP_OK;

@@ -85,24 +85,24 @@ static void mixpi_sorted_add(mixpi_sorted *s, mixp_tensor *t) {
 
 /* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. The
  * existing parameters share no memory, so only the neighbours of p's address can overlap p. */
-static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
-                                   const mixp_tensor *g) {
+static const char *mixpi_add_clash(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
     int64_t i = mixpi_sorted_before(s, p->data);
     if (i > 0 && s->at[i - 1] == p) return "was added before";
     if ((i > 0 && mixpi_overlaps(s->at[i - 1], p)) || (i < s->count && mixpi_overlaps(p, s->at[i])))
-        return "shares memory with a parameter that was added before; create views once, "
-               "before the loop";
+        return "shares memory with a parameter that was added before; create views once, before "
+               "the loop";
     i = g ? mixpi_sorted_before(grads, g->data) : 0;
     if (opt->zero_grad && i > 0 && grads->at[i - 1]->data == g->data)
-        return "shares its gradient with another parameter, and the first update would clear "
-               "it; use separate gradients";
+        return "shares its gradient with another parameter, and the first update would clear it; "
+               "use separate gradients";
     return NULL;
 }
 
 /* Can p be added? Reports the first problem. */
-static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
-                                   const mixp_tensor *g) {
+static mixp_result mixpi_add_check(
+    mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_is_real(p->dtype) || (g && !mixpi_is_real(g->dtype))) {
@@ -110,9 +110,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
         return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
-                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
-                                 "number of elements: %.0f and %.0f",
-                                 p->name, (double)p->count, (double)g->count);
+            "mixp_optimizer_add: '%s' and its gradient differ in their number of elements: %.0f "
+            "and %.0f",
+            p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
         wrong = "was added in the middle of a step: call mixp_scaler_update first";
@@ -122,8 +122,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx)) wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
-        wrong = "is a view without a gradient: pass a gradient, or call "
-                "mixp_tensor_set_requires_grad";
+        wrong =
+            "is a view without a gradient: pass a gradient, or call mixp_tensor_set_requires_grad";
     else wrong = mixpi_crew_add_wrong(opt, p, g);
 
     /* Refuse what this optimizer cannot train, though another could. */
@@ -211,8 +211,8 @@ static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_r
     mixp_result r;
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
-    r = mixpi_fill_with(opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row),
-                        (double)scale);
+    r = mixpi_fill_with(
+        opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale);
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));
 }
@@ -259,10 +259,10 @@ static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
     const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
     mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                                     mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+        mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
     if (r != MIXP_OK || !row.active) return r;
     return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
-                            mixpi_in(row.grad, row.grad_dtype), row.count);
+        mixpi_in(row.grad, row.grad_dtype), row.count);
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */
@@ -274,8 +274,8 @@ static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i) {
  * is no longer the master's rounded value. The others keep the master's further digits, so that a
  * program that clips its weights after each step, or writes them back, does not stop their
  * training. scratch: n numbers of 16 bits, then n bytes. */
-static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *row, int64_t first,
-                                       int64_t n, char *scratch) {
+static mixp_result mixpi_master_follow(
+    mixp_context *ctx, const mixp_param_row *row, int64_t first, int64_t n, char *scratch) {
     const mixp_kernels *kernels = ctx->device->kernels;
     const size_t size = mixp_dtype_size(row->weight_dtype);
     const mixp_in weight =
@@ -306,8 +306,8 @@ static mixp_result mixpi_master_follow(mixp_context *ctx, const mixp_param_row *
     mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(scratch, row->weight_dtype, 0), choice.a, n);
     if (r == MIXP_OK) r = kernels->compare(&ctx->exec, &same);
     if (r == MIXP_OK)
-        r = mixpi_convert_to(ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8),
-                             n);
+        r = mixpi_convert_to(
+            ctx, mixpi_out_to(scratch, MIXP_BF16, 0), mixpi_in(same.y, MIXP_U8), n);
     return r == MIXP_OK ? kernels->where(&ctx->exec, &choice) : r;
 }
 
@@ -333,11 +333,11 @@ static mixp_result mixpi_master_take(mixp_context *ctx, const mixp_param_row *ro
     mixp_result r = MIXP_OK;
     if (!row->master || !row->count) return MIXP_OK;
     if (mixpi_row_is_split(row)) /* no extra bits yet */
-        return mixpi_device_zero(ctx, row->master,
-                                 (size_t)row->count * mixp_dtype_size(row->master_dtype));
+        return mixpi_device_zero(
+            ctx, row->master, (size_t)row->count * mixp_dtype_size(row->master_dtype));
     if (fresh || !mixpi_master_can_keep(ctx, row))
         return mixpi_convert_to(ctx, mixpi_out_to(row->master, MIXP_F32, 0),
-                                mixpi_in(row->weight, row->weight_dtype), row->count);
+            mixpi_in(row->weight, row->weight_dtype), row->count);
 
     char *scratch = (char *)mixpi_context_scratch(ctx, (size_t)part * 3);
     if (!scratch) return MIXP_ERR_MEMORY;

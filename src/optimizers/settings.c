@@ -23,25 +23,24 @@ typedef struct mixpi_kind {
 
 /* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
 static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
-    static const mixpi_kind rows[] = {
-        /* in the order of mixp_optimizer_kind */
+    static const mixpi_kind rows[] = { /* in the order of mixp_optimizer_kind */
         /* name, fields; lr, betas, eps, weight_decay */
         { "Adam", MIXPI_HAS_ADAMS, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "AdamW", MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS, 1e-3, 0.9, 0.999, 1e-8, 0.01 },
         { "SGD", MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV, 1e-3, 0.0, 0.0, 0.0,
-          0.0 },
+            0.0 },
         { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_CENTERED,
-          1e-2, 0.0, 0.99, 1e-8, 0.0 },
+            1e-2, 0.0, 0.99, 1e-8, 0.0 },
         { "Adagrad", MIXPI_HAS_EPS | MIXPI_HAS_SUM, 1e-2, 0.0, 0.0, 1e-10, 0.0 },
         { "Adamax", MIXPI_HAS_MOMENTS, 2e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "NAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED | MIXPI_HAS_MOMENTUM_DECAY, 2e-3, 0.9,
-          0.999, 1e-8, 0.0 },
+            0.999, 1e-8, 0.0 },
         { "RAdam", MIXPI_HAS_MOMENTS | MIXPI_HAS_DECOUPLED, 1e-3, 0.9, 0.999, 1e-8, 0.0 },
         { "Lion", MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS, 1e-4, 0.9, 0.99, 0.0, 0.0 },
         { "Muon",
-          MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
-              MIXPI_HAS_MUON,
-          1e-3, 0.0, 0.0, 1e-7, 0.1 }
+            MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+                MIXPI_HAS_MUON,
+            1e-3, 0.0, 0.0, 1e-7, 0.1 }
     };
     return &rows[kind];
 }
@@ -350,8 +349,8 @@ static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
 }
 
 /* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
-static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
-                                              mixp_spike_rule *spike) {
+static const char *mixpi_optimizer_desc_wrong(
+    const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
     const mixp_param_group group = mixpi_desc_group(d);
     const char *wrong = mixpi_muon_wrong(d);
     if (!wrong) wrong = mixpi_group_wrong(d->kind, &group);
@@ -362,30 +361,30 @@ static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
     if (d->amsgrad && d->order) wrong = "amsgrad needs order MIXP_ADAM_ORDER_TORCH";
     if (d->centered && d->states.v != MIXP_MOMENT_F32)
-        wrong = "centered subtracts two moments, which must be f32: set states.v to "
-                "MIXP_MOMENT_F32";
+        wrong =
+            "centered subtracts two moments, which must be f32: set states.v to MIXP_MOMENT_F32";
     if (!mixpi_is_at_least_0(d->initial_sum) || d->initial_sum > 3.4e38)
         wrong = "initial_sum must be finite in f32 and at least 0";
     return wrong;
 }
 
-static mixp_result mixpi_optimizer_desc_check(mixp_context *ctx, const mixp_optimizer_desc *d,
-                                              mixp_spike_rule *spike) {
+static mixp_result mixpi_optimizer_desc_check(
+    mixp_context *ctx, const mixp_optimizer_desc *d, mixp_spike_rule *spike) {
     const char *extra, *wrong;
     if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start "
-                                 "from the kind's defaults");
+            "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start from the kind's "
+            "defaults");
     extra = mixpi_field_extra(d);
     if (extra)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_new: %s has no %s: leave it 0, or start from the "
-                                 "defaults of another kind",
-                                 mixpi_kind_of(d->kind)->name, extra);
+            "mixp_optimizer_new: %s has no %s: leave it 0, or start from the defaults of another "
+            "kind",
+            mixpi_kind_of(d->kind)->name, extra);
     wrong = mixpi_optimizer_desc_wrong(d, spike);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s",
-                             mixpi_kind_of(d->kind)->name, wrong);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s", mixpi_kind_of(d->kind)->name, wrong);
 }
 
 /* Gives opt its working memory for Muon. Returns 0 if out of memory. */
@@ -459,8 +458,8 @@ MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx, const mixp_opt
 }
 
 /* Writes group `index`, which must be below `count`. */
-static mixp_result mixpi_group_write(mixp_optimizer *opt, int index, int count,
-                                     const mixp_param_group *group) {
+static mixp_result mixpi_group_write(
+    mixp_optimizer *opt, int index, int count, const mixp_param_group *group) {
     const char *wrong = mixpi_group_wrong(opt->plan.kind, group);
     if (mixpi_momentum_counts(opt->plan.kind) &&
         (group->momentum > 0.0) != (opt->plan.groups[0].momentum > 0.0))
@@ -478,29 +477,26 @@ MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt, const mixp_param_g
     int index = opt ? opt->plan.n_groups : 0;
     if (opt && !group)
         mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_optimizer_add_group: the group is NULL; start from "
-                          "mixp_optimizer_group(opt, 0, &g)");
+            "mixp_optimizer_add_group: the group is NULL; start from mixp_optimizer_group(opt, 0, "
+            "&g)");
     if (!opt || !group || mixpi_group_write(opt, index, index + 1, group) != MIXP_OK) return -1;
     return opt->plan.n_groups++;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
-                                             mixp_param_group *out) {
+MIXPREC_API mixp_result mixp_optimizer_group(
+    const mixp_optimizer *opt, int index, mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
         return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
-                                 "optimizer group %d: no group has this index, or the result "
-                                 "pointer is NULL",
-                                 index);
+            "optimizer group %d: no group has this index, or the result pointer is NULL", index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
-                                                 const mixp_param_group *g) {
+MIXPREC_API mixp_result mixp_optimizer_set_group(
+    mixp_optimizer *opt, int index, const mixp_param_group *g) {
     if (opt && g) return mixpi_group_write(opt, index, opt->plan.n_groups, g);
     return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_set_group: the group is NULL; start from "
-                             "mixp_optimizer_group(opt, 0, &g)");
+        "mixp_optimizer_set_group: the group is NULL; start from mixp_optimizer_group(opt, 0, &g)");
 }
 
 /* The groups share all checks of lr, so either all groups accept it or none does. */

@@ -121,17 +121,17 @@ static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes) {
 static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
     if (!opt->swapped) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the weights are the averages of mixp_optimizer_swap_ema: call "
-                             "mixp_optimizer_swap_ema again first",
-                             who);
+        "%s: the weights are the averages of mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema "
+        "again first",
+        who);
 }
 
 /* Handles: without ranks, or without sharded states, they do nothing. */
 static mixp_result mixpi_crew_enter(mixp_optimizer *opt) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->enter(opt) : MIXP_OK;
 }
-static const char *mixpi_crew_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                        const mixp_tensor *g) {
+static const char *mixpi_crew_add_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->add_wrong(opt, p, g) : NULL;
 }
 static mixp_result mixpi_crew_grow(mixp_optimizer *opt, size_t bytes) {
@@ -158,7 +158,7 @@ static void mixpi_crew_in_pieces(mixp_optimizer *opt) {
 static mixp_result mixpi_crew_plan(mixp_optimizer *opt) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->plan(opt) : MIXP_OK;
 }
-static void mixpi_crew_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                               mixp_verdict *v) {
+static void mixpi_crew_verdict(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     if (mixpi_crew_of(opt->ctx)) opt->ctx->crew->verdict(opt, s, v);
 }

@@ -33,7 +33,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int 
     mixp_result r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
-                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+            mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
     return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
@@ -94,42 +94,30 @@ static mixp_result mixpi_plan_compare(mixp_optimizer *o) {
 /* Reports weights that differ between ranks, by name if all ranks are here to compare them. On a
  * GPU, one rank may arrive a step later than another, so no sum is possible: no name is given.
  * Before the first walk, ranks do not know each other's devices, and give no name either. */
-static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
-                                        int other) {
+static mixp_result mixpi_weights_differ(
+    const mixp_optimizer *o, const mixp_agreement *a, int other) {
     const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
     mixp_result r = MIXP_OK;
     if (one_loaded)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
-                                 "all ranks must load it; the step was skipped",
-                                 a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+            "ranks differ: rank %d loaded a checkpoint and rank %d did not; all ranks must load "
+            "it; the step was skipped",
+            a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
 
     if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: rank %d has other weights than rank 0; the step was "
-                             "skipped: write weights on every rank, or call "
-                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
-                             other);
+        "ranks differ: rank %d has other weights than rank 0; the step was skipped: write weights "
+        "on every rank, or call mixp_ranks_from(ctx, 0) to copy rank 0's",
+        other);
 }
 
 /* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
  * GPU the report may come a step late, but all ranks skipped the step in question. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "",
-                                         "",
-                                         "the loss scale",
-                                         "the number of applied steps",
-                                         "the learning rate",
-                                         "beta1",
-                                         "beta2",
-                                         "eps",
-                                         "weight_decay",
-                                         "max_norm",
-                                         "",
-                                         "",
-                                         "",
-                                         "the norm of the summed gradients" };
+    static const char *const words[] = { "", "", "the loss scale", "the number of applied steps",
+        "the learning rate", "beta1", "beta2", "eps", "weight_decay", "max_norm", "", "", "",
+        "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
@@ -140,40 +128,36 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     /* The words that need a sentence of their own. */
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or none; the step "
-                                 "was skipped: call the same functions on every rank, and check "
-                                 "that the hooks can sum f64",
-                                 other);
+            "rank %d took another kind of step than rank 0, or none; the step was skipped: call "
+            "the same functions on every rank, and check that the hooks can sum f64",
+            other);
     if (a->word == MIXP_AGREE_GUARD)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the guard of rank %d differs from the guard of "
-                                 "rank 0; start it with the same settings before the same step; "
-                                 "the step was skipped",
-                                 other);
+            "ranks differ: the guard of rank %d differs from the guard of rank 0; start it with "
+            "the same settings before the same step; the step was skipped",
+            other);
     if (a->word == MIXP_AGREE_GRADED)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: other parameters have gradients on rank %d than on "
-                                 "rank 0; all ranks must use the same parameters in each step; the "
-                                 "step was skipped",
-                                 other);
+            "ranks differ: other parameters have gradients on rank %d than on rank 0; all ranks "
+            "must use the same parameters in each step; the step was skipped",
+            other);
     if (a->word == MIXP_AGREE_SETTINGS) return mixpi_settings_differ(o, other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
 
     /* A number: both values. */
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
-                             "the step was skipped",
-                             words[a->word], here, there, other);
+        "ranks differ: %s is %s on rank 0 and %s on rank %d; the step was skipped", words[a->word],
+        here, there, other);
 }
 
 /* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
 static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                             "ranks: the device %s has no kernel `agree`; update the device's "
-                             "source to this header's version",
-                             o->ctx->device->name);
+        "ranks: the device %s has no kernel `agree`; update the device's source to this header's "
+        "version",
+        o->ctx->device->name);
 }
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
@@ -196,11 +180,10 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     for (int64_t i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
-        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0),
-                            view->count);
+        r = mixpi_ranks_run(
+            ctx, "the sum of a view", ctx->ranks.sum, mixpi_tensor_out(view, 0), view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_note_failure(
-                ctx, "the mean of a view",
+            r = mixpi_note_failure(ctx, "the mean of a view",
                 mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
@@ -210,7 +193,7 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* Looks at all gradients, and combines the results of all ranks. */
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
@@ -239,8 +222,8 @@ static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
 
 /* Adds which rank had the first bad gradient, before the sum. */
 MIXPI_SELDOM
-static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
-                                mixp_verdict *v) {
+static void mixpi_ranks_verdict(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     const mixpi_exchange *d = opt->ctx->exchange;
     const mixp_agreement *a = &s->agreed;
     int64_t first = 0;

@@ -16,8 +16,8 @@ static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
 }
 
 /* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
-static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size_t from,
-                                   size_t bytes, uint64_t *h) {
+static mixp_result mixpi_hash_data(
+    mixp_context *ctx, const mixp_tensor *t, size_t from, size_t bytes, uint64_t *h) {
     const size_t piece = (size_t)1 << 20;
     size_t at, n = bytes < piece ? bytes : piece;
     void *host = mixpi_host_take(ctx, n);
@@ -35,15 +35,15 @@ static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size
 /* "'h.3.w' f16 [4, 4], values 1a2b3c" */
 enum { MIXPI_LEAF_TEXT = 128 };
 
-static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t, char *text,
-                                       uint64_t *hash) {
+static mixp_result mixpi_leaf_describe(
+    mixp_context *ctx, const mixp_tensor *t, char *text, uint64_t *hash) {
     char shape[48];
     uint64_t h = 1469598103934665603u;
     mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
     memset(text, 0, MIXPI_LEAF_TEXT);
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
-             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+        mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
     *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16; /* exact as a double */
     return r;
 }
@@ -100,41 +100,19 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d, d
 }
 
 static const char *mixpi_start_name(int64_t word) {
-    static const char *const names[MIXPI_START_ALIKE] = {
-        "the version of mixprec",
-        "size",
-        "seed",
-        "seed",
-        "the number of steps",
-        "mean",
-        "parts",
-        "low_sums",
-        "apart",
-        "bucket_bytes",
-        "shard",
-        "scatter",
-        "wire",
-        "check_every",
-        "the number of gradients",
-        "unused",
-        "the guard",
-        "the guard's every",
-        "the guard's clean",
-        "the guard's patience",
-        "the guard's max_sites",
-        "the guard's high",
-        "the guard's low_again",
-        "the guard's flushed",
-        "the guard's imprecise",
-        "the guard's delay in updates (CPU 0, GPU 1)"
-    };
+    static const char *const names[MIXPI_START_ALIKE] = { "the version of mixprec", "size", "seed",
+        "seed", "the number of steps", "mean", "parts", "low_sums", "apart", "bucket_bytes",
+        "shard", "scatter", "wire", "check_every", "the number of gradients", "unused", "the guard",
+        "the guard's every", "the guard's clean", "the guard's patience", "the guard's max_sites",
+        "the guard's high", "the guard's low_again", "the guard's flushed", "the guard's imprecise",
+        "the guard's delay in updates (CPU 0, GPU 1)" };
     return names[word];
 }
 
 /* Returns the lowest rank whose row differs from rank 0's row in the words [from, to), or 0. *word:
  * the first different word. */
-static int mixpi_words_differ(const double *table, int size, int64_t words, int64_t from,
-                              int64_t to, int64_t *word) {
+static int mixpi_words_differ(
+    const double *table, int size, int64_t words, int64_t from, int64_t to, int64_t *word) {
     int r;
     for (r = 1; r < size; r++)
         for (*word = from; *word < to; ++*word) {
@@ -160,11 +138,10 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
         if (!there || there == here || there >= MIXPI_BITS_COUNT || here >= MIXPI_BITS_COUNT)
             continue;
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the instruction set of rank %d is '%s', that of "
-                                 "rank %d '%s', and their products of f16 and bf16 have other "
-                                 "bits: set portable_bits of mixp_context_desc on all ranks, or "
-                                 "give all of them one set by mixp_cpu_with",
-                                 first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
+            "ranks differ: the instruction set of rank %d is '%s', that of rank %d '%s', and their "
+            "products of f16 and bf16 have other bits: set portable_bits of mixp_context_desc on "
+            "all ranks, or give all of them one set by mixp_cpu_with",
+            first, mixpi_bits_names[here], other, mixpi_bits_names[there]);
     }
     return MIXP_OK;
 }
@@ -179,17 +156,17 @@ static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, do
     if (r != MIXP_OK) return r;
 
     /* Compare what may differ. It decides how the gradients are laid out. */
-    d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
-                                   MIXPI_START_LEAVES + 1, &word);
+    d->unlike = mixpi_words_differ(
+        table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES, MIXPI_START_LEAVES + 1, &word);
     for (d->far = other = 0; other < k->size; other++)
         d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
 
     /* Compare what must not differ. */
     other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
     if (!other) return mixpi_start_bits(ctx, table);
-    return mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
-        mixpi_start_name(word), table[word], table[other * MIXPI_START_WORDS + word], other);
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+        "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d", mixpi_start_name(word),
+        table[word], table[other * MIXPI_START_WORDS + word], other);
 }
 
 /* Advice for a frozen parameter of which only the values differ; "" for other tensors. here,
@@ -203,7 +180,7 @@ static const char *mixpi_frozen_hint(const mixp_tensor *t, const char *here, con
 
 /* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
 static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
-                                    double *table, int64_t at, int other) {
+    double *table, int64_t at, int other) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
@@ -221,14 +198,14 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)mixpi_whole_of(table[other * MIXPI_LEAF_TEXT + i]);
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
-    return mixp_context_fail(
-        ctx, MIXP_ERR_RANKS, "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s",
-        what, (double)at, here, there, other, mixpi_frozen_hint(t, here, there));
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+        "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d%s", what, (double)at, here,
+        there, other, mixpi_frozen_hint(t, here, there));
 }
 
 /* Compares shapes, dtypes, names and values of n tensors. */
-static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                        const char *what, double *table) {
+static mixp_result mixpi_tables_compare(
+    mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *row = table + (int64_t)k->rank * n;
     char text[MIXPI_LEAF_TEXT];
@@ -253,8 +230,8 @@ static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **a
 }
 
 /* Are n tensors the same on all ranks? All pass the same n. Names the first tensor that differs. */
-static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                         const char *what) {
+static mixp_result mixpi_tensors_compare(
+    mixp_context *ctx, const mixp_tensor **all, int64_t n, const char *what) {
     const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
     const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
@@ -361,7 +338,7 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
 
     if (r == MIXP_OK && d->unlike)
         qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
-              mixpi_leaf_order_made);
+            mixpi_leaf_order_made);
     if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
     return r;
 }

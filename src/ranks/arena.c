@@ -35,8 +35,8 @@ static int64_t mixpi_absent_count(const mixp_context *ctx) {
 
 /* Allocates an array of n elements that starts with the old content. Returns NULL if out of memory.
  * The context keeps the old memory. */
-static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
-                          size_t size) {
+static void *mixpi_longer(
+    mixp_context *ctx, const void *old, int64_t used, int64_t n, size_t size) {
     void *p = mixpi_host_alloc(ctx, (size_t)n * size);
     if (p && used) memcpy(p, old, (size_t)used * size);
     return p;
@@ -230,7 +230,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
 
     /* The order of the arena. */
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
-          d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
+        d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.ranks.leaf = i + 1;
@@ -240,8 +240,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
 
     /* All memory comes before the first change. */
     arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(ctx, d->buckets, old_buckets, old_buckets + new_leaves,
-                                           sizeof *buckets);
+    buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
 
     d->buckets = buckets;

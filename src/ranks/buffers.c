@@ -22,8 +22,8 @@ static mixp_result mixpi_buffer_divide(mixp_tensor *t, const void *sum, void *di
     k.a_strides[0] = 1;
     k.b = mixpi_in(divisor, MIXP_F32);
     k.y = mixpi_tensor_out(t, 0);
-    return mixpi_note_failure(ctx, "the mean of a buffer",
-                              ctx->device->kernels->binary(&ctx->exec, &k));
+    return mixpi_note_failure(
+        ctx, "the mean of a buffer", ctx->device->kernels->binary(&ctx->exec, &k));
 }
 
 /* The mean over the ranks, summed in f32. */
@@ -72,9 +72,8 @@ static mixp_result mixpi_buffer_collect(const mixp_tensor *t, int from, char *to
         n = bytes - at < most ? bytes - at : most;
         if (!part) return MIXP_ERR_MEMORY;
         r = mixpi_piece_from(ctx,
-                             "mixp_checkpoint_save, which all ranks call (a buffer is each "
-                             "rank's own)",
-                             (const char *)t->data + at, n, from, part);
+            "mixp_checkpoint_save, which all ranks call (a buffer is each rank's own)",
+            (const char *)t->data + at, n, from, part);
         /* A rank 0 without memory still takes part, because the other ranks wait. */
         if (r == MIXP_OK && to) r = mixpi_download(ctx, to + at, part, n);
     }

@@ -31,17 +31,17 @@ static void mixpi_call_text(double call, char *text, size_t space) {
 }
 
 /* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
-static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
-                                      const double *here, const double *there) {
+static mixp_result mixpi_call_differs(
+    mixp_context *ctx, const char *who, int other, const double *here, const double *there) {
     char first[64], second[64];
     if (here[1] == there[1])
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
-                                 here[0], other, there[0]);
+            "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who, here[0], other,
+            there[0]);
     mixpi_call_text(here[1], first, sizeof first);
     mixpi_call_text(there[1], second, sizeof second);
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
-                             first, other, second);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who, first, other, second);
 }
 
 /* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
@@ -84,14 +84,14 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
 /* Sends n bytes of device memory at `data` of rank `from` to `piece` on all ranks: a sum of
  * integers, to which all other ranks contribute zeros. piece: scratch memory for n bytes, rounded
  * up. */
-static mixp_result mixpi_piece_from(mixp_context *ctx, const char *what, const char *data, size_t n,
-                                    int from, char *piece) {
+static mixp_result mixpi_piece_from(
+    mixp_context *ctx, const char *what, const char *data, size_t n, int from, char *piece) {
     const size_t bytes = mixpi_round_up(n);
     mixp_result r = mixpi_device_zero(ctx, piece, bytes);
     if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, piece, data, n);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0),
-                            (int64_t)(bytes / 4));
+        r = mixpi_ranks_run(
+            ctx, what, ctx->ranks.sum, mixpi_out_to(piece, MIXP_I32, 0), (int64_t)(bytes / 4));
     return r;
 }
 
@@ -118,8 +118,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
-                                 ctx->ranks.size);
+            "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {

@@ -32,8 +32,8 @@ static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) 
 
 /* The buffer for b: the buffer that b had before, otherwise the smallest free buffer of at least
  * `bytes`. NULL if no buffer is free. */
-static mixpi_buffer *mixpi_buffer_find(const mixpi_exchange *d, const mixpi_bucket *b,
-                                       size_t bytes) {
+static mixpi_buffer *mixpi_buffer_find(
+    const mixpi_exchange *d, const mixpi_bucket *b, size_t bytes) {
     mixpi_buffer *w, *best = NULL;
     if (b->buffer && mixpi_buffer_is_free(d, b->buffer)) return b->buffer;
     for (w = d->buffers; w; w = w->next) {
@@ -71,8 +71,8 @@ static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Puts the gradient of b into w. After the first steps no address changes any more. */
-static mixp_result mixpi_buffer_enter(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
-                                      mixpi_buffer *w) {
+static mixp_result mixpi_buffer_enter(
+    mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_buffer *w) {
     const mixpi_leaf *l = &d->leaves[b->first];
     const int staged = mixpi_stage_bytes(ctx, b) > 0;
     char *stage = w->data + mixpi_round_up(mixpi_leaf_bytes(ctx, l));

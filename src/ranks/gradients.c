@@ -11,10 +11,10 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
         if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
-                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
-                                 "before all walks of a batch but the last",
-                                 l->tensor->name);
+            "mixp_backward: the gradient of '%s' was summed over the ranks already; call "
+            "mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) before all walks of a batch but the "
+            "last",
+            l->tensor->name);
     }
     return MIXP_OK;
 }
@@ -24,8 +24,8 @@ static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
     mixpi_leaf *leaves;
     if (!missing) return MIXP_OK;
-    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
-                                        sizeof *leaves);
+    leaves = (mixpi_leaf *)mixpi_longer(
+        ctx, d->leaves, d->n_leaves, d->n_leaves + missing, sizeof *leaves);
     if (!leaves) return MIXP_ERR_MEMORY;
     d->leaves = leaves;
     return MIXP_OK;
@@ -94,8 +94,8 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
 
 /* Looks at a bucket's gradients on this rank. divide: also divides them, like
  * mixpi_divide_by_parts, in the same pass. */
-static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
-                                     const mixpi_bucket *b, int divide) {
+static mixp_result mixpi_bucket_look(
+    mixp_context *ctx, const mixpi_exchange *d, const mixpi_bucket *b, int divide) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
     k.rows = d->rows + b->first;
@@ -160,10 +160,9 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
     b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
-                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire,
-                               b->each);
-    return mixpi_ranks_run(ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum,
-                           b->wire, b->count);
+            k->scatter_ready ? k->scatter_ready : k->reduce_scatter, b->wire, b->each);
+    return mixpi_ranks_run(
+        ctx, "the sum of gradients", k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
 }
 
 /* Sends a bucket whose gradients are final. */
@@ -204,8 +203,8 @@ static mixp_result mixpi_exchange_pass(mixp_context *ctx, const mixp_call *c) {
 }
 
 /* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
-static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
-                                     mixpi_mark mark) {
+static mixp_result mixpi_bucket_hold(
+    mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b, mixpi_mark mark) {
     const size_t bytes = (size_t)b->count * sizeof(float);
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     int64_t i;
@@ -214,7 +213,7 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d, mixpi
     mixpi_filled_mark(d, mark);
     if (r == MIXP_OK)
         r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
-                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+            mixpi_in(b->wire.data, b->wire.dtype), b->count);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);

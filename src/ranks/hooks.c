@@ -24,22 +24,22 @@ static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
 MIXPI_SELDOM
 static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
-                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
-                             who, t->name);
+        "%s: the gradient of '%s' is scattered over the ranks, and this rank lacks a part: to read "
+        "it, set `scatter` of mixp_ranks_desc to 0",
+        who, t->name);
 }
 
 /* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
 static mixp_result mixpi_ranks_report(mixp_context *ctx, const char *what, const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
-                      ctx->ranks.size, what, why);
+    mixp_context_fail(
+        ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank, ctx->ranks.size, what, why);
     return mixpi_crew_stop(ctx, MIXP_ERR_RANKS);
 }
 
 /* Runs a hook. Does nothing with a single rank. */
-static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
-                                               mixp_ranks_hook hook, mixp_out data, int64_t count) {
+static MIXPI_APART mixp_result mixpi_ranks_run(
+    mixp_context *ctx, const char *what, mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
     volatile char here = 0;
     const char *why;
@@ -64,16 +64,16 @@ MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
     mixp_result r = mixpi_check_whole(t, "mixp_ranks_sum");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_sum"));
     if (r != MIXP_OK) return r;
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+    return mixpi_ranks_run(
+        t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
     mixp_result r = mixpi_check_whole(t, "mixp_ranks_max");
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(t->ctx, mixpi_write_computed(t, "mixp_ranks_max"));
     if (r != MIXP_OK) return r;
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+    return mixpi_ranks_run(
+        t->ctx, "mixp_ranks_max", t->ctx->ranks.max, mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 /* Returns what the other ranks knew before. */
@@ -103,8 +103,8 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
     if (!shared) return MIXP_ERR_MEMORY;
     if (apart) r = mixpi_upload(ctx, shared, table, bytes);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
-                            mixpi_out_to(shared, MIXP_F64, 0), n);
+        r = mixpi_ranks_run(
+            ctx, "the sum of a table", ctx->ranks.sum, mixpi_out_to(shared, MIXP_F64, 0), n);
     if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
     return r;
 }

@@ -59,40 +59,17 @@ static double mixpi_milestones_hash(const mixp_schedule *s) {
 
 static void mixpi_plan_settings(const mixp_optimizer *o, double *all) {
     const mixp_step_plan *p = &o->plan;
-    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind,
-                                              (double)p->order,
-                                              p->max_norm,
-                                              (double)p->cautious,
-                                              (double)p->schedule.kind,
-                                              (double)p->schedule.warmup,
-                                              (double)p->schedule.total,
-                                              p->schedule.min_factor,
-                                              p->schedule.gamma,
-                                              (double)p->schedule.every,
-                                              (double)p->schedule.decay,
-                                              p->schedule.start_factor,
-                                              (double)p->spike.of,
-                                              (double)p->spike.window,
-                                              (double)p->spike.max_in_a_row,
-                                              p->spike.z,
-                                              (double)o->states.m,
-                                              (double)o->states.v,
-                                              (double)o->states.master,
-                                              o->clipped ? o->clip_norm : -1.0,
-                                              (double)p->n_groups,
-                                              (double)o->count,
-                                              (double)p->maximize,
-                                              (double)p->amsgrad,
-                                              (double)p->centered,
-                                              (double)p->decoupled,
-                                              (double)o->initial_sum,
-                                              (double)(o->no_master != 0),
-                                              p->schedule.power,
-                                              (double)p->schedule.growth,
-                                              mixpi_milestones_hash(&p->schedule),
-                                              p->schedule.pct_start,
-                                              (double)p->schedule.linear,
-                                              (double)p->schedule.three_phase };
+    const double own[MIXPI_PLAN_SETTINGS] = { (double)p->kind, (double)p->order, p->max_norm,
+        (double)p->cautious, (double)p->schedule.kind, (double)p->schedule.warmup,
+        (double)p->schedule.total, p->schedule.min_factor, p->schedule.gamma,
+        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
+        (double)p->spike.of, (double)p->spike.window, (double)p->spike.max_in_a_row, p->spike.z,
+        (double)o->states.m, (double)o->states.v, (double)o->states.master,
+        o->clipped ? o->clip_norm : -1.0, (double)p->n_groups, (double)o->count,
+        (double)p->maximize, (double)p->amsgrad, (double)p->centered, (double)p->decoupled,
+        (double)o->initial_sum, (double)(o->no_master != 0), p->schedule.power,
+        (double)p->schedule.growth, mixpi_milestones_hash(&p->schedule), p->schedule.pct_start,
+        (double)p->schedule.linear, (double)p->schedule.three_phase };
     memcpy(all, own, sizeof own);
 }
 
@@ -132,7 +109,7 @@ static int mixpi_is_sent(const mixpi_backup *b) {
 /* "'bn.mean' f32 [8], MIXP_BUFFER_MEAN, written"; "missing" past the last buffer. */
 static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text) {
     static const char *const ranks[] = { "MIXP_BUFFER_OWN", "MIXP_BUFFER_RANK_0, ",
-                                         "MIXP_BUFFER_MEAN, " };
+        "MIXP_BUFFER_MEAN, " };
     const mixpi_backup *b = i < ctx->buffers.all.count ? mixpi_backup_at(ctx, i) : NULL;
     const char *written = "";
     char shape[40];
@@ -142,7 +119,7 @@ static void mixpi_buffer_describe(const mixp_context *ctx, int64_t i, char *text
     mixpi_shape_text(b->buffer->rank, b->buffer->shape, shape, sizeof shape);
     if (b->ranks != MIXP_BUFFER_OWN) written = mixpi_is_sent(b) ? "written" : "not written";
     snprintf(text, MIXPI_LEAF_TEXT, "'%.40s' %s %s, %s%s", b->buffer->name,
-             mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
+        mixp_dtype_name(b->buffer->dtype), shape, ranks[b->ranks], written);
 }
 
 /* A hash, exact as a double, of a buffer's name, dtype and shape, of its ranks, and of whether the
@@ -196,8 +173,8 @@ static void mixpi_settings_list(const mixp_optimizer *o, double all[MIXPI_SETTIN
     all[MIXPI_BUFFERS_SETTING] = mixpi_buffers_hash(o->ctx);
     all[MIXPI_BUFFERS_SETTING + 1] = mixpi_groups_hash(o);
     for (int k = 0; k < o->plan.n_groups; k++)
-        mixpi_group_settings(&o->plan.groups[k],
-                             all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
+        mixpi_group_settings(
+            &o->plan.groups[k], all + MIXPI_OWN_SETTINGS + k * MIXPI_GROUP_SETTINGS);
 }
 
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
@@ -236,9 +213,9 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
     other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
     if (r == MIXP_OK && !other)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: in an earlier step, some ranks wrote a shared "
-                                 "buffer and others did not; write it in the same steps on all "
-                                 "ranks, or set MIXP_BUFFER_OWN; the step was skipped");
+            "ranks differ: in an earlier step, some ranks wrote a shared buffer and others did "
+            "not; write it in the same steps on all ranks, or set MIXP_BUFFER_OWN; the step was "
+            "skipped");
     if (r != MIXP_OK) return r;
 
     /* Each rank describes that buffer to the others. */
@@ -253,9 +230,9 @@ static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *tabl
     }
     here[MIXPI_LEAF_TEXT - 1] = there[MIXPI_LEAF_TEXT - 1] = '\0';
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; "
-                             "make and write the same buffers on all ranks; the step was skipped",
-                             (double)at, here, there, other);
+        "ranks differ: buffer %.0f is %.127s on rank 0 and %.127s on rank %d; make and write the "
+        "same buffers on all ranks; the step was skipped",
+        (double)at, here, there, other);
 }
 
 /* Names the first buffer that differs between ranks. */
@@ -287,8 +264,8 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
 }
 
 /* Names setting `word`, which is `a` on rank 0 and `b` on rank `other`. */
-static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int other, double a,
-                                         double b) {
+static mixp_result mixpi_setting_differs(
+    mixp_context *ctx, int64_t word, int other, double a, double b) {
     const int64_t of_group = word - MIXPI_OWN_SETTINGS;
     char here[32], there[32], group[32] = "";
     const char *name;
@@ -304,15 +281,14 @@ static mixp_result mixpi_setting_differs(mixp_context *ctx, int64_t word, int ot
     if (word == MIXPI_BUFFERS_SETTING) return mixpi_buffers_differ(ctx);
     if (word == MIXPI_OWN_SETTINGS - 1)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: an optimizer of rank %d has other parameters than "
-                                 "that of rank 0, or in another group or order; add the same "
-                                 "parameters in the same order to the same groups on all ranks; "
-                                 "the step was skipped",
-                                 other);
+            "ranks differ: an optimizer of rank %d has other parameters than that of rank 0, or in "
+            "another group or order; add the same parameters in the same order to the same groups "
+            "on all ranks; the step was skipped",
+            other);
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; "
-                             "use the same settings on all ranks; the step was skipped",
-                             name, group, here, there, other);
+        "ranks differ: the setting '%s'%s is %s on rank 0 and %s on rank %d; use the same settings "
+        "on all ranks; the step was skipped",
+        name, group, here, there, other);
 }
 
 /* Reports settings that differ: by name, if all ranks are here to compare them. */
@@ -330,18 +306,17 @@ static mixp_result mixpi_settings_differ(const mixp_optimizer *o, int other) {
         r = mixpi_ranks_share(ctx, table, MIXPI_SETTINGS);
         if (r == MIXP_OK) found = mixpi_rows_differ(table, size, MIXPI_SETTINGS, &word);
         if (found)
-            r = mixpi_setting_differs(ctx, word, found, table[word],
-                                      table[(int64_t)found * MIXPI_SETTINGS + word]);
+            r = mixpi_setting_differs(
+                ctx, word, found, table[word], table[(int64_t)found * MIXPI_SETTINGS + word]);
         mixpi_host_free(ctx, table);
     }
 
     /* If the ranks cannot be asked, no name. */
     if (r != MIXP_OK) return r;
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                             "states, spikes, max_norm, clip), the recipe of delayed scaling or "
-                             "the buffers (shape, mixp_buffer_set_ranks, which the step writes) "
-                             "differ between rank %d and rank 0; use the same on all ranks; the "
-                             "step was skipped",
-                             other);
+        "ranks differ: an optimizer's settings (kind, groups, schedule, states, spikes, max_norm, "
+        "clip), the recipe of delayed scaling or the buffers (shape, mixp_buffer_set_ranks, which "
+        "the step writes) differ between rank %d and rank 0; use the same on all ranks; the step "
+        "was skipped",
+        other);
 }

@@ -139,8 +139,8 @@ static void mixpi_shards_left(mixp_tensor *p) {
 
 /* Returns why ranks cannot add p, with its view g as a gradient; NULL: they can. */
 MIXPI_SELDOM
-static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
-                                          const mixp_tensor *g) {
+static const char *mixpi_shards_add_wrong(
+    const mixp_optimizer *opt, const mixp_tensor *p, const mixp_tensor *g) {
     const int scattered = mixpi_is_scattered(opt->ctx);
     if (scattered && (p->own.optimizers || p->own.ranks.divided))
         return "has, or had, another optimizer: with `scatter`, each parameter can have one";
@@ -180,8 +180,8 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
 
 /* Copies one slice of a rank's weights, which form one row of bytes, from byte `base` on. out 1:
  * from the weights into the slice. out 0: back. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base, size_t length,
-                                    int out) {
+static mixp_result mixpi_slice_copy(
+    mixp_optimizer *o, int rank, size_t base, size_t length, int out) {
     char *slice = (char *)o->shards->slices + (size_t)rank * length;
     mixp_result r = MIXP_OK;
     size_t at = 0;
@@ -256,8 +256,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
-                                mixpi_out_to(o->shards->slices, MIXP_I32, 0),
-                                (int64_t)(length / 4));
+                mixpi_out_to(o->shards->slices, MIXP_I32, 0), (int64_t)(length / 4));
         for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
             if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
     }
@@ -276,7 +275,7 @@ static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
     if (r == MIXP_OK) r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
     for (at = 0; at < count && r == MIXP_OK; at += most)
         r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
-                            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
+            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
     return r;
 }
 

@@ -51,8 +51,8 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
     if (item->memory == row->third) to = piece.third;
     if (!n) return MIXP_OK;
-    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
-                        (size_t)n * sizeof(float));
+    return mixpi_upload(
+        opt->ctx, to, data + (size_t)first * sizeof(float), (size_t)n * sizeof(float));
 }
 
 /* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
@@ -63,13 +63,13 @@ typedef struct mixpi_part {
 } mixpi_part;
 
 /* Copies into the part its overlap with `bytes` bytes at offset `there` of the complete layout. */
-static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, const void *from,
-                                   size_t there, size_t bytes) {
+static mixp_result mixpi_part_fill(
+    mixp_context *ctx, const mixpi_part *part, const void *from, size_t there, size_t bytes) {
     const size_t end = part->at + part->bytes, last = there + bytes;
     const size_t first = there > part->at ? there : part->at, stop = last < end ? last : end;
     if (!from || first >= stop) return MIXP_OK;
-    return mixpi_copy_bytes(ctx, part->data + (first - part->at),
-                            (const char *)from + (first - there), stop - first);
+    return mixpi_copy_bytes(
+        ctx, part->data + (first - part->at), (const char *)from + (first - there), stop - first);
 }
 
 /* Copies this rank's piece of the states of parameter i. The arrays follow each other as in
@@ -109,7 +109,7 @@ static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixp
     if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
-                            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
+            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
     /* A rank 0 without borrowed memory still takes part, because the other ranks wait. */
     if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
     return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
@@ -185,8 +185,8 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
-        return mixpi_crew_stop(what->ctx,
-                               mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+        return mixpi_crew_stop(
+            what->ctx, mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
 
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
@@ -198,6 +198,6 @@ static mixp_result mixpi_states_share_result(const mixp_checkpoint *what, mixp_r
     if (shared != MIXP_OK) mixpi_crew_stop(what->ctx, shared);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
-                             mixp_result_text(of_0));
+    return mixp_context_fail(
+        what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s", mixp_result_text(of_0));
 }

@@ -72,8 +72,8 @@ static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
 }
 
 /* How the codes of x[rows, cols] lie in what the linear has saved. */
-static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_call *rc,
-                                         const mixp_quantise_args *x) {
+static mixp_recode_args mixpi_coded_args(
+    const mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     mixp_quantise_args plan = *x;
     mixp_recode_args k;
     mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
@@ -89,8 +89,8 @@ static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_
 }
 
 /* Memory for the codes of x and the scales of their blocks. */
-static mixp_result mixpi_coded_save(mixp_call *c, const mixpi_recipe_call *rc,
-                                    const mixp_quantise_args *x) {
+static mixp_result mixpi_coded_save(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x) {
     const int64_t count = x->rows * x->cols;
     const int64_t bytes = rc->recipe.kind == MIXP_RECIPE_NVFP4 ? count / 2 : count;
     const int64_t scales = count / mixpi_recipe_unit(rc->recipe.kind);
@@ -101,8 +101,8 @@ static mixp_result mixpi_coded_save(mixp_call *c, const mixpi_recipe_call *rc,
 
 /* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
  * otherwise q->y is NULL and x is quantised here. The caller gives q->y back. */
-static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x,
-                                    mixpi_quantised *q) {
+static mixp_result mixpi_coded_keep(
+    mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x, mixpi_quantised *q) {
     mixp_recode_args k;
     mixp_result r = mixpi_coded_save(c, rc, x);
     if (r != MIXP_OK) return r;
@@ -128,8 +128,8 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
 }
 
 /* The values of x from the codes, into q->y. */
-static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
-                                      const mixp_quantise_args *x, mixpi_quantised *q) {
+static mixp_result mixpi_coded_values(
+    mixp_call *c, const mixpi_recipe_call *rc, const mixp_quantise_args *x, mixpi_quantised *q) {
     const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);

@@ -48,16 +48,16 @@ static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result
 
 /* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
  * *result and the error set. */
-static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
-                                     mixp_result *result) {
+static mixpi_scaled *mixpi_scaled_of(
+    mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r, mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
     if (s) return s;
     if (ctx->capture.active) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                    "mixp_linear '%.63s' has no state of delayed scaling yet, and "
-                                    "a captured step cannot make it; run an ordinary step first",
-                                    weight->name);
+            "mixp_linear '%.63s' has no state of delayed scaling yet, and a captured step cannot "
+            "make it; run an ordinary step first",
+            weight->name);
         return NULL;
     }
 
@@ -193,8 +193,8 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
 
 /* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
  * the words of all ranks. */
-static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
-                                     int64_t words) {
+static mixp_result mixpi_scaled_join(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
     mixp_result r;
     int64_t i, k;
@@ -208,8 +208,8 @@ static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *ne
 }
 
 /* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
-static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
-                                         int64_t words) {
+static mixp_result mixpi_scaled_exchange(
+    mixp_context *ctx, double *table, float *newest, int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;
     float *there = (float *)mixpi_context_scratch(ctx, bytes);
     mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
@@ -231,9 +231,8 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     mixp_result r;
     if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "delayed scaling shares amax between ranks through the host, "
-                                 "which a captured step cannot do; run each step without "
-                                 "capturing, or use fp8_current");
+            "delayed scaling shares amax between ranks through the host, which a captured step "
+            "cannot do; run each step without capturing, or use fp8_current");
     if (!words) return MIXP_OK;
     table = (double *)mixpi_host_take(ctx, bytes + own);
     if (!table) return mixpi_out_of_memory(ctx, bytes + own);

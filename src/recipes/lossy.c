@@ -29,14 +29,14 @@ static void mixpi_loss_of_row(const void *job, int64_t row) {
     for (int64_t i = row * k->cols; i < (row + 1) * k->cols; i++) {
         const double decode = k->by_lines ? mixpi_line_factor(k, i) : l->decode;
         mixpi_loss_add(&sum, (float)mixp_get(k->x, i), (double)mixp_f32_from_bf16(k->y[i]) * decode,
-                       (double)k->given, l->beyond);
+            (double)k->given, l->beyond);
     }
     l->rows[row] = sum;
 }
 
 /* Measures what k has lost, with the same bits at any number of threads. */
-static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k, float decode,
-                                 mixpi_loss *all) {
+static mixp_result mixpi_loss_of(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixpi_loss *all) {
     mixpi_losing l;
     int64_t row;
     l.k = k;
@@ -81,8 +81,8 @@ static void mixpi_blocks_add(mixp_block_look *sum, const mixp_block_look *part) 
 }
 
 /* 4over6: finds which scales the block has kept: those that reproduce more of its values. */
-static mixpi_scales mixpi_block_choice(const mixpi_blocks_job *j, int64_t first, mixpi_scales four,
-                                       mixpi_scales six) {
+static mixpi_scales mixpi_block_choice(
+    const mixpi_blocks_job *j, int64_t first, mixpi_scales four, mixpi_scales six) {
     const mixp_quantise_args *k = j->k;
     int fours = 0, sixes = 0;
     for (int64_t r = 0; r < j->rows; r++)
@@ -134,8 +134,8 @@ static void mixpi_blocks_of_strip(const void *job, int64_t strip) {
 }
 
 /* Adds the blocks that k has quantised to *all. Host memory. */
-static mixp_result mixpi_blocks_look(mixp_context *ctx, const mixp_quantise_args *k, float decode,
-                                     mixp_block_look *all) {
+static mixp_result mixpi_blocks_look(
+    mixp_context *ctx, const mixp_quantise_args *k, float decode, mixp_block_look *all) {
     mixpi_blocks_job j;
     j.k = k;
     j.grid = mixpi_grid_of(k->element);
@@ -204,7 +204,7 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
 /* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
  * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
-                                       mixpi_role role, const mixp_quantise_args *k, float decode) {
+    mixpi_role role, const mixp_quantise_args *k, float decode) {
     mixpi_lossy *o = &operands[role];
     mixpi_loss all;
     mixp_result result;
@@ -217,6 +217,6 @@ static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi
     if (result == MIXP_OK) result = mixpi_blocks_look(c->ctx, k, decode, &o->blocks);
     if (result != MIXP_OK) return result;
     mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
-                     all.seen ? (double)all.clipped / (double)all.seen : 0.0);
+        all.seen ? (double)all.clipped / (double)all.seen : 0.0);
     return MIXP_OK;
 }

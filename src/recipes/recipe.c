@@ -4,15 +4,15 @@
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none",      "fp8_current", "fp8_delayed",
-                                         "fp8_block", "mxfp8",       "nvfp4" };
+    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8",
+        "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
 /* On the best instruction set: each gives the same bits. */
-MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
-                                      float *decode) {
+MIXPREC_API mixp_result mixp_quantise(
+    const mixp_exec *x, const mixp_quantise_args *k, float *decode) {
     mixp_quantise_args own;
     if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
     own = *k;
@@ -21,8 +21,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     return mixpi_cpu_portable()->kernels->quantise(x, &own);
 }
 
-MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      mixp_bf16 *y) {
+MIXPREC_API mixp_result mixp_hadamard(
+    const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a, mixp_bf16 *y) {
     mixp_hadamard_args k;
     k.rows = rows;
     k.cols = cols;

@@ -72,11 +72,11 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
     snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
     memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
     mixpi_warn(c->ctx,
-               "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, "
-               "are not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear "
-               "out with keep_first, keep_last or mixp_guard_pin",
-               counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
-               (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
+        "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, are "
+        "not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear out with "
+        "keep_first, keep_last or mixp_guard_pin",
+        counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
+        (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
 /* Does a linear train, rather than evaluate or compare? */
@@ -118,8 +118,8 @@ static const mixp_recipe *mixpi_recipe_now(const mixp_call *c) {
 }
 
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
-                                       mixpi_recipe_call *out) {
+static mixp_result mixpi_recipe_decide(
+    mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
     const mixp_recipe *r;
     if (out->decided) return MIXP_OK;
     out->decided = 1;
@@ -160,8 +160,8 @@ static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
 }
 
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
-static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
-                              mixp_quantise_args *k) {
+static void mixpi_recipe_plan(
+    const mixp_recipe *r, mixpi_role role, int rows, mixp_quantise_args *k) {
     const int64_t n = mixpi_recipe_unit(r->kind);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
@@ -196,8 +196,8 @@ static void mixpi_recipe_free(mixp_context *ctx, mixp_tensor *t) {
 }
 
 /* Writes the Hadamard transform of k->x to a new array of the arena, and sets k->x to that. */
-static mixp_result mixpi_recipe_transform(mixp_call *c, mixp_quantise_args *k,
-                                          mixp_tensor **transformed) {
+static mixp_result mixpi_recipe_transform(
+    mixp_call *c, mixp_quantise_args *k, mixp_tensor **transformed) {
     const int64_t count = k->rows * k->cols;
     mixp_hadamard_args h;
     *transformed = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
@@ -249,8 +249,8 @@ static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
 
 /* The place of a weight's quantised values; NULL: they are made for each product, or *r is an
  * error. */
-static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_args *k, int rows,
-                                             mixp_result *r) {
+static mixpi_weight_copy *mixpi_weight_place(
+    mixp_call *c, const mixp_quantise_args *k, int rows, mixp_result *r) {
     mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
     mixpi_weight_copy *copy, **place;
     if (!owner || c->ctx->device->download) return NULL;
@@ -267,8 +267,8 @@ static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_a
     return *place = copy;
 }
 
-static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
-                                 const uint64_t versions[2]) {
+static int mixpi_weight_is_fresh(
+    const mixpi_weight_copy *copy, const mixp_quantise_args *k, const uint64_t versions[2]) {
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 && p->x.data == k->x.data &&
            p->element == k->element && p->scale == k->scale && p->e8m0 == k->e8m0 &&
@@ -277,8 +277,8 @@ static int mixpi_weight_is_fresh(const mixpi_weight_copy *copy, const mixp_quant
 }
 
 /* Gives q the weight's quantised values, made if they are not fresh. */
-static mixp_result mixpi_weight_quantise(mixp_call *c, mixpi_weight_copy *copy,
-                                         mixp_quantise_args *k, mixpi_quantised *q) {
+static mixp_result mixpi_weight_quantise(
+    mixp_call *c, mixpi_weight_copy *copy, mixp_quantise_args *k, mixpi_quantised *q) {
     uint64_t versions[2];
     mixpi_weight_versions(c->in[1], versions);
     q->y = copy->y;
@@ -336,8 +336,8 @@ static mixp_result mixpi_recipe_lines(mixp_call *c, mixp_quantise_args *k, mixpi
 
 /* Quantises an operand into an array of the arena. transformed: its Hadamard transform is taken
  * first, into *transformed, which the caller gives back; NULL: no transform. */
-static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k,
-                                     mixpi_quantised *q) {
+static mixp_result mixpi_recipe_once(
+    mixp_call *c, mixp_tensor **transformed, mixp_quantise_args *k, mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
     mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
@@ -351,7 +351,7 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **transformed, mi
 /* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
  * to the history. */
 static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
-                                 mixpi_role role, float *amax, mixp_quantise_args *k) {
+    mixpi_role role, float *amax, mixp_quantise_args *k) {
     const mixpi_scaled *s = rc->scaled;
     if (!mixpi_has_own_memory(ctx)) {
         k->given = s->scales[role];
@@ -366,7 +366,7 @@ static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_cal
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
  * rows. Give q->y back with mixpi_recipe_free. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
-                                        int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
+    int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
     const int transforms = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
                            over_rows && role != MIXPI_ROLE_W;
     mixpi_weight_copy *copy = NULL;
@@ -423,17 +423,17 @@ static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k
     if (c->ctx->products.wide_reported) return;
     c->ctx->products.wide_reported = 1;
     mixpi_warn(c->ctx,
-               "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
-               "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
-               "library's version or the sizes. It stays a bf16 product. mixp_context_gemm_count "
-               "counts both kinds; see NARROW PRODUCTS at mixp_context_desc",
-               mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
-               (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
+        "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x %.0f x "
+        "%.0f for mixp_linear '%.63s', because of the GPU's capability, the library's version or "
+        "the sizes. It stays a bf16 product. mixp_context_gemm_count counts both kinds; see NARROW "
+        "PRODUCTS at mixp_context_desc",
+        mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
+        (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
 }
 
 /* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
-                                        const mixpi_quantised *one, const mixpi_quantised *other) {
+    const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
     mixp_result r;
     int64_t before;
@@ -451,7 +451,7 @@ static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
 
 /* y = t times q's factors of lines, or t + bias, element by element; t[m, n] is f32. */
 static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mixp_binary op,
-                                      mixp_in t, mixp_in b, int down, mixp_out y) {
+    mixp_in t, mixp_in b, int down, mixp_out y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -470,8 +470,7 @@ static mixp_result mixpi_recipe_outer(mixp_call *c, const mixp_gemm_args *g, mix
 
 /* Runs g into f32, then applies the factors of x's lines and the bias. x: one of the operands. */
 static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
-                                         const mixpi_quantised *a, const mixpi_quantised *b,
-                                         const mixpi_quantised *x) {
+    const mixpi_quantised *a, const mixpi_quantised *b, const mixpi_quantised *x) {
     const int64_t count = g->m * g->n;
     const mixp_in lines = mixpi_tensor_in(x->lines);
     mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -489,8 +488,8 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
     mixp_result r = mixpi_recipe_product(c, &plain, a, b);
 
     if (r == MIXP_OK)
-        r = mixpi_recipe_outer(c, g, MIXP_BINARY_MUL, from, lines, x->down,
-                               g->bias.data ? to : g->c);
+        r = mixpi_recipe_outer(
+            c, g, MIXP_BINARY_MUL, from, lines, x->down, g->bias.data ? to : g->c);
     if (r == MIXP_OK && g->bias.data)
         r = mixpi_recipe_outer(c, g, MIXP_BINARY_ADD, from, g->bias, 1, g->c);
     mixpi_recipe_free(c->ctx, sums);
@@ -500,7 +499,7 @@ static mixp_result mixpi_recipe_by_lines(mixp_call *c, const mixp_gemm_args *g,
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
  * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
-                                    const mixpi_quantised *a, const mixpi_quantised *b) {
+    const mixpi_quantised *a, const mixpi_quantised *b) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;

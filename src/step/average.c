@@ -35,10 +35,9 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].grad || p->requires_grad) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_set_ema: '%s' is frozen: call "
-                                 "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
-                                 "parameters that train",
-                                 p->name);
+            "mixp_optimizer_set_ema: '%s' is frozen: call mixp_tensor_set_requires_grad(t, 1), or "
+            "give the optimizer only parameters that train",
+            p->name);
     }
     if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -82,8 +81,8 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
     }
     if (r != MIXP_OK) return r;
     for (int64_t i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
-    r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
-                     (size_t)opt->count * sizeof *opt->ema_rows);
+    r = mixpi_upload(
+        opt->ctx, opt->device_ema_rows, opt->ema_rows, (size_t)opt->count * sizeof *opt->ema_rows);
     if (r == MIXP_OK) opt->ema_count = opt->count;
     return r;
 }
@@ -99,8 +98,8 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
-        wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
-                "again";
+        wrong =
+            "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema again";
     else if (opt->ctx->capture.active)
         wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
@@ -113,10 +112,9 @@ static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     for (int64_t i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_optimizer_swap_ema: another optimizer also has '%s', "
-                                     "and its master weight would take over the average; use one "
-                                     "optimizer",
-                                     opt->slots[i].param->name);
+                "mixp_optimizer_swap_ema: another optimizer also has '%s', and its master weight "
+                "would take over the average; use one optimizer",
+                opt->slots[i].param->name);
     return MIXP_OK;
 }
 
@@ -134,8 +132,8 @@ static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
     mixp_result r = MIXP_OK;
     for (int k = 0; k < 2 && r == MIXP_OK; k++) {
         if (!p->own.low[k]) continue;
-        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
-                             p->count);
+        r = mixpi_convert_to(
+            opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p), p->count);
         p->own.low_version[k] = p->version;
     }
     return r;
@@ -147,11 +145,10 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
     const mixp_dtype dtype = p->dtype;
     mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);
     if (r == MIXP_OK && !opt->swapped)
-        r = mixpi_convert_to(opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p),
-                             p->count);
-    if (r == MIXP_OK)
         r = mixpi_convert_to(
-            opt->ctx, mixpi_tensor_out(p, 0),
+            opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p), p->count);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p, 0),
             opt->swapped ? mixpi_in(slot->shelf, dtype) : mixpi_in(slot->ema, MIXP_F32), p->count);
     mixpi_note_write(p, "mixp_optimizer_swap_ema");
     slot->version = p->version;

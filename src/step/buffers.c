@@ -4,8 +4,8 @@
 /* --- buffers at an update ------------------------------------------------------------------- */
 
 /* Adds a flag. Queues a restore once k holds as many flags as one kernel takes. */
-static mixp_result mixpi_buffers_restore_if(mixp_context *ctx, mixp_restore_args *k,
-                                            const int32_t *flag) {
+static mixp_result mixpi_buffers_restore_if(
+    mixp_context *ctx, mixp_restore_args *k, const int32_t *flag) {
     mixp_result r = MIXP_OK;
     k->flags[k->n_flags++] = flag;
     if (k->n_flags < MIXP_RESTORE_FLAGS) return MIXP_OK;
@@ -41,11 +41,11 @@ static mixp_result mixpi_buffers_warn(const mixp_optimizer *opt) {
     if (s.agreed.ranks)
         snprintf(on_rank, sizeof on_rank, " on rank %d", (int)s.agreed.buffer_rank - 1);
     mixpi_warn(opt->ctx,
-               "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer "
-               "'%.60s'%s, and only a scaler skips such a step: use a scaler, of "
-               "MIXP_RULE_STATIC with init_scale 1 if you need no loss scale",
-               (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
-               (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
+        "mixp_optimizer_step: step %.0f has left %s at element %.0f of the buffer '%.60s'%s, and "
+        "only a scaler skips such a step: use a scaler, of MIXP_RULE_STATIC with init_scale 1 if "
+        "you need no loss scale",
+        (double)s.steps, mixpi_bad_is_nan(s.bad_buffer) ? "NaN" : "Inf",
+        (double)mixpi_bad_element(s.bad_buffer), t->name, on_rank);
     return MIXP_OK;
 }
 

@@ -10,8 +10,8 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
 /* Starts the copy of `bytes` of counts to the host. */
 static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
     mixp_context *ctx = opt->ctx;
-    return mixpi_note_failure(ctx, "mixp_optimizer_sample",
-                              ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
+    return mixpi_note_failure(
+        ctx, "mixp_optimizer_sample", ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
 }
 
 /* Allocates the counters for all parameters added so far; at a later addition also for those to
@@ -44,8 +44,7 @@ MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!opt->ctx->device->kernels->look)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
-                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
-                                 opt->ctx->device->name);
+            "mixp_optimizer_sample: the device %s has no kernel `look`", opt->ctx->device->name);
     r = mixpi_tally_memory(opt);
     opt->tally_due = r == MIXP_OK;
     return r;
@@ -111,7 +110,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
     if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
     if (ctx->training.tally_of == opt && !opt->tally_recorded)
         r = mixpi_note_failure(ctx, "mixp_optimizer_underflow",
-                               ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+            ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
     else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
     opt->tally_here = r == MIXP_OK;
     return r;
@@ -130,8 +129,8 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
 }
 
 /* Adds a parameter's counts to out; mixp_optimizer_underflow turns the sums into shares. */
-static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
-                                 const mixp_param_row *row) {
+static void mixpi_underflow_join(
+    mixp_underflow *out, const mixpi_grad_tally *t, const mixp_param_row *row) {
     const int stored_low = row->active && row->grad_dtype != MIXP_F32;
     int i;
     mixpi_look_add(&out->look, &t->look);
@@ -204,8 +203,8 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
                    ? "was unscaled before the last mixp_scaler_update; start again from the loss"
-                   : "was used by the step before; call mixp_zero_grad, and start again from "
-                     "the loss";
+                   : "was used by the step before; call mixp_zero_grad, and start again from the "
+                     "loss";
 
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
         return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
@@ -229,8 +228,8 @@ static const char *mixpi_marks_wrong(const mixp_scaler *scaler, const mixpi_mark
 }
 
 /* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
-static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt, const char *who,
-                                    mixpi_scaling *out) {
+static mixp_result mixpi_scaling_of(
+    mixp_scaler *scaler, const mixp_optimizer *opt, const char *who, mixpi_scaling *out) {
     const uint64_t now = mixpi_scale_now(scaler);
     const int known =
         scaler->ctx->training.scale_asked || scaler->rule.fixed || scaler->scale_given;
@@ -261,13 +260,13 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong) wrong = mixpi_marks_wrong(scaler, &n);
     if (!wrong) return MIXP_OK;
-    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name,
-                             wrong);
+    return mixp_context_fail(
+        scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s", who, name, wrong);
 }
 
 /* Fails unless all gradients are true. `instead` names the call that makes them true. */
-static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
-                                   const char *instead) {
+static mixp_result mixpi_need_true(
+    const mixp_optimizer *opt, const char *who, const char *instead) {
     for (int64_t i = 0; i < opt->count; i++) {
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         const mixpi_mark m = mixpi_mark_of(&opt->slots[i]);
@@ -275,19 +274,18 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
 
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: the gradient of '%s' was scaled by a scaler that was "
-                                     "freed; call mixp_zero_grad, and start again",
-                                     who, name);
+                "%s: the gradient of '%s' was scaled by a scaler that was freed; call "
+                "mixp_zero_grad, and start again",
+                who, name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: this optimizer's step is over; in the next step, call "
-                                     "this function before mixp_scaler_step",
-                                     who);
+                "%s: this optimizer's step is over; in the next step, call this function before "
+                "mixp_scaler_step",
+                who);
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: the gradient of '%s' is still "
-                                     "multiplied by the loss scale; call %s",
-                                     who, name, instead);
+                "%s: the gradient of '%s' is still multiplied by the loss scale; call %s", who,
+                name, instead);
     }
     return MIXP_OK;
 }

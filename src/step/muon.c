@@ -17,8 +17,8 @@ static mixp_gemm_args mixpi_muon_gemm(int64_t m, int64_t n, int64_t k, double al
 }
 
 /* sum = factor * a, n elements. A product is then added to sum. */
-static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out a, int64_t n,
-                                        double factor) {
+static mixp_result mixpi_muon_begin_sum(
+    mixp_optimizer *o, float *sum, mixp_out a, int64_t n, double factor) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = MIXP_UNARY_SCALE;
@@ -102,7 +102,7 @@ static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
 
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
-                                   const mixp_step_plan *plan, const mixp_step_state *step) {
+    const mixp_step_plan *plan, const mixp_step_state *step) {
     mixp_update_args k;
     memset(&k, 0, sizeof k);
     k.plan = plan;

@@ -12,10 +12,9 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
     if (opt->stepped_after == ctx->tape.calls) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: operators were applied since the last update, but "
-                             "mixp_step_begin was not called: activations would pile up; call "
-                             "mixp_step_begin first in every step",
-                             who);
+        "%s: operators were applied since the last update, but mixp_step_begin was not called: "
+        "activations would pile up; call mixp_step_begin first in every step",
+        who);
 }
 
 /* The gradient of a trained parameter that belongs to no optimizer; otherwise NULL. */
@@ -65,9 +64,9 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
     mixp_step_state s;
     if (opt->ctx->capture.active)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: a captured step cannot call schedule.factor: use another "
-                                 "schedule, or do not capture",
-                                 who);
+            "%s: a captured step cannot call schedule.factor: use another schedule, or do not "
+            "capture",
+            who);
 
     /* Where is the device? Waits for it if it lags more steps than there are factors. */
     mixp_result r = mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
@@ -83,9 +82,9 @@ static mixp_result mixpi_factors_ask(mixp_optimizer *opt, const char *who) {
         const double factor = plan->schedule.factor(plan->schedule.user, s.applied + i);
         if (!mixpi_is_at_least_0(factor))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: schedule.factor returned %g for step %.0f: return a "
-                                     "finite factor of at least 0",
-                                     who, factor, (double)(s.applied + i));
+                "%s: schedule.factor returned %g for step %.0f: return a finite factor of at least "
+                "0",
+                who, factor, (double)(s.applied + i));
         plan->factors[i] = factor;
     }
     return MIXP_OK;
@@ -107,10 +106,10 @@ static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
-                                 "from step to step: add the parameter with mixp_optimizer_add, or "
-                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
-                                 who, t->name);
+            "%s: no optimizer has the parameter '%s', and its gradient grows from step to step: "
+            "add the parameter with mixp_optimizer_add, or freeze it with "
+            "mixp_tensor_set_requires_grad(t, 0)",
+            who, t->name);
     }
 
     r = mixpi_need_factors(opt, who);
@@ -120,14 +119,13 @@ static mixp_result mixpi_need_all(mixp_optimizer *opt, const char *who) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
     if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the spike rule needs this step's loss; call "
-                             "mixp_optimizer_set_loss before the step",
-                             who);
+        "%s: the spike rule needs this step's loss; call mixp_optimizer_set_loss before the step",
+        who);
 }
 
 /* Looks at all gradients. With ranks, also combines what all of them have found. */
 static mixp_result mixpi_crew_look(mixp_optimizer *opt, const float *scale, int unscale,
-                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     return mixpi_crew_of(opt->ctx) ? opt->ctx->crew->look(opt, scale, unscale, plan, s)
                                    : mixpi_opt_look(opt, scale, unscale, plan, s);
 }
@@ -198,9 +196,8 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_at_least_0(max_norm) && mixp_bits_of_f64(max_norm) != 0x7FF0000000000000u)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY "
-                                 "only measures",
-                                 max_norm);
+            "mixp_clip_grad_norm: max_norm %g must be at least 0; INFINITY only measures",
+            max_norm);
     mixp_result r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
 
@@ -253,24 +250,18 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
 /* --- stepping with a scaler ---------------------------------------------------------------- */
 
 /* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
-static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt, const char *who,
-                                      mixpi_scaling *is) {
+static mixp_result mixpi_begin_scaled(
+    mixp_scaler *scaler, mixp_optimizer *opt, const char *who, mixpi_scaling *is) {
     if (opt->ctx != scaler->ctx)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: scaler and optimizer are of "
-                                 "different contexts",
-                                 who);
+            "%s: scaler and optimizer are of different contexts", who);
     const int stage = mixpi_stage(opt);
     if (opt->scaler && opt->scaler != scaler && stage != MIXPI_READY)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "%s: another scaler works on this optimizer; "
-                                 "update it first",
-                                 who);
+            "%s: another scaler works on this optimizer; update it first", who);
     if (stage == MIXPI_STEPPED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "%s: mixp_scaler_step was called already; "
-                                 "call mixp_scaler_update first",
-                                 who);
+            "%s: mixp_scaler_step was called already; call mixp_scaler_update first", who);
 
     /* Did this scaler scale the gradients? Then masters follow weights that the program wrote. */
     mixp_result r = mixpi_scaling_of(scaler, opt, who, is);
@@ -306,9 +297,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (scaler->desc.disabled) return MIXP_OK;
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
-                                 "mixp_scaler_unscale: mixp_scaler_unscale "
-                                 "was called already; call it once, after the last mixp_backward "
-                                 "of the step, and then mixp_scaler_step and mixp_scaler_update");
+            "mixp_scaler_unscale: mixp_scaler_unscale was called already; call it once, after the "
+            "last mixp_backward of the step, and then mixp_scaler_step and mixp_scaler_update");
     mixpi_scaling is;
     mixp_result r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_need_factors(opt, "mixp_scaler_unscale");
@@ -321,8 +311,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
 
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_crew_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                        scaler->state);
+    r = mixpi_crew_look(
+        opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan, scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
@@ -373,9 +363,8 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 /* --- the verdict, and the update ------------------------------------------------------------ */
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
-    static const char *const texts[] = {
-        "unknown: start a guard to find it; if one is on, it did not sample this step, and samples "
-        "the next step",
+    static const char *const texts[] = { "unknown: start a guard to find it; if one is on, it did "
+                                         "not sample this step, and samples the next step",
         "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
         "falls back to f32",
         "a gradient overflowed: the loss scale was too large and was lowered",
@@ -389,8 +378,7 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "the loss is not finite, or a buffer became so: not a scaling problem; turn on a guard to "
         "find the first bad site",
         "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
-        "problem; leave a score of each row unmasked, or mask with a finite number"
-    };
+        "problem; leave a score of each row unmasked, or mask with a finite number" };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
 }
@@ -404,8 +392,8 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 /* Names the buffer that became Inf or NaN, if all gradients are finite. */
-static void mixpi_verdict_buffer(const mixp_optimizer *opt, const mixp_step_state *s,
-                                 mixp_verdict *v) {
+static void mixpi_verdict_buffer(
+    const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v) {
     const mixp_tensor *t = mixpi_bad_buffer(opt->ctx, s->bad_buffer);
     if (!t) return;
     v->bad_tensor = t->name;
@@ -483,8 +471,7 @@ static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     bad = mixpi_worst_verdict(scaler);
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
-    return mixp_context_fail(
-        scaler->ctx, MIXP_ERR_DIVERGED,
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
         "%s%s %s of %s'%s' at element %.0f%s. Check the loss, the data and the learning rate",
         (int)state.floor_skips, (double)state.scale,
@@ -503,10 +490,9 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     }
     mixp_context *ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
-        return mixp_context_fail(
-            scaler->ctx, MIXP_ERR_ORDER,
-            "mixp_scaler_update: no optimizer was "
-            "stepped or unscaled since the last one; call mixp_scaler_step first");
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+            "mixp_scaler_update: no optimizer was stepped or unscaled since the last one; call "
+            "mixp_scaler_step first");
 
     /* The guard first: a skip that it cures does not lower the scale. */
     mixp_advance_args k;
@@ -541,9 +527,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     if (ctx->capture.graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a graph of this context may use this object; free the "
-                                 "context's graphs first with mixp_graph_free",
-                                 who);
+            "%s: a graph of this context may use this object; free the context's graphs first with "
+            "mixp_graph_free",
+            who);
     return mixpi_free_begin(ctx, who);
 }
 
@@ -577,8 +563,8 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_free: the optimizer is in the middle of a step; "
-                                 "call mixp_scaler_update first");
+            "mixp_optimizer_free: the optimizer is in the middle of a step; call "
+            "mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
 
     /* Out of the context's list, and out of the lists of what scalers have stepped. */
@@ -616,10 +602,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     before = mixpi_enter(scaler->ctx);
     if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
         mixpi_warn(scaler->ctx,
-                   "step %.0f was applied although its loss is not finite: its gradients are "
-                   "finite. If no target counted, leave such batches out; otherwise look at the "
-                   "masks and the loss",
-                   (double)v.step);
+            "step %.0f was applied although its loss is not finite: its gradients are finite. If "
+            "no target counted, leave such batches out; otherwise look at the masks and the loss",
+            (double)v.step);
     mixpi_leave(scaler->ctx, before, MIXP_OK);
     return v;
 }

@@ -46,8 +46,8 @@ static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
     size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
     for (int64_t i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
-    return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
-                        n * sizeof *opt->muon->rows);
+    return mixpi_upload(
+        opt->ctx, opt->muon->device_rows, opt->muon->rows, n * sizeof *opt->muon->rows);
 }
 
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
@@ -58,24 +58,21 @@ static mixp_result mixpi_check_recorded_refresh(const mixp_optimizer *opt, const
         if (opt->slots[i].version == p->version) continue;
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' was written since mixp_optimizer_set_ema, and a "
-                                     "captured step cannot restart its average: run an ordinary "
-                                     "step first",
-                                     who, p->name);
+                "%s: '%s' was written since mixp_optimizer_set_ema, and a captured step cannot "
+                "restart its average: run an ordinary step first",
+                who, p->name);
 
         /* A weight below f32 has a master, which would be refreshed. */
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' has %d optimizers; a captured step cannot copy one "
-                                     "optimizer's update into another's master weight: use one "
-                                     "optimizer, or set no_master",
-                                     who, p->name, p->own.optimizers);
+                "%s: '%s' has %d optimizers; a captured step cannot copy one optimizer's update "
+                "into another's master weight: use one optimizer, or set no_master",
+                who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: '%s' was written since the last step, and a captured step "
-                                 "cannot copy the new values into the master weight: run an "
-                                 "ordinary step first",
-                                 who, p->name);
+            "%s: '%s' was written since the last step, and a captured step cannot copy the new "
+            "values into the master weight: run an ordinary step first",
+            who, p->name);
     }
     return MIXP_OK;
 }
@@ -88,9 +85,9 @@ static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
         for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
         if (i < opt->count) continue;
         mixpi_warn(opt->ctx,
-                   "group %d of an optimizer has no parameter: open a group with "
-                   "mixp_optimizer_add_group before you add its parameters",
-                   g);
+            "group %d of an optimizer has no parameter: open a group with mixp_optimizer_add_group "
+            "before you add its parameters",
+            g);
     }
 }
 
@@ -102,27 +99,24 @@ static void mixpi_warn_of_lost_digits(mixp_optimizer *opt, int64_t i) {
     slot->written_for = opt->stepped + 1;
     if (slot->written < 4) return;
     mixpi_warn(opt->ctx,
-               "'%.60s' is written before each step, and its master of %d bits then loses all "
-               "digits that the weight lacks: small updates are lost. Set states.master to "
-               "MIXP_MASTER_F32, which keeps them",
-               slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
+        "'%.60s' is written before each step, and its master of %d bits then loses all digits that "
+        "the weight lacks: small updates are lost. Set states.master to MIXP_MASTER_F32, which "
+        "keeps them",
+        slot->param->name, opt->states.master == MIXP_MASTER_16BIT ? 16 : 8);
 }
 
 /* Reports an optimizer without a gradient. */
 static mixp_result mixpi_nothing_to_step(const mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no parameter was added to this optimizer: call "
-                                 "mixp_optimizer_add for each parameter, before the loop",
-                                 who);
-    return mixp_context_fail(
-        opt->ctx, MIXP_ERR_ORDER,
-        "%s: no parameter of this optimizer has a "
-        "gradient; %s",
-        who,
+            "%s: no parameter was added to this optimizer: call mixp_optimizer_add for each "
+            "parameter, before the loop",
+            who);
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+        "%s: no parameter of this optimizer has a gradient; %s", who,
         opt->cleared_in == opt->ctx->generation
-            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
-              "before mixp_backward"
+            ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad before "
+              "mixp_backward"
             : "call mixp_backward first, on a loss that depends on a parameter");
 }
 
@@ -183,7 +177,7 @@ static const mixp_param_row *mixpi_rows_to_look_at(const mixp_optimizer *o) {
 }
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
-                                  const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
     k.rows = mixpi_rows_to_look_at(o);

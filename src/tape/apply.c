@@ -51,10 +51,9 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c) {
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->tape.inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: not possible inside an operator's infer, forward or backward, "
-                             "nor inside a hook of ranks. If an exception has left such a "
-                             "function, call mixp_step_begin%s",
-                             who, ctx->tape.refused ? " again" : "");
+        "%s: not possible inside an operator's infer, forward or backward, nor inside a hook of "
+        "ranks. If an exception has left such a function, call mixp_step_begin%s",
+        who, ctx->tape.refused ? " again" : "");
 }
 
 /* --- applying one operator ------------------------------------------------------------- */
@@ -73,17 +72,17 @@ static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
     return text;
 }
 
-static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i, int required,
-                                     const mixp_tensor *t) {
+static mixp_result mixpi_check_input(
+    mixp_context *ctx, const mixp_op *op, int i, int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: input %d is not a tensor: it is an invalid pointer, or a "
-                                 "gradient that mixp_backward has released",
-                                 op->name, i);
+            "%s: input %d is not a tensor: it is an invalid pointer, or a gradient that "
+            "mixp_backward has released",
+            op->name, i);
 
     /* The last reason that holds is reported. */
     if (!t && i < required) wrong = "is NULL";
@@ -101,32 +100,30 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
 
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
-                             "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
+        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
 }
 
 static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                     mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its name, infer, forward or inputs are "
-                                 "missing");
+            "mixp_apply: the operator, its name, infer, forward or inputs are missing");
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: attrs is NULL, but the operator's attrs_size is %.0f",
-                                 op->name, (double)op->attrs_size);
+            "%s: attrs is NULL, but the operator's attrs_size is %.0f", op->name,
+            (double)op->attrs_size);
 
     /* The class and the number of inputs, then each input. */
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the operator's class is %d, which is not a mixp_op_class",
-                                 op->name, (int)op->cls);
+            "%s: the operator's class is %d, which is not a mixp_op_class", op->name, (int)op->cls);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 1 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: %d inputs, of which %d required; at least 1 must be "
-                                 "required, and at most %d are allowed",
-                                 op->name, n_in, required, MIXP_MAX_INPUTS);
+            "%s: %d inputs, of which %d required; at least 1 must be required, and at most %d are "
+            "allowed",
+            op->name, n_in, required, MIXP_MAX_INPUTS);
 
     for (i = 0; i < n_in && r == MIXP_OK; i++) r = mixpi_check_input(ctx, op, i, required, in[i]);
     return r;

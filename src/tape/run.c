@@ -13,9 +13,9 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     mixp_result r = run(c);
     if (ctx->generation != generation)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a function of this operator called mixp_step_begin; call "
-                                 "mixp_step_begin between steps only",
-                                 name);
+            "%s: a function of this operator called mixp_step_begin; call mixp_step_begin between "
+            "steps only",
+            name);
     mixpi_inside_end(ctx, before);
     return r;
 }
@@ -41,10 +41,9 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_autocast region) {
         const int cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         if (cached && region.level >= 3)
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                     "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: "
-                                     "create it as f16 or bf16, or choose level 2, which keeps f32 "
-                                     "weights",
-                                     c->op->name, t->name);
+                "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it as f16 or "
+                "bf16, or choose level 2, which keeps f32 weights",
+                c->op->name, t->name);
 
         if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
@@ -73,8 +72,8 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls, mixp_a
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result",
-                                 c->op->name);
+        return mixp_context_fail(
+            c->ctx, MIXP_ERR_ARGUMENT, "%s: infer declared no result", c->op->name);
     if (e->alias) {
         out->data = c->in[0]->data;
         out->own.origin = mixpi_origin(c->in[0]);
@@ -103,9 +102,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     const mixp_op_class cls = mixpi_class_of(ctx, c->op);
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
-                                 "%s is unsafe in low precision: use %s, or run "
-                                 "it in a region of MIXP_F32",
-                                 c->op->name, c->op->instead ? c->op->instead : "another operator");
+            "%s is unsafe in low precision: use %s, or run it in a region of MIXP_F32", c->op->name,
+            c->op->instead ? c->op->instead : "another operator");
 
     /* Autocast: the inputs get the dtype of the operator's class. */
     mixp_result r = MIXP_OK;
@@ -132,8 +130,8 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
 /* Makes an entry. Its memory: the entry; an even number of versions; the inputs, padded to a
  * multiple of four so that operators may read inputs that were left out; the attributes, which have
  * the entry's alignment; then one byte of flags for each input. */
-static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
-                                         mixp_tensor *const *in, const void *attrs) {
+static mixpi_tape_entry *mixpi_entry_new(
+    mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor *const *in, const void *attrs) {
     size_t slots = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
         ctx, sizeof *e + versions * sizeof *e->versions + slots * sizeof *in + op->attrs_size +
@@ -181,7 +179,7 @@ static int mixpi_note_inputs(mixpi_tape_entry *e, mixp_tensor *const *given) {
 }
 
 static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK) return NULL;
     if (!mixpi_casting_of(ctx)) return NULL;
     const uint64_t reported = ctx->errors.reported;
@@ -222,22 +220,22 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
 }
 
 MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required, const void *attrs) {
+    mixp_tensor *const *in, int required, const void *attrs) {
     const int before = mixpi_enter(ctx);
     mixp_tensor *y = mixpi_apply(ctx, op, n_in, in, required, attrs);
     mixpi_leave(ctx, before, MIXP_OK);
     return y;
 }
 
-MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
+MIXPREC_API mixp_result mixp_call_output(
+    mixp_call *c, mixp_dtype dtype, int rank, const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
     return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* Like mixp_call_output, for a dtype that autocast must not change. */
-static mixp_result mixpi_call_output_fixed(mixp_call *c, mixp_dtype dtype, int rank,
-                                           const int64_t *shape) {
+static mixp_result mixpi_call_output_fixed(
+    mixp_call *c, mixp_dtype dtype, int rank, const int64_t *shape) {
     mixpi_entry(c)->fixed_dtype = 1;
     return mixp_call_output(c, dtype, rank, shape);
 }
@@ -247,8 +245,8 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: %.0f elements do not fit a shape of %.0f elements",
-                                 c->op->name, (double)c->in[0]->count, (double)c->out->count);
+            "%s: %.0f elements do not fit a shape of %.0f elements", c->op->name,
+            (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
 
@@ -261,8 +259,8 @@ static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     for (int i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
 }
 
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype, int rank,
-                                        const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_call_save(
+    mixp_call *c, int slot, mixp_dtype dtype, int rank, const int64_t *shape) {
     const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
     if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
         (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape)))
@@ -270,7 +268,7 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                      "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
-                      MIXP_MAX_SAVED - 1);
+        "%s: mixp_call_save: slot is %d; the last slot is %d", c->op->name, slot,
+        MIXP_MAX_SAVED - 1);
     return NULL;
 }

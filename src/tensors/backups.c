@@ -62,9 +62,9 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
     if (b->data) return MIXP_OK;
     if (t->ctx->capture.active)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                                 "the first write of the buffer '%.60s' is in a capture, which "
-                                 "must not allocate: run an ordinary step before the capture",
-                                 t->name);
+            "the first write of the buffer '%.60s' is in a capture, which must not allocate: run "
+            "an ordinary step before the capture",
+            t->name);
     b->data = mixpi_device_alloc(t->ctx, mixpi_bytes(t));
     return b->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -89,10 +89,9 @@ static void mixpi_warn_unbuffered(const mixp_tensor *t, const char *who) {
     if (!t->own.is_param || t->requires_grad || !ctx->buffers.retries) return;
     if (ctx->buffers.state != MIXPI_IN_STEP || t->own.read_in != ctx->generation) return;
     mixpi_warn(ctx,
-               "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may "
-               "repeat the step: a repeat starts from what the skipped step wrote; make '%.60s' "
-               "with mixp_buffer",
-               who, t->name, t->name);
+        "%s: the step reads the frozen parameter '%.60s' and writes it, and mixp_retry may repeat "
+        "the step: a repeat starts from what the skipped step wrote; make '%.60s' with mixp_buffer",
+        who, t->name, t->name);
 }
 
 /* Every call that writes the whole of t begins here, before it changes t's memory. */

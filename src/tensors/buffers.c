@@ -8,14 +8,13 @@ static int mixpi_is_buffer_dtype(mixp_dtype dtype) {
            dtype == MIXP_U8;
 }
 
-MIXPREC_API mixp_tensor *mixp_buffer(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_buffer(
+    mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
     if (!ctx) return NULL;
     if (!mixpi_is_buffer_dtype(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, "
-                          "not %s",
-                          name ? name : "", mixp_dtype_name(dtype));
+            "mixp_buffer '%s': a buffer must be f32, f64, f16, bf16, i32, i64 or u8, not %s",
+            name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
 
@@ -41,8 +40,8 @@ static mixpi_backup *mixpi_need_buffer(const mixp_tensor *t, const char *who, mi
     if (*r == MIXP_OK) b = mixpi_backup_of(t);
     if (*r == MIXP_OK && !b)
         *r = mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                               "%s: '%.60s' is not a buffer: make it with mixp_buffer", who,
-                               t->own.generation ? "" : t->name);
+            "%s: '%.60s' is not a buffer: make it with mixp_buffer", who,
+            t->own.generation ? "" : t->name);
     return b;
 }
 
@@ -56,7 +55,7 @@ MIXPREC_API mixp_result mixp_buffer_set_ranks(mixp_tensor *buffer, mixp_buffer_r
         wrong = "a mean needs f32, f16 or bf16: use MIXP_BUFFER_RANK_0 or MIXP_BUFFER_OWN";
     if (wrong)
         return mixp_context_fail(buffer->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_buffer_set_ranks '%.60s': %s", b->buffer->name, wrong);
+            "mixp_buffer_set_ranks '%.60s': %s", b->buffer->name, wrong);
     b->ranks = ranks;
     return MIXP_OK;
 }

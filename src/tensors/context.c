@@ -20,7 +20,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_NONE |
-                         MIXP_EPILOGUES_GELU_BF16))
+                           MIXP_EPILOGUES_GELU_BF16))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     if ((d->epilogues & MIXP_EPILOGUES_NONE) && d->epilogues != MIXP_EPILOGUES_NONE)
         return "epilogues has MIXP_EPILOGUES_NONE and another flag; give one of them";
@@ -139,21 +139,19 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 /* Fails during a capture, for calls that a graph must not repeat. */
 static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
     if (!ctx->capture.active) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: a step is being captured; call mixp_capture_end first", who);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER, "%s: a step is being captured; call mixp_capture_end first", who);
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_capture_begin: the device %s has no graphs; run each step "
-                                 "without capturing",
-                                 ctx->device->name);
+            "mixp_capture_begin: the device %s has no graphs; run each step without capturing",
+            ctx->device->name);
     if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_capture_begin: a capture is already active; call "
-                                 "mixp_capture_end first");
+            "mixp_capture_begin: a capture is already active; call mixp_capture_end first");
 
     /* The step to be recorded begins with what the newest step leaves. */
     mixp_result r = mixpi_window_recover(ctx);
@@ -187,8 +185,8 @@ static void mixpi_capture_undo(mixp_context *ctx) {
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
     if (ctx->errors.failures == ctx->capture.failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_capture_end: a call failed during the capture, so there is no "
-                             "graph; correct that call and capture the step again");
+        "mixp_capture_end: a call failed during the capture, so there is no graph; correct that "
+        "call and capture the step again");
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
@@ -196,8 +194,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (!ctx) return NULL;
     if (!ctx->capture.active) {
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                          "mixp_capture_end: no step is being captured; call mixp_capture_begin "
-                          "first");
+            "mixp_capture_end: no step is being captured; call mixp_capture_begin first");
         return NULL;
     }
 
@@ -234,14 +231,12 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->training.averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: the weights are the averages of "
-                                 "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
-                                 "first");
+            "mixp_replay: the weights are the averages of mixp_optimizer_swap_ema: call "
+            "mixp_optimizer_swap_ema again first");
     if (graph->updates && graph->scaled_made != ctx->low_copies.scaled_made)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: a linear has met delayed scaling since the graph "
-                                 "was recorded, and the graph would not advance its history; "
-                                 "record the step again");
+            "mixp_replay: a linear has met delayed scaling since the graph was recorded, and the "
+            "graph would not advance its history; record the step again");
 
     /* Count the step as an ordinary one. */
     mixp_result r = mixpi_window_recover(ctx);
@@ -254,7 +249,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     if (ctx->low_copies.made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
 
     r = mixpi_note_failure(ctx, "mixp_replay",
-                           ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
     return r == MIXP_OK ? mixpi_crew_replayed(ctx) : r;
 }
 

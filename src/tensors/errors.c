@@ -81,8 +81,8 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     return r;
 }
 
-MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code, const char *format,
-                                          ...) {
+MIXPREC_API mixp_result mixp_context_fail(
+    mixp_context *ctx, mixp_result code, const char *format, ...) {
     va_list args;
     if (!ctx) return code;
     ctx->errors.failures++;
@@ -135,9 +135,9 @@ static const char *mixpi_beginner(const mixp_context *ctx) {
 /* Returns what is wrong with a stale tensor of ctx. */
 static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
     snprintf(text, 192,
-             "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
-             "into a tensor of mixp_buffer, mixp_param or mixp_view before that",
-             mixpi_beginner(ctx));
+        "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them into a "
+        "tensor of mixp_buffer, mixp_param or mixp_view before that",
+        mixpi_beginner(ctx));
     return text;
 }
 
@@ -156,8 +156,8 @@ static mixp_result mixpi_check_live(const mixp_tensor *t, const char *who) {
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who,
-                             mixpi_stale(t->ctx, stale));
+    return mixp_context_fail(
+        t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who, mixpi_stale(t->ctx, stale));
 }
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,

@@ -33,8 +33,8 @@ static mixp_result mixpi_note_failure(mixp_context *ctx, const char *who, mixp_r
 
 /* Like mixpi_note_failure, but silent if an error was reported since ctx->errors.reported was
  * `reported`: on_error is called once for a failure, even if it cleared the error. */
-static mixp_result mixpi_note_failure_since(mixp_context *ctx, uint64_t reported, const char *who,
-                                            mixp_result r) {
+static mixp_result mixpi_note_failure_since(
+    mixp_context *ctx, uint64_t reported, const char *who, mixp_result r) {
     return ctx->errors.reported != reported ? r : mixpi_note_failure(ctx, who, r);
 }
 
@@ -43,9 +43,9 @@ static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
     if (ctx->tape.calls > 64)
         snprintf(text, 160,
-                 "; %.0f operators were applied since mixp_step_begin: if they are of several "
-                 "steps, call mixp_step_begin first in every step, also in evaluation",
-                 (double)ctx->tape.calls);
+            "; %.0f operators were applied since mixp_step_begin: if they are of several steps, "
+            "call mixp_step_begin first in every step, also in evaluation",
+            (double)ctx->tape.calls);
     return text;
 }
 
@@ -54,16 +54,13 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                                 "out of memory: %.0f bytes do not fit in the block of %.0f bytes; "
-                                 "to find the size, run with large memory_bytes and read "
-                                 "mixp_context_memory(ctx).block%s",
-                                 (double)bytes, (double)(b->before + b->size),
-                                 mixpi_piled_up(ctx, piled));
+            "out of memory: %.0f bytes do not fit in the block of %.0f bytes; to find the size, "
+            "run with large memory_bytes and read mixp_context_memory(ctx).block%s",
+            (double)bytes, (double)(b->before + b->size), mixpi_piled_up(ctx, piled));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                             "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
-                             "a smaller batch or model%s",
-                             (double)bytes, (double)ctx->memory.permanent,
-                             mixpi_piled_up(ctx, piled));
+        "out of memory: %.0f bytes could not be allocated (%.0f in use); use a smaller batch or "
+        "model%s",
+        (double)bytes, (double)ctx->memory.permanent, mixpi_piled_up(ctx, piled));
 }
 
 /* Large buffers start at multiples of MIXPI_LARGE_ALIGN bytes, all others at multiples of 64. A
@@ -106,9 +103,9 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     if (!p->data) {
         mixpi_host_free(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                          "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
-                          (double)bytes, (double)ctx->memory.permanent,
-                          mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
+            "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s", (double)bytes,
+            (double)ctx->memory.permanent, mixpi_why(ctx, MIXP_ERR_MEMORY),
+            mixpi_piled_up(ctx, piled));
         return NULL;
     }
 
@@ -157,11 +154,11 @@ static size_t mixpi_bytes(const mixp_tensor *t) {
 /* Copies bytes within device memory. */
 static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from, size_t bytes) {
     const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r = mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                                     (int64_t)words);
+    mixp_result r = mixpi_convert_to(
+        ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32), (int64_t)words);
     if (!rest || r != MIXP_OK) return r;
     return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
+        mixpi_in((const char *)from + 4 * words, MIXP_U8), (int64_t)rest);
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes) {
@@ -181,7 +178,7 @@ static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
     mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s", (double)bytes,
-                      mixp_result_text(r));
+        mixp_result_text(r));
     return NULL;
 }
 

@@ -82,24 +82,21 @@ static mixp_result mixpi_fits_none(mixp_context *ctx, const char *who, const cha
     const mixp_tensor *first = mixp_context_param(ctx, 0);
     if (!first)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: the context has no parameters; make them with mixp_param "
-                                 "first",
-                                 who);
+            "%s: the context has no parameters; make them with mixp_param first", who);
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "%s: no parameter's name fits '%s'; the context has %.0f parameters, "
-                             "the first is '%s'",
-                             who, pattern, (double)ctx->params.count, first->name);
+        "%s: no parameter's name fits '%s'; the context has %.0f parameters, the first is '%s'",
+        who, pattern, (double)ctx->params.count, first->name);
 }
 
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
-                                      mixp_result (*init)(mixp_tensor *, double), double value) {
+    mixp_result (*init)(mixp_tensor *, double), double value) {
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
     int64_t i = 0;
     int found = 0;
     if (!ctx || !pattern || !init)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_init_all: the context, the pattern or the function is NULL");
+            "mixp_init_all: the context, the pattern or the function is NULL");
     while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
         r = init(t, value);
         found = 1;
@@ -112,8 +109,8 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
     int64_t i = 0;
     int found = 0;
     if (!ctx || !pattern)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_freeze_all: the context or the pattern is NULL");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_freeze_all: the context or the pattern is NULL");
     for (; (t = mixpi_param_next(ctx, pattern, &i)) != NULL; found = 1)
         mixp_tensor_set_requires_grad(t, !on);
     return found ? MIXP_OK : mixpi_fits_none(ctx, "mixp_freeze_all", pattern);
@@ -123,19 +120,19 @@ MIXPREC_API mixp_result mixp_freeze_all(mixp_context *ctx, const char *pattern, 
 static int mixpi_name_is_taken(mixp_context *ctx, const char *who, const char *name) {
     if (!mixp_context_find(ctx, name)) return 0;
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                      "%s '%s': this name is taken; create each parameter and buffer once, before "
-                      "the loop, with its own name",
-                      who, name);
+        "%s '%s': this name is taken; create each parameter and buffer once, before the loop, with "
+        "its own name",
+        who, name);
     return 1;
 }
 
-MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
-                                    const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_param(
+    mixp_context *ctx, const char *name, mixp_dtype dtype, int rank, const int64_t *shape) {
     mixp_tensor *t;
     if (!mixpi_is_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
-                          name ? name : "", mixp_dtype_name(dtype));
+            "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s", name ? name : "",
+            mixp_dtype_name(dtype));
         return NULL;
     }
     if (!ctx || mixpi_name_is_taken(ctx, "mixp_param", name)) return NULL;
@@ -148,8 +145,8 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     return t;
 }
 
-MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                          const int64_t *shape, const char *format, ...) {
+MIXPREC_API mixp_tensor *mixp_param_named(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const char *format, ...) {
     char name[256];
     va_list args;
     int n = -1;
@@ -160,6 +157,6 @@ MIXPREC_API mixp_tensor *mixp_param_named(mixp_context *ctx, mixp_dtype dtype, i
     }
     if (n >= 0 && n < (int)sizeof name) return mixp_param(ctx, name, dtype, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_param_named: %s",
-                      format ? "the name has more than 255 bytes" : "the format is NULL");
+        format ? "the name has more than 255 bytes" : "the format is NULL");
     return NULL;
 }

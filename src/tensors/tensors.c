@@ -23,29 +23,27 @@ static const char *mixpi_shape_text(int rank, const int64_t *shape, char *text, 
 /* Checks that every dimension is at least `least` (0 or 1) and that the size in bytes fits
  * ptrdiff_t. */
 static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dtype dtype, int rank,
-                                     const int64_t *shape, int least) {
+    const int64_t *shape, int least) {
     int64_t n = 1, size = (int64_t)mixp_dtype_size(dtype);
     int i;
     if (!size)
-        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who,
-                                 (int)dtype);
+        return mixp_context_fail(
+            ctx, MIXP_ERR_DTYPE, "%s: %d is not a mixp_dtype", who, (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
-                                 shape ? "given" : "NULL", MIXP_MAX_RANK);
+            "%s: rank %d with shape %s; the rank must be 0 to %d", who, rank,
+            shape ? "given" : "NULL", MIXP_MAX_RANK);
 
     /* The size in bytes must stay one that memory can have. */
     for (i = 0; i < rank; i++) {
         if (shape[i] < least)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                     "%s: dimension %d is %.0f; every dimension must "
-                                     "be at least %d",
-                                     who, i, (double)shape[i], least);
+                "%s: dimension %d is %.0f; every dimension must be at least %d", who, i,
+                (double)shape[i], least);
         if (shape[i] > PTRDIFF_MAX / size / n)
             return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                     "%s: dimension %d (%.0f) makes the tensor larger "
-                                     "than memory can be",
-                                     who, i, (double)shape[i]);
+                "%s: dimension %d (%.0f) makes the tensor larger than memory can be", who, i,
+                (double)shape[i]);
         if (shape[i]) n *= shape[i];
     }
     return MIXP_OK;
@@ -94,7 +92,7 @@ static mixp_dtype mixpi_grad_dtype(const mixp_tensor *t) {
 /* Makes a permanent tensor, with a copy of its name, or one for this step. NULL: the error is
  * set. */
 static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                     int rank, const int64_t *shape, int permanent, int with_data) {
+    int rank, const int64_t *shape, int permanent, int with_data) {
     size_t length = name ? strlen(name) : 0;
     const char *who = length ? name : permanent && with_data ? "mixp_param" : "tensor";
     mixp_tensor *t;
@@ -138,8 +136,7 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     ctx->made.in = ctx->generation;
     ctx->made.runs = runs;
     if (runs < 3) return MIXP_OK;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER,
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
         "%s '%s': four training steps in a row have created one; parameters and views live as long "
         "as the context: create them once, before the loop, and create batches with mixp_input",
         who, name ? name : "");
@@ -155,7 +152,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype, c
 }
 
 MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype, int rank,
-                                   const int64_t *shape, void *data) {
+    const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
@@ -166,25 +163,25 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
     return t;
 }
 
-MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
+MIXPREC_API mixp_tensor *mixp_activation(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape) {
     return mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 1);
 }
 
-MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                    const int64_t *shape, const void *host_data) {
+MIXPREC_API mixp_tensor *mixp_input(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, const void *host_data) {
     mixp_tensor *t;
     if (!host_data) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_input: host_data is NULL; pass the batch to copy");
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_input: host_data is NULL; pass the batch to copy");
         return NULL;
     }
     t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
 }
 
-MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
-                                         const int64_t *shape, void *data) {
+MIXPREC_API mixp_tensor *mixp_input_view(
+    mixp_context *ctx, mixp_dtype dtype, int rank, const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input_view: %s", wrong);
@@ -217,11 +214,10 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_gemm: %s", wrong);
     if (!mixpi_gemm_fits(k))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                                 "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row "
-                                 "of its matrix: m %.0f, n %.0f, k %.0f%s%s",
-                                 (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
-                                 (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
-                                 k->trans_b ? ", b transposed" : "");
+            "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row of its matrix: m "
+            "%.0f, n %.0f, k %.0f%s%s",
+            (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m, (double)k->n,
+            (double)k->k, k->trans_a ? ", a transposed" : "", k->trans_b ? ", b transposed" : "");
     return mixpi_note_failure(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
@@ -230,18 +226,17 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
     if (r != MIXP_OK) return r;
     if (on && mixpi_backup_of(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; "
-                                 "use mixp_param for a tensor that trains",
-                                 t->name);
+            "mixp_tensor_set_requires_grad '%s': a buffer gets no gradient; use mixp_param for a "
+            "tensor that trains",
+            t->name);
     if (on && !mixpi_is_real(t->dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_tensor_set_requires_grad '%s': gradients need f32, "
-                                 "f16 or bf16, not %s",
-                                 t->name, mixp_dtype_name(t->dtype));
+            "mixp_tensor_set_requires_grad '%s': gradients need f32, f16 or bf16, not %s", t->name,
+            mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad: the result of an operator keeps "
-                                 "its gradient; to cut the gradient, use mixp_detach");
+            "mixp_tensor_set_requires_grad: the result of an operator keeps its gradient; to cut "
+            "the gradient, use mixp_detach");
 
     t->requires_grad = on != 0;
     return MIXP_OK;
@@ -252,9 +247,9 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     if (r != MIXP_OK) return r;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_disposable '%s': only an activation can be "
-                                 "disposable; this tensor lives as long as its context",
-                                 t->name);
+            "mixp_tensor_set_disposable '%s': only an activation can be disposable; this tensor "
+            "lives as long as its context",
+            t->name);
     t->own.disposable = on != 0;
     return MIXP_OK;
 }
@@ -265,35 +260,34 @@ MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
     b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
         mixpi_warn(t->ctx,
-                   "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip "
-                   "cannot restore it: call mixp_buffer_save before the write",
-                   b->buffer->name);
+            "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip cannot "
+            "restore it: call mixp_buffer_save before the write",
+            b->buffer->name);
     if (b) b->computed = t->ctx->buffers.window;
     mixpi_note_write(t, "mixp_tensor_touch");
 }
 
-static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                        int64_t count, const char *who) {
+static mixp_result mixpi_transfer_check(
+    const mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count, const char *who) {
     char shape[224];
     mixp_result r = mixpi_check_whole(t, who);
     if (r != MIXP_OK) return r;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who,
-                                 t->name);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_ARGUMENT, "%s '%s': the host memory is NULL", who, t->name);
     if (!mixp_dtype_size(dtype))
-        return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who,
-                                 t->name, (int)dtype);
+        return mixp_context_fail(
+            t->ctx, MIXP_ERR_DTYPE, "%s '%s': %d is not a mixp_dtype", who, t->name, (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                             "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
-                             "must be equal",
-                             who, t->name, (double)count, shape, (double)t->count);
+        "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count must be equal", who,
+        t->name, (double)count, shape, (double)t->count);
 }
 
 /* The device converts. A device with its own memory stages the converted copy in scratch memory. */
-MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
-                                  int64_t count) {
+MIXPREC_API mixp_result mixp_read(
+    const mixp_tensor *t, void *host, mixp_dtype dtype, int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_read");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     void *stage;
@@ -305,8 +299,8 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
     return r != MIXP_OK || stage == host ? r : mixpi_download(t->ctx, host, stage, bytes);
 }
 
-MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
-                                   int64_t count) {
+MIXPREC_API mixp_result mixp_write(
+    mixp_tensor *t, const void *host, mixp_dtype dtype, int64_t count) {
     mixp_result r = mixpi_transfer_check(t, host, dtype, count, "mixp_write");
     size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     mixp_in src = mixpi_in(host, dtype);
@@ -332,14 +326,12 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_copy: `from` belongs to another context; copy it with "
-                                 "mixp_read and mixp_write");
+            "mixp_copy: `from` belongs to another context; copy it with mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     char here[224], there[224];
-    return mixp_context_fail(
-        to->ctx, MIXP_ERR_SHAPE,
-        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with "
-        "%.0f; pass tensors with as many elements",
+    return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
+        "mixp_copy: '%.60s' is %s with %.0f elements, but `from` is %s with %.0f; pass tensors "
+        "with as many elements",
         to->name, mixpi_shape_text(to->rank, to->shape, here, sizeof here), (double)to->count,
         mixpi_shape_text(from->rank, from->shape, there, sizeof there), (double)from->count);
 }
@@ -357,20 +349,18 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     char shape[224];
     if (t && mixpi_is_tensor(t) && mixpi_is_stale(t)) {
         mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                          "mixp_item: the tensor is of an earlier step, and %s has recycled it: "
-                          "call mixp_item before %s",
-                          mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
+            "mixp_item: the tensor is of an earlier step, and %s has recycled it: call mixp_item "
+            "before %s",
+            mixpi_beginner(t->ctx), mixpi_beginner(t->ctx));
         t = NULL;
     }
 
     if (mixpi_check_memory(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                          "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
-                          "use mixp_read",
-                          t->own.generation ? "" : t->name,
-                          mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
-                          (double)t->count);
+            "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or use mixp_read",
+            t->own.generation ? "" : t->name,
+            mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), (double)t->count);
     else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
 
     /* Any failure gives NaN, as bits: fast-math would fold 0/0. */
@@ -402,10 +392,10 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (r != MIXP_OK) return r;
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_fill: %g is beyond the range of %s, whose largest number is "
-                                 "%g; use a number in that range%s",
-                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
-                                 mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
+            "mixp_fill: %g is beyond the range of %s, whose largest number is %g; use a number in "
+            "that range%s",
+            value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype),
+            mixpi_is_real(t->dtype) ? ", or INFINITY" : "");
     r = mixpi_write_begin(t, "mixp_fill");
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
@@ -439,7 +429,7 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
         }
         if (mixp_convert(narrow, t->dtype, value, MIXP_F64, n) != MIXP_OK) return MIXP_ERR_DTYPE;
         if (mixpi_upload(t->ctx, mixpi_out_at(mixpi_tensor_out(t, 0), i).data, narrow,
-                         (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
+                (size_t)n * mixp_dtype_size(t->dtype)) != MIXP_OK)
             return MIXP_ERR_DEVICE;
     }
     return MIXP_OK;
@@ -448,8 +438,8 @@ static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std) {
     const mixp_result r = mixpi_check_memory(t, "mixp_init_normal");
     if (r != MIXP_OK || std >= 0.0) return r == MIXP_OK ? mixpi_init(t, 1, mean, std) : r;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_normal: std is %g; it must be at least 0", std);
+    return mixp_context_fail(
+        t->ctx, MIXP_ERR_ARGUMENT, "mixp_init_normal: std is %g; it must be at least 0", std);
 }
 
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high) {
@@ -459,9 +449,9 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
         !mixpi_overflows(t->dtype, high))
         return mixpi_init(t, 0, low, high - low);
     return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_uniform: low is %g and high is %g; both must be finite "
-                             "and in the range of %s, and low must not be above high",
-                             low, high, mixp_dtype_name(t->dtype));
+        "mixp_init_uniform: low is %g and high is %g; both must be finite and in the range of %s, "
+        "and low must not be above high",
+        low, high, mixp_dtype_name(t->dtype));
 }
 
 /* Initialises t, normal or uniform, with standard deviation gain / sqrt(fan). fan is fan_in if fans
@@ -471,8 +461,7 @@ static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double g
     mixp_result r = mixpi_check_memory(t, "mixp_init");
     if (r != MIXP_OK) return r;
     if (t->rank < 2)
-        return mixp_context_fail(
-            t->ctx, MIXP_ERR_SHAPE,
+        return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
             "mixp_init: '%.60s' has rank %d; xavier and kaiming need weights [out, in, ...]",
             t->name, t->rank);
     if (!t->count) return MIXP_OK;

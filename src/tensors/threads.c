@@ -25,8 +25,8 @@
 #endif
 
 #if MIXPI_OPENMP
-static void mixpi_openmp_parallel(const mixp_context *ctx, int64_t tasks, mixp_task task,
-                                  void *arg) {
+static void mixpi_openmp_parallel(
+    const mixp_context *ctx, int64_t tasks, mixp_task task, void *arg) {
     int64_t i;
 #  pragma omp parallel for schedule(dynamic, 1) num_threads(ctx->exec.threads)
     for (i = 0; i < tasks; i++) task(arg, i, omp_get_thread_num());
@@ -112,8 +112,8 @@ static void mixpi_take_tasks(mixpi_pool *p, int worker) {
 static int mixpi_gate_pass(mixpi_pool *p, uint64_t *seen) {
     uint64_t gate = mixpi_gate(p);
     while (gate & MIXPI_GATE_OPEN && gate / MIXPI_GATE_ROUND != *seen) {
-        if (!__atomic_compare_exchange_n(&p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST,
-                                         __ATOMIC_SEQ_CST))
+        if (!__atomic_compare_exchange_n(
+                &p->gate, &gate, gate + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
             continue; /* gate now has the current value */
         *seen = gate / MIXPI_GATE_ROUND;
         return 1;
@@ -262,8 +262,8 @@ typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *
                                       size_t bytes);
 
 /* Copies with a function of the device; NULL: device memory is host memory. */
-static mixp_result mixpi_copy_by(mixp_context *ctx, mixpi_transfer by, void *to, const void *from,
-                                 size_t bytes) {
+static mixp_result mixpi_copy_by(
+    mixp_context *ctx, mixpi_transfer by, void *to, const void *from, size_t bytes) {
     if (by) return mixpi_note_failure(ctx, ctx->device->name, by(&ctx->exec, to, from, bytes));
     if (bytes) memcpy(to, from, bytes);
     return MIXP_OK;

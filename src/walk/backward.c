@@ -7,34 +7,33 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     /* Is it one number of this context and this step? */
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the loss is of an earlier step, and %s has "
-                                 "recycled it: call mixp_backward in the step that made the loss",
-                                 mixpi_beginner(ctx));
+            "mixp_backward: the loss is of an earlier step, and %s has recycled it: call "
+            "mixp_backward in the step that made the loss",
+            mixpi_beginner(ctx));
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
-        return mixp_context_fail(
-            ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-            "mixp_backward: the loss must be one element of this context%s; take its "
-            "mean or sum first",
+        return mixp_context_fail(ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+            "mixp_backward: the loss must be one element of this context%s; take its mean or sum "
+            "first",
             loss ? "" : ", not NULL");
     if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
 
     /* Was it recorded, in a step that trains, and not yet walked back? */
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it comes from "
-                                 "%s, which has no backward",
-                                 loss->own.cut);
+            "mixp_backward: nothing was recorded for this loss: it comes from %s, which has no "
+            "backward",
+            loss->own.cut);
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it was made "
-                                 "under MIXP_NO_GRAD, or depends on no parameter");
+            "mixp_backward: nothing was recorded for this loss: it was made under MIXP_NO_GRAD, or "
+            "depends on no parameter");
     if (ctx->evaluates)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: this step began with mixp_eval_begin; begin steps "
-                                 "that train with mixp_step_begin");
+            "mixp_backward: this step began with mixp_eval_begin; begin steps that train with "
+            "mixp_step_begin");
     if (loss->own.walked)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: already called on this loss; run forward again");
+        return mixp_context_fail(
+            ctx, MIXP_ERR_ORDER, "mixp_backward: already called on this loss; run forward again");
     return MIXP_OK;
 }
 

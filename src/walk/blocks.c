@@ -151,8 +151,8 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
-static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
-                                    mixp_tensor *x) {
+static mixp_tensor *mixpi_recompute(
+    mixp_context *ctx, mixp_block_fn fn, void *user, mixp_tensor *x) {
     mixpi_tape_entry *before = ctx->tape.newest;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->tape.in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
@@ -167,8 +167,8 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     ctx->tape.in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                          "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
-                          "between steps only");
+            "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin between steps "
+            "only");
 
     if (!y || ctx->generation != generation) return NULL;
     if (!mixpi_is_live(y)) return y;
@@ -183,8 +183,8 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     return y;
 }
 
-MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
-                                        mixp_tensor *x) {
+MIXPREC_API mixp_tensor *mixp_recompute(
+    mixp_context *ctx, mixp_block_fn block, void *user, mixp_tensor *x) {
     if (!ctx) return NULL;
     if (block) return mixpi_recompute(ctx, block, user, x);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");

@@ -6,7 +6,7 @@
 
 /* The loss with t's element i set to x. */
 static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, mixp_tensor *t,
-                            float *value, int64_t i, float x) {
+    float *value, int64_t i, float x) {
     value[i] = x;
     mixp_write(t, value, MIXP_F32, t->count);
     mixp_step_begin(ctx);
@@ -16,8 +16,7 @@ static double mixpi_loss_at(mixp_context *ctx, mixpi_tensor_fn fn, void *user, m
 /* Raises *worst to the largest relative deviation over one input. memory: 2 t->count floats, for
  * the gradient and the values. */
 static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                              mixp_tensor *t, double eps, float *memory,
-                                              double *worst) {
+    mixp_tensor *t, double eps, float *memory, double *worst) {
     float *analytic = memory, *value = memory + t->count;
     mixp_result r = mixp_read(t, value, MIXP_F32, t->count);
     int64_t i;
@@ -51,31 +50,30 @@ static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void 
     loss = fn(ctx, user);
     if (ctx->tape.drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn uses dropout, which draws other random "
-                                 "numbers in each run; pass training 0 to mixp_dropout, and set "
-                                 "attention's dropout to 0");
+            "mixp_check_gradients: fn uses dropout, which draws other random numbers in each run; "
+            "pass training 0 to mixp_dropout, and set attention's dropout to 0");
     if (ctx->low_copies.regions != regions || around != MIXP_F32)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn runs under autocast, whose rounding "
-                                 "errors exceed the effect of eps; check it in f32");
+            "mixp_check_gradients: fn runs under autocast, whose rounding errors exceed the effect "
+            "of eps; check it in f32");
     return mixp_backward(ctx, loss);
 }
 
 /* Can all inputs be checked? *most: elements of the largest input. */
-static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs,
-                                      int64_t *most) {
+static mixp_result mixpi_check_inputs(
+    mixp_context *ctx, int n, mixp_tensor *const *inputs, int64_t *most) {
     int i;
     *most = 0;
     for (i = 0; i < n; i++) {
         const mixp_tensor *t = inputs[i];
         if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
             return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                     "mixp_check_gradients: input %d must be a "
-                                     "permanent f32 tensor (mixp_param or mixp_view)",
-                                     i);
+                "mixp_check_gradients: input %d must be a permanent f32 tensor (mixp_param or "
+                "mixp_view)",
+                i);
         if (t->ctx != ctx)
-            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_check_gradients: input %d is of another context", i);
+            return mixp_context_fail(
+                ctx, MIXP_ERR_ARGUMENT, "mixp_check_gradients: input %d is of another context", i);
         if (t->count > *most) *most = t->count;
     }
     return MIXP_OK;
@@ -83,8 +81,7 @@ static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *con
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                            int n_inputs, mixp_tensor *const *inputs, double eps,
-                                            double *worst) {
+    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     int64_t most;
     int i;
     if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
@@ -109,9 +106,8 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
-                                             int n_inputs, mixp_tensor *const *inputs, double eps,
-                                             double *worst) {
+    int n_inputs, mixp_tensor *const *inputs, double eps, double *worst) {
     const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before,
-                       mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
+    return mixpi_leave(
+        ctx, before, mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }

@@ -14,12 +14,11 @@ static mixp_result mixpi_report_written(const mixp_call *c, int i, const char *w
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "%s:%s%s %s was written%s%s since %s read it, so gradients would be "
-                             "wrong: call %s before the write, or run forward again",
-                             who, *which == ' ' ? "" : " ", which,
-                             mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
-                             origin->own.writer ? " by " : "",
-                             origin->own.writer ? origin->own.writer : "", c->op->name, who);
+        "%s:%s%s %s was written%s%s since %s read it, so gradients would be wrong: call %s before "
+        "the write, or run forward again",
+        who, *which == ' ' ? "" : " ", which,
+        mixpi_shape_text(t->rank, t->shape, shape, sizeof shape), origin->own.writer ? " by " : "",
+        origin->own.writer ? origin->own.writer : "", c->op->name, who);
 }
 
 /* A walk reads what forward read: fails if any of it was written since. */
@@ -69,11 +68,9 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_gradient_wrong(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s backward: it %s the gradient of input %d%s, which is needed: "
-                                 "write to the tensor of mixp_call_dx; write zeros if the gradient "
-                                 "is 0",
-                                 c->op->name, wrong, i - 1,
-                                 mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
+            "%s backward: it %s the gradient of input %d%s, which is needed: write to the tensor "
+            "of mixp_call_dx; write zeros if the gradient is 0",
+            c->op->name, wrong, i - 1, mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
     return MIXP_OK;
 }

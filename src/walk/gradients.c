@@ -60,8 +60,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                          "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
-                          c->op->name);
+            "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward", c->op->name);
         return NULL;
     }
     if (!mixp_call_wants(c, i)) return NULL;

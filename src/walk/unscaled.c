@@ -62,8 +62,8 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
     if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
     if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;
     mixpi_warn(ctx,
-               "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, because "
-               "no loss scale multiplies them: call mixp_backward on mixp_scaler_scale(scaler, "
-               "loss) and step with mixp_scaler_step, or use bf16",
-               100.0 * u->flushed / all, (double)ctx->step);
+        "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, because no loss "
+        "scale multiplies them: call mixp_backward on mixp_scaler_scale(scaler, loss) and step "
+        "with mixp_scaler_step, or use bf16",
+        100.0 * u->flushed / all, (double)ctx->step);
 }

@@ -116,9 +116,9 @@ static mixp_result mixpi_check_between_steps(mixp_context *ctx, const char *who)
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_count(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: a region or a scope is open; change the guard between steps, "
-                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
-                             who);
+        "%s: a region or a scope is open; change the guard between steps, outside of "
+        "MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+        who);
 }
 
 MIXPI_SELDOM
@@ -133,8 +133,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
 
     if (!ctx->device->kernels->look)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_guard_start: the device '%s' has no kernel `look`",
-                                 ctx->device->name);
+            "mixp_guard_start: the device '%s' has no kernel `look`", ctx->device->name);
 
     /* All memory comes before the first change. */
     if (!mixpi_watch_of(ctx) ||
@@ -249,7 +248,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, m
     wrong = mixpi_pin_wrong(ctx, pattern, dtype);
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
-                                 pattern ? pattern : "NULL", wrong);
+            pattern ? pattern : "NULL", wrong);
 
     /* All memory comes before the first change. */
     w = mixpi_watch_of(ctx);
@@ -288,8 +287,8 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     if (!scaler) return 0;
     if (times < 1) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1",
-                          times);
+        mixp_context_fail(
+            ctx, MIXP_ERR_ARGUMENT, "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
 

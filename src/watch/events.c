@@ -67,7 +67,7 @@ static void mixpi_events_grow(mixp_context *ctx) {
 }
 
 static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
-                                        const mixp_look *look, mixp_origin origin) {
+    const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_happening *e;
@@ -87,18 +87,14 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
 }
 
 static const char *mixpi_event_what(const mixp_event *e) {
-    static const char *const texts[] = {
-        "overflowed: stores f32 now",
+    static const char *const texts[] = { "overflowed: stores f32 now",
         "approached the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now",
-        "in range again: stores its low dtype",
-        "pinned by a pattern",
-        "caused a skipped step",
+        "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
+        "pinned by a pattern", "caused a skipped step",
         "max_sites is reached: new sites are not watched",
         "lost too much by rounding: stores f32 now",
         "lost too much when it was quantised: its products are bf16 now",
-        "in range again: is quantised"
-    };
+        "in range again: is quantised" };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
 
     /* Two of them can mean something else. */
@@ -136,7 +132,7 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
     if (e->kind == MIXP_EVENT_OPERAND)
         snprintf(text, space, " (mean relative error %.3g, %.3g%% clipped)", e->error,
-                 100.0 * e->clipped);
+            100.0 * e->clipped);
     if (e->kind == MIXP_EVENT_IMPRECISE)
         snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
     if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
@@ -154,21 +150,21 @@ typedef struct mixpi_skip_words {
 static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
     static const mixpi_skip_words words[] = {
         { "a gradient or a buffer was not finite", NULL,
-          "The step was not sampled. The next step is sampled and names the first site" },
+            "The step was not sampled. The next step is sampled and names the first site" },
         { "the result of ", " overflowed",
-          "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
+            "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
         { "the gradient of ", " overflowed", "No action needed" },
         { "a gradient overflowed when it was unscaled", NULL,
-          "The loss scale is below 1. Look at the learning rate and the gradient norm" },
+            "The loss scale is below 1. Look at the learning rate and the gradient norm" },
         { "the loss of ", " is not finite, although all activations are finite",
-          "Look at logs and divisions in the loss" },
+            "Look at logs and divisions in the loss" },
         { "a weight or a buffer of ", " is not finite",
-          "Resume from a checkpoint with a smaller learning rate" },
+            "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
         { "the loss is not finite, or a buffer became so", NULL,
-          "Turn on a guard to find the first bad site" },
+            "Turn on a guard to find the first bad site" },
         { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
-          "Leave a score of each row unmasked, or mask with a finite number" }
+            "Leave a score of each row unmasked, or mask with a finite number" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
@@ -182,7 +178,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
     char site[MIXPI_SITE_NAME + 2] = "";
     if (words->after) snprintf(site, sizeof site, *e->site ? "'%.95s'" : "a site%s", e->site);
     snprintf(text, space, "step %.0f: skipped because %s%s%s. %s.", (double)e->step, words->before,
-             site, words->after ? words->after : "", advice);
+        site, words->after ? words->after : "", advice);
 }
 
 MIXPI_SELDOM
@@ -207,11 +203,11 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     mixpi_event_number(event, number, sizeof number);
     if (event->also > 0)
         snprintf(others, sizeof others, ", and %d more sites with this operator and parameter",
-                 event->also);
+            event->also);
 
     snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
-             event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
-             mixpi_event_advice(event));
+        event->site, *event->site ? " " : "", mixpi_event_what(event), number, others,
+        mixpi_event_advice(event));
     mixpi_readable(text);
     return text;
 }

@@ -38,8 +38,8 @@ static int mixpi_site_is(const mixpi_site *site, int traits) {
 }
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
-static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
-                                  mixp_look *found) {
+static mixp_result mixpi_look_now(
+    const mixp_tensor *t, mixp_dtype low, mixp_look *row, mixp_look *found) {
     mixp_context *ctx = t->ctx;
     mixp_look_args k;
     mixp_result r;
@@ -81,11 +81,10 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     for (int i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
         mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        const int value =
-            mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
-                               mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int value = mixpi_has_vanished(mixpi_look_of(w, number, MIXPI_LOOK_VALUE),
+            mixpi_look_of(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
         const int grad = mixpi_has_vanished(mixpi_look_of(w, site->from[i], MIXPI_LOOK_GRAD),
-                                            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
+            mixpi_look_of(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
         if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_has_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;

@@ -63,8 +63,8 @@ static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t,
 
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
-static mixp_result mixpi_site_note_stored(mixp_context *ctx, int number, const mixp_tensor *t,
-                                          mixp_dtype low) {
+static mixp_result mixpi_site_note_stored(
+    mixp_context *ctx, int number, const mixp_tensor *t, mixp_dtype low) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
@@ -231,8 +231,8 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
  * row MIXPI_LOOK_LOSS. */
 static mixp_losses *mixpi_site_losses(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
-    MIXPI_STATIC_ASSERT(losses,
-                        sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
+    MIXPI_STATIC_ASSERT(
+        losses, sizeof(mixp_losses) == sizeof(mixp_look) - offsetof(mixp_look, count));
     if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
     return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
 }

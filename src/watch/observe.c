@@ -25,8 +25,8 @@ static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *o
 }
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *observer,
-                                    mixp_observer *before) {
+static mixp_result mixpi_do_observe(
+    mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     static const mixp_observer none = { NULL, NULL, 0 };
     mixpi_watch *w;
     mixp_result r;
@@ -41,8 +41,8 @@ static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *obse
     return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
-                                     mixp_observer *before) {
+MIXPREC_API mixp_result mixp_observe(
+    mixp_context *ctx, const mixp_observer *observer, mixp_observer *before) {
     const int entered = mixpi_enter(ctx);
     return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
 }

@@ -20,7 +20,7 @@ enum {
 
 /* y = a op b, rows by cols. repeats: b is one row for all rows. */
 static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b, int64_t rows,
-                              int64_t cols, int repeats, float *y) {
+    int64_t cols, int repeats, float *y) {
     mixp_binary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
@@ -50,8 +50,8 @@ static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t 
 }
 
 /* to = the mean square of x[n]. work: as large as x, may be x. */
-static mixp_result mixpi_mean_square(mixp_context *ctx, mixp_in x, int64_t n, float *work,
-                                     float *to) {
+static mixp_result mixpi_mean_square(
+    mixp_context *ctx, mixp_in x, int64_t n, float *work, float *to) {
     mixp_result r = mixpi_pair(ctx, MIXP_BINARY_MUL, x, x, n, 1, 0, work);
     return r == MIXP_OK ? mixpi_means(ctx, mixpi_in(work, MIXP_F32), n, 1, to) : r;
 }
@@ -59,7 +59,7 @@ static mixp_result mixpi_mean_square(mixp_context *ctx, mixp_in x, int64_t n, fl
 /* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
  * may be x; means: cols elements. */
 static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
-                                   float *work, float *means, float *to) {
+    float *work, float *means, float *to) {
     const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
     mixp_result r = mixpi_means(ctx, x, rows, cols, means);
     if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
@@ -125,8 +125,8 @@ static int64_t mixpi_inspect_cols(const mixp_tensor *t) {
 
 /* Measures what site `number` loses in low precision. full: f32; low: the low result, or an f32
  * result that is still to be rounded. */
-static mixp_result mixpi_inspect(mixp_context *ctx, int number, const mixp_tensor *full,
-                                 const mixp_tensor *low, int shifts) {
+static mixp_result mixpi_inspect(
+    mixp_context *ctx, int number, const mixp_tensor *full, const mixp_tensor *low, int shifts) {
     mixpi_inspection p;
     p.cols = mixpi_inspect_cols(full);
     p.rows = full->count / p.cols;
@@ -194,8 +194,7 @@ static void mixpi_reweigh_end(mixp_call *c, mixp_tensor *const *read, mixpi_rewe
 /* Computes the call with an f32 result, and compares. The result with f32 weights is the exact one,
  * and the other is what low precision makes of it. */
 static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
-                                     mixp_result (*run)(mixp_call *,
-                                                        mixp_result (*)(mixp_call *))) {
+    mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
     mixp_context *ctx = c->ctx;
     mixp_tensor *const out = c->out;
@@ -214,8 +213,7 @@ static mixp_result mixpi_inspect_run(mixpi_tape_entry *e, mixpi_reweighed how,
 /* Measures what a call loses in low precision: in its result and in its weights. Computes the call
  * a second time where that is needed, then restores the call. */
 static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_tensor *const *given,
-                                       mixp_result (*run)(mixp_call *,
-                                                          mixp_result (*)(mixp_call *))) {
+    mixp_result (*run)(mixp_call *, mixp_result (*)(mixp_call *))) {
     mixp_call *c = &e->call;
     mixp_tensor *const out = c->out, *read[MIXPI_WEIGHED];
     unsigned char attrs[2048];

@@ -151,12 +151,12 @@ static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     if (!mixpi_guard_was_on(w)) return;
     if (rows > w->capacity)
         mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
-                          "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
-                          "start the guard of a new context with more max_sites",
-                          (double)rows, w->capacity);
+            "the file has %.0f sites of a guard, and this guard's max_sites is %d: start the guard "
+            "of a new context with more max_sites",
+            (double)rows, w->capacity);
     else if (mixpi_packed_reach(s->ctx, (int)rows) != MIXP_OK)
-        mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard",
-                          (double)rows);
+        mixpi_report_fail(
+            s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard", (double)rows);
 }
 
 /* Makes room for the sites that the file's data has, before anything changes. */

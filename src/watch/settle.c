@@ -38,8 +38,8 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
     return fell;
 }
 
-static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
-                                        const mixp_look *look, int of_grad) {
+static mixpi_happening *mixpi_site_fall(
+    mixp_context *ctx, int number, mixp_event_kind kind, const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
     mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
@@ -59,8 +59,7 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
     if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
     if (!mixpi_site_is_low(site, sample)) return;
     mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)
+        mixpi_look_of(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD), !value)
         ->flushed = 1.0; /* all values were flushed: no count has them, for they are zeros now */
 }
 
@@ -96,8 +95,8 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
     if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
     if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
     if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
-    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
-                    &site->value, 0);
+    mixpi_site_fall(
+        ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH, &site->value, 0);
 }
 
 /* Did the site fall back because of its gradient, although this sample (an evaluation, say) saw
@@ -179,7 +178,7 @@ static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
     /* The event says how bad it was. */
     mixpi_happening *e =
         mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
-                        &site->value, MIXP_ORIGIN_UNKNOWN);
+            &site->value, MIXP_ORIGIN_UNKNOWN);
     e->operand = 1 + role;
     e->error = o->error;
     e->clipped = o->clipped;
@@ -270,10 +269,9 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_guard_pin '%.80s': no site has this name after a complete "
-                                 "step; mixp_site lists the names; the first is '%.90s'",
-                                 w->pins[i].pattern,
-                                 w->n_sites ? mixpi_site_number(w, 1)->name : "");
+            "mixp_guard_pin '%.80s': no site has this name after a complete step; mixp_site lists "
+            "the names; the first is '%.90s'",
+            w->pins[i].pattern, w->n_sites ? mixpi_site_number(w, 1)->name : "");
     }
     return MIXP_OK;
 }
@@ -336,10 +334,9 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
 static mixp_result mixpi_guard_report_divergence(mixp_context *ctx, int32_t skips) {
     const mixpi_watch *w = ctx->watch;
     const mixp_origin origin = (mixp_origin)w->origin;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped because of their forward pass, and no site is left to "
-        "fall back. No loss scale prevents this. The first site was '%.90s': %s",
+    return mixp_context_fail(ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped because of their forward pass, and no site is left to fall "
+        "back. No loss scale prevents this. The first site was '%.90s': %s",
         (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
         mixp_origin_text(origin));
 }
@@ -377,8 +374,8 @@ static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int 
 }
 
 /* After a scaler's update: records where a skip began, and whether a site fell back for that. */
-static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scaler_state *state,
-                                             int32_t bits) {
+static mixp_result mixpi_guard_settle_update(
+    mixp_context *ctx, const mixp_scaler_state *state, int32_t bits) {
     mixpi_watch *w = ctx->watch;
     const int acted = w->acted, probed = w->probed;
 
@@ -419,8 +416,8 @@ static mixp_result mixpi_guard_settle_update(mixp_context *ctx, const mixp_scale
     /* A skip is an event, and the end if nothing can fall back. */
     w->event_step = w->updated_step;
     mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
-                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
-                    (mixp_origin)w->origin)
+        w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value : &mixpi_no_look,
+        (mixp_origin)w->origin)
         ->also = acted;
     mixpi_guard_at_floor(ctx, state->scale);
     if (w->patience < 0 || !forward) return MIXP_OK;

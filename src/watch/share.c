@@ -165,8 +165,8 @@ static mixpi_all_heads mixpi_heads_read(const double *table, int size) {
     return h;
 }
 
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
-                                     mixpi_all_heads *h) {
+static mixp_result mixpi_share_heads(
+    mixp_context *ctx, mixp_origin origin, int at, mixpi_all_heads *h) {
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
@@ -219,14 +219,14 @@ static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, in
         r = mixpi_rows_reach(ctx, number);
         if (r == MIXP_OK)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
-                   MIXPI_LOOKS * sizeof *w->seen);
+                MIXPI_LOOKS * sizeof *w->seen);
     }
     return r;
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
-static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list,
-                                     int64_t *n) {
+static mixp_result mixpi_share_sites(
+    mixp_context *ctx, const mixpi_all_heads *h, uint64_t **list, int64_t *n) {
     const mixpi_watch *w = ctx->watch;
     const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
     const size_t bytes = (size_t)(room + 1) * sizeof **list;
@@ -296,7 +296,7 @@ static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
         const int number = mixpi_site_find(w, s->list[i]);
         if (number)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
-                   MIXPI_LOOKS * sizeof *w->seen);
+                MIXPI_LOOKS * sizeof *w->seen);
     }
 }
 

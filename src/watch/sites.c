@@ -73,8 +73,8 @@ static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
     v->hash = mixpi_mix(v->hash, (uint64_t)w->input);
 }
 
-static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
-                                  mixp_tensor **in) {
+static mixpi_visit mixpi_visit_of(
+    const mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
     mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
     int i, length;
@@ -195,7 +195,7 @@ static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int 
     if (of) snprintf(text, MIXPI_SITE_NAME, "%.53s%stangent of %.20s", stem, colon, of);
     else if (reader)
         snprintf(text, MIXPI_SITE_NAME, "%.40s%scast of input %d of %.20s", stem, colon,
-                 ctx->watch->input, mixpi_site_at(ctx, reader)->op);
+            ctx->watch->input, mixpi_site_at(ctx, reader)->op);
     else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 

@@ -277,8 +277,7 @@ static int mixpi_class_carries(mixp_op_class cls) {
 
 /* The dtype in which a result is stored under a guard. plain: autocast's choice. */
 static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
-                                      mixp_op_class cls, int n, mixp_tensor *const *in,
-                                      mixp_dtype plain) {
+    mixp_op_class cls, int n, mixp_tensor *const *in, mixp_dtype plain) {
     if (!mixpi_is_low(plain)) return plain;
     if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
 
