@@ -122,11 +122,9 @@ static int mixpi_is_no_grad(const mixp_context *ctx) {
 /* Sets whether the innermost region records. Returns what it was. */
 static int mixpi_no_grad_set(mixp_context *ctx, int no_grad) {
     mixpi_casting *c = ctx->casting;
-    mixpi_region *region;
-    int was;
     if (!c || !c->n_regions) return 0;
-    region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
-    was = region->no_grad;
+    mixpi_region *region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
+    int was = region->no_grad;
     region->no_grad = no_grad;
     return was;
 }
@@ -408,10 +406,9 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
 MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
     mixp_recipe none;
     mixp_result r;
-    const char *wrong;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     memset(&none, 0, sizeof none);
-    wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
+    const char *wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
@@ -541,11 +538,9 @@ static int mixpi_regions_count(const mixp_context *ctx) {
 static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name, mixpi_region_kind kind) {
     mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
     mixpi_casting *c = ctx->casting;
-    mixpi_region *region;
-    int n;
     if (r != MIXP_OK) return r;
-    region = &c->regions[c->n_regions - 1];
-    n = region->scope;
+    mixpi_region *region = &c->regions[c->n_regions - 1];
+    int n = region->scope;
     if (!*name) return MIXP_OK;
     snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
     region->scope = (int)strlen(c->scope);

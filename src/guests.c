@@ -32,11 +32,10 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
     mixpi_block *block = NULL;
-    const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
 
-    wrong = mixpi_desc_wrong(&d);
+    const char *wrong = mixpi_desc_wrong(&d);
     if (!wrong) wrong = mixpi_guests_wrong(&d);
 
     /* Where memory comes from. */

@@ -243,14 +243,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
-    mixp_result r;
     if (!scaler || scaler->desc.disabled) return scaler ? MIXP_OK : MIXP_ERR_ARGUMENT;
     if (!mixpi_scale_is_usable(new_scale))
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
             "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
             "reciprocal is a normal number too",
             (double)new_scale);
-    r = mixpi_scaler_get(scaler, &state);
+    mixp_result r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
@@ -317,13 +316,12 @@ static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler, const mixp_scaler_saved *in) {
-    mixp_scaler_desc d;
     mixp_scaler_state state;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
 
     /* The rule, with the factors of the file. */
-    d = scaler->desc;
+    mixp_scaler_desc d = scaler->desc;
     d.growth_factor = in->growth_factor;
     d.backoff_factor = in->backoff_factor;
     /* A rule with a single factor continues to divide by it. */
@@ -491,7 +489,6 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
 /* The gradient exists already, for an incoming gradient of 1. */
 static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
-    mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked || a->walked;
     if (!a->scaler) return mixpi_report_freed_scaler(c->ctx);
@@ -501,7 +498,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
             "factor as share, or use mixp_cross_entropy and mixp_scaler_scale");
     a->walked = 1;
     mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
-    g = mixpi_grad_record(c->in[0]);
+    mixp_tensor *g = mixpi_grad_record(c->in[0]);
     if (!g) return MIXP_ERR_MEMORY;
     g->data = c->in[0]->data;
     return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;

@@ -14,12 +14,11 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
 
 /* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
-    mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
-    r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
+    mixpi_v r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
     r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
-    p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
-                    0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
+    mixpi_v p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
+                            0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
@@ -36,7 +35,6 @@ MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
 MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
-    mixpi_v f, e, q, bad;
     uint32_t u[16], base = 0x3F3504F3u;
     float t[16];
 
@@ -48,22 +46,22 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
         t[i] = (float)((int32_t)(v >> 23) - 127);
         u[i] = (v & 0x7FFFFFu) + base;
     }
-    e = mixpi_vsub(mixpi_vload(t),
-                   mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    mixpi_v e = mixpi_vsub(mixpi_vload(t),
+                           mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
     memcpy(t, u, sizeof u);
-    f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    mixpi_v f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
 
     /* The polynomial of log(1 + f), and e log 2 in two parts. */
-    q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
-                    0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    mixpi_v q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
+                            0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
     q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
     q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
 
     /* Inf, 0, negative numbers and NaN. */
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
-    bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
-                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
+    mixpi_v bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
+                                   mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
@@ -232,14 +230,13 @@ MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
 /* Up to 0.5, the Taylor series, with a relative error of 8e-10; beyond, 1 minus twice the tail of
  * the normal distribution at sqrt(2) |x|. */
 MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
-    mixpi_v z, q, near_0, far;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    z = mixpi_vmul(x, x);
-    q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
-                    -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
+    mixpi_v z = mixpi_vmul(x, x);
+    mixpi_v q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
+                            -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
     q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
-    near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
-    far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    mixpi_v near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
+    mixpi_v far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
     far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
     far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
@@ -316,11 +313,10 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 
 /* 2/sqrt(pi) e^(-x^2), times dy; x^2 includes the bits that the rounded product loses. */
 MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
-    mixpi_v h, low, e;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    h = mixpi_vmul(x, x);
-    low = mixpi_vfma(x, x, mixpi_vneg(h));
-    e = mixpi_vexp(mixpi_vneg(h));
+    mixpi_v h = mixpi_vmul(x, x);
+    mixpi_v low = mixpi_vfma(x, x, mixpi_vneg(h));
+    mixpi_v e = mixpi_vexp(mixpi_vneg(h));
     e = mixpi_vfma(e, mixpi_vneg(low), e);
     return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
 }

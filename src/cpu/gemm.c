@@ -339,13 +339,12 @@ MIXPI_K void MIXPI_P(tile_one)(const mixpi_tile *t, int64_t rows) {
 /* Runs a tile of any height and writes directly to c. cols is whole vectors. */
 MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     const int64_t upper = (rows + 1) / 2;
-    mixpi_tile lower;
     if (rows <= 7 || (rows % 2 == 0 && (rows >= 12 || t->cols > 16))) {
         MIXPI_P(tile_one)(t, rows);
         return;
     }
     MIXPI_P(tile_one)(t, upper);
-    lower = *t;
+    mixpi_tile lower = *t;
     lower.a += upper * t->a_row;
     lower.c += upper * t->c_row;
     lower.keep = NULL;
@@ -683,7 +682,6 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     const mixp_gemm_args *g = s->job->g;
     int64_t size = MIXPI_P(size)(g->a.dtype);
     int64_t p = s->p0;
-    int64_t at;
 
     if (row == s->m1) {
         row = s->m0;
@@ -692,7 +690,7 @@ MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) 
     }
 
     /* A row at a time; of a', a line across the rows at a time. */
-    at = s->a_at + row * g->lda + p;
+    int64_t at = s->a_at + row * g->lda + p;
     s->ask_next = (uintptr_t)(g->lda * size);
     s->ask_step = (uintptr_t)size;
     s->asks = rows;

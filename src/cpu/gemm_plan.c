@@ -307,7 +307,6 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, job->most_m);
     int64_t least_n = mixpi_ceil_div(g->n, job->most_n);
-    int64_t most_m, most_n;
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
     double part = 4096.0 * (double)job->set->lanes; /* worth a thread: 1 us */
     double best = 1e300;
@@ -319,8 +318,8 @@ static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
     if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
 
     /* Otherwise take the cheapest cut. */
-    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
-    most_n = mixpi_min(job->bands, least_n + threads);
+    int64_t most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
+    int64_t most_n = mixpi_min(job->bands, least_n + threads);
     for (int64_t m = least_m; m <= most_m; m++)
         for (int64_t n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;

@@ -617,15 +617,14 @@ static int64_t mixpi_map_block(const mixpi_map *m)
 /* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
-    int last, few;
     mixpi_map_plan(m);
-    last = m->axes.rank - 1;
+    int last = m->axes.rank - 1;
     s->fold = m->periodic[0] || m->axes.s[0][last] == 0;
     s->rows = s->fold ? m->rows * m->blocks : m->rows;
     s->tiles = s->fold ? 1 : m->blocks;
     s->out_cols = m->cols;
     if (s->fold) s->out_cols = m->periodic[0] ? m->period : 1;
-    few = m->outputs * s->tiles < 64;
+    int few = m->outputs * s->tiles < 64;
     s->run = 128;
     if (few) s->run = mixpi_min(s->run, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)));
     s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;

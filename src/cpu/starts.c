@@ -17,10 +17,9 @@ static mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, mixpi_unit un
 
 /* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
 static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_map_units *units) {
-    int64_t tiles;
     if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
     mixpi_sum_plan(s);
-    tiles = s->map.outputs * s->tiles;
+    int64_t tiles = s->map.outputs * s->tiles;
     if (tiles == 0) return MIXP_OK;
     if (s->runs > 1) {
         size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);

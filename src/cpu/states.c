@@ -95,10 +95,9 @@ MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
 }
 MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     mixpi_v  top = mixpi_vzero();
-    uint32_t largest;
     for (int k = 0; k < MIXP_STATE_BLOCK; k += 16)
         top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
-    largest = mixp_bits_of_f32(mixpi_vmaxof(top));
+    uint32_t largest = mixp_bits_of_f32(mixpi_vmaxof(top));
     if (largest < 0x7F800000u) return largest;
     return MIXPI_P(block_largest_finite)(x);
 }

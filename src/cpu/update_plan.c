@@ -72,9 +72,8 @@ typedef struct mixpi_small_copy {
 } mixpi_small_copy;
 
 static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
-    char *codes;
     if (!state || size == 4) return NULL;
-    codes = (char *)state + b->first * size;
+    char *codes = (char *)state + b->first * size;
     if (b->n == MIXP_STATE_BLOCK) return codes;
     memset(copy, 0, 2 * MIXP_STATE_BLOCK);
     memcpy(copy, codes, (size_t)b->n * (size_t)size);
@@ -221,9 +220,8 @@ static mixp_result mixpi_cpu_grad_stats(
 static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
     const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
     mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
-    mixp_result r;
     if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r == MIXP_OK) k->step->clipped = factor;
     return r;
 }
@@ -268,13 +266,12 @@ static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
 
 static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k, mixp_task task) {
     mixpi_chunk_job job;
-    mixp_result r;
     int64_t i;
     memset(&job, 0, sizeof job);
     job.plan = k->plan;
     job.step = k->step;
     job.counting = k->lost != NULL;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
     if (r != MIXP_OK || k->step->skip) return r;
     for (i = 0; k->lost && i < job.count; i++) {
         k->lost[job.chunks[i].row].updates += job.chunks[i].updates;

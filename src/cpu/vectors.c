@@ -662,14 +662,13 @@ MIXPI_V void mixpi_vput_f16(void *p, mixpi_v a, int stream) {
 /* The permutation restores the order, because the instruction packs within halves. */
 MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
     __m256i words = _mm256_packus_epi32((__m256i)a.r[0], (__m256i)a.r[1]);
-    __m128i bytes;
     words = _mm256_permute4x64_epi64(words, 0xD8);
     if (wide) {
         mixpi_vput_256(p, words, stream);
         return;
     }
-    bytes = _mm_packus_epi16(_mm256_castsi256_si128(words),
-                             _mm256_extracti128_si256(words, 1));
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words),
+                                     _mm256_extracti128_si256(words, 1));
     if (stream) _mm_stream_si128((__m128i *)p, bytes);
     else _mm_storeu_si128((__m128i *)p, bytes);
 }

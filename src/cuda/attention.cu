@@ -375,12 +375,11 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
 
         /* Join the row's sum. A row that sees no key has none, and is 0. */
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
-        bool none, stochastic;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-        none = h.may_hide && sum <= 0.0f;
+        bool none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
-        stochastic = is_stochastic(h, sum);
+        bool stochastic = is_stochastic(h, sum);
 
         /* Store the logarithm of the sum, which the backward pass reads. */
         if (query >= h.t) continue;

@@ -28,11 +28,10 @@ template <int D, bool bf16, bool modified>
 mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
     typedef Forward<D, modified> Ahead;
     typedef Backward<D, modified> Back;
-    mixp_result r;
     if (!backward)
         return attention_launch(
             k, attention_forward<D, bf16, modified>, query_blocks(h, Ahead::rows), Ahead::bytes, h);
-    r = attention_launch(k, attention_backward<D, bf16, false, modified>,
+    mixp_result r = attention_launch(k, attention_backward<D, bf16, false, modified>,
         query_blocks(h, Back::rows), Back::bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(
@@ -61,12 +60,11 @@ template <int D, bool bf16> mixp_result wide_run(Kernel *k, const Heads &h, bool
     typedef WideForward<D> Ahead;
     typedef WideBackward<D, false> Back;
     typedef WideBackward<D, true> BackKeys;
-    mixp_result r;
     if (!backward)
         return attention_launch(k, wide_forward<D, bf16>, query_blocks(h, Ahead::rows),
             Ahead::bytes, h, Ahead::threads);
-    r = attention_launch(k, wide_backward<D, bf16, false>, query_blocks(h, Back::rows), Back::bytes,
-        h, Back::threads);
+    mixp_result r = attention_launch(k, wide_backward<D, bf16, false>, query_blocks(h, Back::rows),
+        Back::bytes, h, Back::threads);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, wide_backward<D, bf16, true>, key_blocks(h, BackKeys::rows),
         BackKeys::bytes, h, BackKeys::threads);
@@ -137,11 +135,10 @@ inline bool is_modified(const Heads &h) { return h.mask.data || h.limit || h.sof
 
 template <int parts> inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     const int M = parts == 4 ? 2 : 4, of_keys = parts == 1 ? 4 : 2;
-    mixp_result r;
     if (!backward)
         return attention_launch(
             k, plain_forward<parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
-    r = attention_launch(
+    mixp_result r = attention_launch(
         k, plain_backward<false, parts, M>, query_blocks(h, 16 * M), plain_bytes(M), h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
     return attention_launch(k, plain_backward<true, parts, of_keys>, key_blocks(h, 16 * of_keys),
@@ -248,10 +245,9 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_backward_arg
 static mixp_result mixpi_cuda_attention(const mixp_exec *x, const mixp_attention_args *args) {
     Kernel k(x);
     Heads h;
-    mixp_result r;
     if (!k.state) return MIXP_ERR_ORDER;
     if (attends_nothing(*args)) return MIXP_OK;
-    r = heads_make(k, *args, &h);
+    mixp_result r = heads_make(k, *args, &h);
     if (r != MIXP_OK) return r;
     return tensor_takes(k.state, h, false) ? tensor_run(&k, h, false) : plain_run(&k, h, false);
 }

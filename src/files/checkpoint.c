@@ -179,7 +179,6 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     const int busy = mixpi_crew_set_busy(what->ctx, 1);
     char *kinds = mixpi_checkpoint_kinds(what, r);
     char *groups = mixpi_checkpoint_groups(what, r);
-    mixpi_text_pair *pairs;
     mixpi_state state;
     mixpi_plan plan;
 
@@ -188,7 +187,7 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r,
     state.own = own;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
+    mixpi_text_pair *pairs = mixpi_checkpoint_metadata(what, r, &plan, kinds, groups);
     mixpi_state_plan(&state, &plan);
 
     mixpi_plan_save(r, &plan);

@@ -146,10 +146,9 @@ static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
 static void mixpi_save_open(mixpi_save *s) {
     mixpi_report *r = s->report;
     struct stat old;
-    int exists;
     s->descriptor = -1;
     if (r->result != MIXP_OK) return;
-    exists = realpath(r->path, s->target) != NULL;
+    int exists = realpath(r->path, s->target) != NULL;
     if (!exists && errno != ENOENT) {
         mixpi_report_system(r, "cannot read the file's status");
         return;
@@ -197,10 +196,9 @@ static void mixpi_save_settle(mixpi_save *s) {
 /* Flushes the folder of the target, which holds the new name. */
 static void mixpi_save_sync_folder(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
-    int folder, done;
     if (slash) slash[1] = '\0';
-    folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
-    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
+    int folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
+    int done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_is_not_offered();
     if (!done)
         mixpi_report_system(s->report, "saved, but the folder could not be flushed to the disk");
     if (folder >= 0) close(folder);
@@ -267,10 +265,9 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
 }
 
 static void mixpi_save_open(mixpi_save *s) {
-    int n;
     s->stream = NULL;
     if (s->report->result != MIXP_OK) return;
-    n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
+    int n = snprintf(s->target, sizeof s->target, "%s", s->report->path);
     snprintf(s->temp, sizeof s->temp, "%s.tmp", s->target);
     errno = 0;
     s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;

@@ -189,9 +189,8 @@ static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
 static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name, ...) {
     char *to = s->items ? s->names + s->names_used : NULL;
     va_list args;
-    int n;
     va_start(args, name);
-    n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
+    int n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
     va_end(args);
     s->names_used += (size_t)n + 1;
     item.e.name = to;
@@ -280,11 +279,10 @@ static void mixpi_state_add_row(
 /* The history with which an optimizer that skips spikes compares its steps. */
 static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
     mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
-    mixpi_state_item item;
     if (!opt->plan.spike.of) return;
     window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     window.data = opt->plan.spike_window;
-    item = mixpi_state_value(&window);
+    mixpi_state_item item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
     item.must = MIXPI_FINITE;
@@ -424,10 +422,9 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
 
     /* Weights and buffers. */
     for (t = s->ctx->tensors; t; t = t->own.next) {
-        mixpi_state_item item;
         if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
         if (s->fresh && mixpi_is_private(t)) continue;
-        item = mixpi_state_tensor(t, t->dtype, t->data);
+        mixpi_state_item item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         if (what) item.elsewhere = mixpi_is_of_rank(t) && mixpi_place(s->ctx) > 0;
         mixpi_state_add(

@@ -150,7 +150,6 @@ static mixp_result mixpi_st_read_header(mixp_safetensors *file, mixpi_file *f) {
 static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     const uint64_t mask = MIXPI_ST_ALIGN - 1;
     uint64_t total = mask;
-    char *at;
     for (size_t i = 0; i < file->n_items; i++) {
         mixpi_st_item *item = &file->items[i];
         item->e.bytes = (size_t)(item->end - item->begin);
@@ -158,7 +157,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     }
 
     /* One piece of memory holds all that is wanted. */
-    at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
+    char *at = file->data = (char *)mixpi_st_allocate(f->report, file->ctx, total, 1);
     if (at) at += (MIXPI_ST_ALIGN - (uintptr_t)at % MIXPI_ST_ALIGN) % MIXPI_ST_ALIGN;
 
     for (size_t i = 0; at && i < file->n_items; i++) {
@@ -238,11 +237,10 @@ MIXPREC_API const mixp_st_entry *mixp_safetensors_find(
 
 MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file, const char *key) {
     mixpi_st_pair wanted;
-    const mixpi_st_pair *pair;
     if (!file || !key || !file->n_pairs) return NULL;
     wanted.key = key;
     wanted.text = NULL;
-    pair = (const mixpi_st_pair *)bsearch(
+    const mixpi_st_pair *pair = (const mixpi_st_pair *)bsearch(
         &wanted, file->pairs, file->n_pairs, sizeof wanted, mixpi_st_by_key);
     return pair ? pair->text : NULL;
 }

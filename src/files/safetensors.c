@@ -27,14 +27,13 @@ typedef struct mixpi_report {
 MIXPI_PRINTF(3, 4)
 static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code, const char *format, ...) {
     va_list args;
-    size_t n;
     if (r->result != MIXP_OK) return r->result;
     r->result = code;
     if (!r->text || !r->text_size) return code;
     va_start(args, format);
     vsnprintf(r->text, r->text_size, format, args);
     va_end(args);
-    n = strlen(r->text);
+    size_t n = strlen(r->text);
     snprintf(r->text + n, r->text_size - n, " (%s)", r->path ? r->path : "no path");
     mixpi_readable(r->text);
     return code;
@@ -203,7 +202,6 @@ static uint64_t mixpi_st_bits(const mixpi_st_item *item) {
 static size_t mixpi_utf8(const char *text, size_t left) {
     static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 }; /* smaller: overlong */
     const unsigned char *byte = (const unsigned char *)text;
-    uint32_t code;
     size_t i, n;
     if (left == 0) return 0;
     if (byte[0] < 0x80) return 1;
@@ -216,7 +214,7 @@ static size_t mixpi_utf8(const char *text, size_t left) {
     if (n > left) return 0;
 
     /* Each that follows has six bits. */
-    code = byte[0] & (0x7Fu >> n);
+    uint32_t code = byte[0] & (0x7Fu >> n);
     for (i = 1; i < n; i++) {
         if ((byte[i] & 0xC0) != 0x80) return 0;
         code = code << 6 | (byte[i] & 0x3Fu);
@@ -346,7 +344,6 @@ static char *mixpi_json_string(mixpi_json *j, const char *expected) {
  * the member's name, with the cursor before its value, or NULL at the object's end or after an
  * error. */
 static char *mixpi_json_member(mixpi_json *j, int *first) {
-    char *name;
     if (*first && !mixpi_json_expect(j, '{', "expected '{'")) return NULL;
     if (mixpi_json_peek(j) == '}') {
         j->p++;
@@ -354,21 +351,18 @@ static char *mixpi_json_member(mixpi_json *j, int *first) {
     }
     if (!*first && !mixpi_json_expect(j, ',', "expected ',' or '}'")) return NULL;
     *first = 0;
-    name = mixpi_json_string(j, "expected a name in double quotes");
+    char *name = mixpi_json_string(j, "expected a name in double quotes");
     return name && mixpi_json_expect(j, ':', "expected ':'") ? name : NULL;
 }
 
 /* A plain decimal number; returns 0 and reports an error for anything else. */
 static uint64_t mixpi_json_number(mixpi_json *j) {
-    size_t digits;
-    uint64_t value;
-    int plain;
     mixpi_json_peek(j);
-    digits = strspn(j->p, "0123456789");
-    plain = digits == 1 || (digits > 1 && *j->p != '0');
+    size_t digits = strspn(j->p, "0123456789");
+    int plain = digits == 1 || (digits > 1 && *j->p != '0');
     if (!mixpi_json_need(j, plain, "expected a plain decimal number")) return 0;
     errno = 0;
-    value = strtoull(j->p, &j->p, 10);
+    uint64_t value = strtoull(j->p, &j->p, 10);
     return mixpi_json_need(j, errno == 0, "number beyond 2^64-1") ? value : 0;
 }
 

@@ -172,10 +172,9 @@ static void mixpi_weights_choose(
 
 /* Are the arguments valid, and is the context ready? */
 static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx, const char *who) {
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    r = mixpi_check_names(ctx, who);
+    mixp_result r = mixpi_check_names(ctx, who);
     if (r != MIXP_OK || !ctx->device->wait) return r;
     return mixpi_note_failure(ctx, who, ctx->device->wait(&ctx->exec));
 }

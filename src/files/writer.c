@@ -86,10 +86,9 @@ static void mixpi_text_header(mixpi_text *t, const mixpi_plan *plan) {
 /* Makes the header: a first pass counts, a second pass fills. */
 static void mixpi_plan_header(mixpi_report *r, mixpi_plan *plan) {
     mixpi_text text = { NULL, 0 };
-    uint64_t length;
     if (r->result != MIXP_OK) return;
     mixpi_text_header(&text, plan);
-    length = text.length;
+    uint64_t length = text.length;
     if (length > MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(r, MIXP_ERR_ARGUMENT,
             "the header would take %.0f bytes; the format's limit is %.0f", (double)length,

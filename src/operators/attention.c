@@ -258,7 +258,6 @@ static mixp_result mixpi_attention_one_by_one(
 
 static mixp_result mixpi_attention_backward(mixp_call *c) {
     mixp_attention_backward_args k;
-    int twice;
     memset(&k, 0, sizeof k);
     k.forward = *(const mixp_attention_args *)c->attrs;
     k.dy = mixpi_call_dy(c);
@@ -271,7 +270,7 @@ static mixp_result mixpi_attention_backward(mixp_call *c) {
     }
     k.dk = mixpi_call_dx(c, MIXPI_ATTENTION_K);
     k.dv = mixpi_call_dx(c, MIXPI_ATTENTION_V);
-    twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
+    int twice = k.dq.data == k.dk.data || k.dq.data == k.dv.data || k.dk.data == k.dv.data;
     if (twice) return mixpi_attention_one_by_one(c, &k);
     return MIXPI_RUN(c, attention_backward, &k);
 }
@@ -377,13 +376,12 @@ static float mixpi_largest_finite(const float *x, int64_t n) {
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_attention_scores(const mixp_tensor *y, int64_t heads, float *most) {
     const mixp_call *c = mixpi_is_live(y) ? mixpi_attention_of(y) : NULL;
-    const mixp_attention_args *k;
     if (!mixpi_is_tensor(y)) return MIXP_ERR_ARGUMENT;
     if (!c)
         return mixp_context_fail(y->ctx, MIXP_ERR_ORDER,
             "mixp_attention_scores: y is not a recorded result of attention; pass what "
             "mixp_attention returned in this step, outside of MIXP_NO_GRAD and mixp_recompute");
-    k = (const mixp_attention_args *)c->attrs;
+    const mixp_attention_args *k = (const mixp_attention_args *)c->attrs;
     if (!most || heads != k->heads)
         return mixp_context_fail(y->ctx, MIXP_ERR_ARGUMENT,
             "mixp_attention_scores: %s; the attention has %.0f heads",

@@ -29,9 +29,8 @@ static mixp_result mixpi_cast_forward(mixp_call *c) {
 }
 static mixp_result mixpi_cast_backward(mixp_call *c) {
     int accumulate = 0;
-    mixp_tensor *grad;
     if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    grad = mixp_call_grad(c, 0, &accumulate);
+    mixp_tensor *grad = mixp_call_grad(c, 0, &accumulate);
     if (!grad) return MIXP_OK; /* not wanted */
     return mixpi_add_into(
         c->ctx, mixpi_tensor_out(grad, accumulate), mixpi_tensor_in(c->out->grad), c->out->count);

@@ -44,14 +44,13 @@ static mixp_result mixpi_embedding_infer(mixp_call *c) {
 
 static mixp_result mixpi_embedding_forward(mixp_call *c) {
     mixp_embedding_args *k = &((mixpi_embedded *)c->attrs)->k;
-    mixp_result r;
     k->rows = c->in[1]->count;
     k->cols = c->in[0]->shape[1];
     k->vocab = c->in[0]->shape[0];
     k->ids = (const int32_t *)c->in[1]->data;
     k->table = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, embedding, k);
+    mixp_result r = MIXPI_RUN(c, embedding, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->vocab, MIXPI_NO_INDEX) : r;
 }
 
@@ -133,11 +132,10 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
 
 static mixp_result mixpi_gather_forward(mixp_call *c) {
     mixp_gather_args *k = &((mixpi_gathering *)c->attrs)->k;
-    mixp_result r;
     k->ids = (const int32_t *)c->in[1]->data;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
-    r = MIXPI_RUN(c, gather, k);
+    mixp_result r = MIXPI_RUN(c, gather, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, 1, "id", k->n, MIXPI_NO_INDEX) : r;
 }
 
@@ -156,14 +154,12 @@ static mixp_result mixpi_gather_add(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_gather_backward(mixp_call *c) {
     mixp_out to = mixpi_call_dx(c, 0);
     int64_t count = c->in[0]->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     if (to.dtype == MIXP_F32 || ((const mixpi_gathering *)c->attrs)->k.m == 1)
         return mixpi_gather_add(c, to);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_gather_add(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
@@ -253,11 +249,10 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixp_where_args *k = &p->k;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     int a = mixpi_choice_input(p, 1);
-    mixp_tensor *saved;
     mixp_result r = mixpi_constant_fits(c, "value", k->value, "-INFINITY");
     if (r != MIXP_OK) return r;
     mixpi_note_written(c->out, (double)k->value);
-    saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
+    mixp_tensor *saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
     r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask), mask->count);
     k->mask = mixpi_tensor_in(saved);

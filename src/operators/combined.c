@@ -122,12 +122,10 @@ MIXPREC_API mixp_tensor *mixp_triu(mixp_context *ctx, mixp_tensor *x, int64_t di
 MIXPREC_API mixp_tensor *mixp_roll(mixp_context *ctx, mixp_tensor *x, int64_t shift, int dim) {
     mixpi_outer o;
     mixp_tensor *parts[2];
-    int axis;
-    int64_t n;
     if (!mixpi_outer_call(&o, ctx, "roll", x, NULL, NULL)) return NULL;
-    axis = mixpi_axis(dim, x->rank);
+    int axis = mixpi_axis(dim, x->rank);
     if (axis < 0) return mixpi_no_dim(ctx, "mixp_roll", "dimension of", x, dim);
-    n = x->shape[axis];
+    int64_t n = x->shape[axis];
     if (n == 0 || shift % n == 0) return mixp_reshape(ctx, x, x->rank, x->shape);
     shift = shift % n < 0 ? shift % n + n : shift % n;
     parts[0] = mixp_slice(ctx, x, axis, n - shift, shift);

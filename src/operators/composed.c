@@ -69,17 +69,14 @@ static mixp_dtype mixpi_form_dtype(
 
 /* Computes the form of x in f32, whatever region is open, and rounds once. */
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_autocast now;
-    mixp_dtype dtype;
-    mixp_tensor *wide, *y;
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
-    now = mixp_autocast_current(ctx);
+    mixp_autocast now = mixp_autocast_current(ctx);
     if (mixpi_push_f32(ctx) != MIXP_OK) return NULL;
-    wide = mixpi_as_f32(ctx, x);
-    y = wide ? p->of(ctx, wide, p) : NULL;
+    mixp_tensor *wide = mixpi_as_f32(ctx, x);
+    mixp_tensor *y = wide ? p->of(ctx, wide, p) : NULL;
     mixp_autocast_pop(ctx);
     if (!y) return NULL;
-    dtype = mixpi_form_dtype(now, x, y, p);
+    mixp_dtype dtype = mixpi_form_dtype(now, x, y, p);
     if (dtype == MIXP_F32) return y;
     if (!p->wide) y->own.watch.raised = x->own.watch.raised;
     return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
@@ -188,13 +185,11 @@ static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim)
 
 /* Two passes, and what rounding the mean took. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *y;
-    double left;
     if (!x->count) return mixpi_form_of_nothing(ctx, x, p, 0x7FC00000u);
-    y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
+    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     y = mixp_sum(ctx, y, p->dim, p->keep);
     if (!y) return NULL;
-    left = (double)(y->count ? x->count / y->count : 1) - p->correction;
+    double left = (double)(y->count ? x->count / y->count : 1) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 

@@ -50,9 +50,8 @@ static void mixpi_warn_of_column(mixp_call *c) {
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
-    mixp_result r;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    mixp_result r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
     if (r != MIXP_OK) return r;
     if (c->in[0]->rank + c->in[1]->rank == 3) mixpi_warn_of_column(c);
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
@@ -149,12 +148,11 @@ static mixp_result mixpi_packed_forward(mixp_call *c) {
 static mixp_result mixpi_packed_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     mixp_out dx = mixpi_call_dx(c, 0);
-    mixp_result r;
     if (!dx.data) return MIXP_OK;
     k->dy = mixpi_call_dy(c);
     k->dx = dx;
     k->which = 0;
-    r = MIXPI_RUN(c, binary_backward, k);
+    mixp_result r = MIXPI_RUN(c, binary_backward, k);
     if (r != MIXP_OK) return r;
     k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
     k->which = 1;

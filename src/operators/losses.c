@@ -279,11 +279,10 @@ static void mixpi_chunked_fill(mixp_call *c, mixpi_chunked *h) {
 static mixp_result mixpi_chunked_forward(mixp_call *c) {
     mixpi_chunked *h = (mixpi_chunked *)c->attrs;
     mixp_cross_entropy_args *k = &h->loss.k;
-    mixp_tensor *logits;
     mixp_result r = MIXP_OK;
     mixpi_chunked_fill(c, h);
     if (!k->rows) return mixpi_loss_of_nothing(c, k->sum);
-    logits = mixpi_chunked_room(c, h, MIXP_F32);
+    mixp_tensor *logits = mixpi_chunked_room(c, h, MIXP_F32);
     if (!logits || mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);

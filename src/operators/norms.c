@@ -106,9 +106,8 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
 static mixp_call *mixpi_norm_sum(const mixp_call *c) {
     const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
     mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
-    const mixp_tensor *b;
     if (!sum || sum->call.out != c->in[0] || c->in[0]->dtype != MIXP_F32) return NULL;
-    b = sum->call.in[1];
+    const mixp_tensor *b = sum->call.in[1];
     if (!b->own.from_tape || b->own.pending || b == sum->call.in[0]) return NULL;
     return b->dtype == MIXP_F32 ? NULL : &sum->call;
 }

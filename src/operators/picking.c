@@ -10,13 +10,12 @@ static int mixpi_compared_dtype(mixp_dtype d) {
 static mixp_result mixpi_compare_infer(mixp_call *c) {
     mixp_compare_args *k = (mixp_compare_args *)c->attrs;
     char quoted[MIXPI_QUOTED];
-    mixp_result r;
     for (int i = 0; i < 2; i++)
         if (!mixpi_compared_dtype(c->in[i]->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                 "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32", c->op->name, i,
                 mixpi_quoted(c->in[i], quoted), mixp_dtype_name(c->in[i]->dtype));
-    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    mixp_result r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
     return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
 }
 
@@ -91,12 +90,10 @@ static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
 
 /* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
 static mixp_result mixpi_one_hot_forward(mixp_call *c) {
-    mixp_tensor *real;
-    mixp_result r;
     if (mixpi_is_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
-    real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
+    mixp_tensor *real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
     if (!real) return MIXP_ERR_MEMORY;
-    r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
+    mixp_result r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
     if (r == MIXP_OK)
         r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, real->data, mixpi_bytes(real));
@@ -172,12 +169,10 @@ static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
 static mixp_result mixpi_scatter_forward(mixp_call *c) {
     mixp_out y = mixpi_call_y(c);
     int64_t count = c->out->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (y.dtype == MIXP_F32) return mixpi_scatter_into(c, y);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
@@ -188,7 +183,6 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
     int64_t count = c->in[1]->count;
     mixp_tensor *picked = NULL;
-    mixp_result r;
     k.ids = (const int32_t *)c->in[2]->data;
     k.a = mixpi_call_dy(c);
     k.y = to;
@@ -196,7 +190,7 @@ static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
     picked = mixp_activation(c->ctx, c->out->dtype, 1, &count);
     if (!picked) return MIXP_ERR_MEMORY;
     k.y = mixpi_tensor_out(picked, 0);
-    r = MIXPI_RUN(c, gather, &k);
+    mixp_result r = MIXPI_RUN(c, gather, &k);
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, picked->data, mixpi_bytes(picked));
     return r;

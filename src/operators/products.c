@@ -77,9 +77,8 @@ static int mixpi_product_sizes(mixpi_product *p, mixp_tensor *const *in) {
 static void mixpi_product_plan(mixpi_product *p) {
     mixp_gemm_args *g = &p->g;
     mixpi_axes *x = &p->batches;
-    int last;
     mixpi_axes_join(x);
-    last = x->rank - 1;
+    int last = x->rank - 1;
     g->batch = x->n[last];
     g->stride_a = g->batch > 1 ? x->s[1][last] : 0;
     g->stride_b = g->batch > 1 ? x->s[2][last] : 0;
@@ -176,9 +175,8 @@ static void mixpi_product_at(
 /* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
 static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
     mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
-    mixp_result r;
     if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
-    r = mixpi_coded_keep(c, &p->quantise, &x, q);
+    mixp_result r = mixpi_coded_keep(c, &p->quantise, &x, q);
     mixpi_recipe_free(c->ctx, q->y);
     return r;
 }
@@ -312,9 +310,8 @@ static mixp_result mixpi_product_walk(mixp_call *c, int i, mixp_out to) {
     int again;
     for (call = 0; call < calls && r == MIXP_OK; call++) {
         mixp_gemm_args g = p->g, part;
-        mixp_in dy;
         mixpi_product_at(&p->batches, call, 1 + i, at, &again);
-        dy = mixpi_in_at(mixpi_call_dy(c), at[0]);
+        mixp_in dy = mixpi_in_at(mixpi_call_dy(c), at[0]);
         g.a = mixpi_in_at(g.a, at[1]);
         g.b = mixpi_in_at(g.b, at[2]);
         part = i ? mixpi_product_db(&g, dy) : mixpi_product_da(&g, dy);
@@ -330,16 +327,14 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_out to = mixpi_call_dx(c, i);
     int64_t count = c->in[i]->count;
-    mixp_tensor *sums;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     /* A batch of none adds nothing to an operand that it shares. */
     if (!c->out->count) return to.accumulate ? MIXP_OK : mixpi_fill_with(c->ctx, to, count, 0.0);
     if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
         return mixpi_product_walk(c, i, to);
-    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    mixp_tensor *sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!sums) return MIXP_ERR_MEMORY;
-    r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
+    mixp_result r = mixpi_product_walk(c, i, mixpi_tensor_out(sums, 0));
     if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(sums), count);
     mixpi_arena_free(c->ctx, &c->ctx->memory.dev, sums->data, mixpi_bytes(sums));
     return r;
@@ -463,9 +458,8 @@ static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
 
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_result r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
-    r = mixpi_product_grad(c, 0);
+    mixp_result r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_join(c, &p->g, mixpi_call_dy(c), 1, 2);
@@ -547,19 +541,16 @@ static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *
 }
 
 static mixp_result mixpi_mlp_forward(mixp_call *c) {
-    mixp_tensor *before, *after;
-    mixp_gemm_args down;
     int64_t shape[2];
-    mixp_result r;
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
     mixpi_mlp_reads(c);
-    before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
-    after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
+    mixp_tensor *before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
+    mixp_tensor *after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
     if (!before || !after) return MIXP_ERR_MEMORY;
-    r = mixpi_mlp_up(c, before, after);
+    mixp_result r = mixpi_mlp_up(c, before, after);
     if (r != MIXP_OK) return r;
-    down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
+    mixp_gemm_args down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
     down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
     down.c = mixpi_call_y(c);
     return MIXPI_RUN(c, gemm, &down);

@@ -17,7 +17,6 @@ static int64_t mixpi_scan_cols(const mixpi_scan *p) { return p->x.outer * p->x.i
 static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int back) {
     const mixpi_scan *p = (const mixpi_scan *)c->attrs;
     mixp_copy_args k;
-    int64_t *columns;
     if (!c->in[0]->count) return MIXP_OK;
     memset(&k, 0, sizeof k);
     k.rank = 3;
@@ -25,7 +24,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     k.shape[1] = p->x.n;
     k.shape[2] = p->x.inner;
     mixpi_dense_strides(3, k.shape, back ? k.dst_strides : k.src_strides);
-    columns = back ? k.src_strides : k.dst_strides;
+    int64_t *columns = back ? k.src_strides : k.dst_strides;
     columns[0] = p->x.inner;
     columns[1] = mixpi_scan_cols(p);
     columns[2] = 1;
@@ -79,9 +78,8 @@ static mixp_result mixpi_prod_forward(mixp_call *c) {
     int64_t count = (2 * m - 1) * cols;
     mixp_tensor *tree = mixp_call_save(c, 0, MIXP_F32, 1, &count);
     float *level = tree ? (float *)tree->data : NULL;
-    mixp_result r;
     if (!tree) return MIXP_ERR_MEMORY;
-    r = mixpi_scan_copy(c, mixpi_call_x(c, 0), mixpi_out_to(level, MIXP_F32, 0), 0);
+    mixp_result r = mixpi_scan_copy(c, mixpi_call_x(c, 0), mixpi_out_to(level, MIXP_F32, 0), 0);
     if (r == MIXP_OK && m > p->x.n)
         r = mixpi_fill_with(c->ctx, mixpi_out_to(level + used, MIXP_F32, 0), m * cols - used, 1.0);
     for (; m > 1 && r == MIXP_OK; m /= 2) {
@@ -114,10 +112,9 @@ static mixp_result mixpi_prod_backward(mixp_call *c) {
     int64_t count = mixpi_prod_rows(p) * mixpi_scan_cols(p);
     mixp_out dx = mixpi_call_dx(c, 0);
     float *room = dx.data ? mixpi_scan_room(c, 2 * count) : NULL;
-    mixp_result r;
     if (!dx.data) return MIXP_OK;
     if (!room) return MIXP_ERR_MEMORY;
-    r = mixpi_prod_descend(c, room, room + count, dx);
+    mixp_result r = mixpi_prod_descend(c, room, room + count, dx);
     mixpi_scan_give(c, room, 2 * count);
     return r;
 }
@@ -169,10 +166,9 @@ static mixp_result mixpi_cumsum_both(mixp_call *c) {
     mixp_in from = mixpi_call_from(c);
     mixp_out to = mixpi_call_to(c);
     float *room = to.data ? mixpi_scan_room(c, 2 * count) : NULL, *sums = room;
-    mixp_result r;
     if (!to.data) return MIXP_OK;
     if (!room) return MIXP_ERR_MEMORY;
-    r = mixpi_scan_copy(c, from, mixpi_out_to(room, MIXP_F32, 0), 0);
+    mixp_result r = mixpi_scan_copy(c, from, mixpi_out_to(room, MIXP_F32, 0), 0);
     if (r == MIXP_OK) r = mixpi_cumsum_passes(c, room, room + count, &sums);
     if (r == MIXP_OK) r = mixpi_scan_copy(c, mixpi_in(sums, MIXP_F32), to, 1);
     mixpi_scan_give(c, room, 2 * count);

@@ -45,19 +45,18 @@ static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
 
 /* The normal distribution, plus x times its density. */
 static mixp_tensor *mixpi_gelu_erf_slope(mixp_context *ctx, mixp_tensor *x) {
-    mixp_tensor *below, *density;
     x = mixp_clamp(ctx, x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-    below = mixpi_affine(ctx, mixp_erf(ctx, mixp_scale(ctx, x, 0.707106781f)), 0.5f, 0.5f);
-    density = mixp_exp(ctx, mixp_scale(ctx, mixp_mul(ctx, x, x), -0.5f));
+    mixp_tensor *below =
+        mixpi_affine(ctx, mixp_erf(ctx, mixp_scale(ctx, x, 0.707106781f)), 0.5f, 0.5f);
+    mixp_tensor *density = mixp_exp(ctx, mixp_scale(ctx, mixp_mul(ctx, x, x), -0.5f));
     return mixp_add(ctx, below, mixp_mul(ctx, x, mixp_scale(ctx, density, MIXPI_DENSITY)));
 }
 
 static mixp_tensor *mixpi_gelu_tanh_slope(mixp_context *ctx, mixp_tensor *x) {
-    mixp_tensor *square, *s, *inner;
     x = mixp_clamp(ctx, x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
-    square = mixp_mul(ctx, x, x);
-    inner = mixpi_affine(ctx, square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
-    s = mixp_sigmoid(ctx, mixp_mul(ctx, x, inner));
+    mixp_tensor *square = mixp_mul(ctx, x, x);
+    mixp_tensor *inner = mixpi_affine(ctx, square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
+    mixp_tensor *s = mixp_sigmoid(ctx, mixp_mul(ctx, x, inner));
     inner = mixp_mul(ctx, x, mixpi_affine(ctx, square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR));
     return mixp_add(ctx, s, mixp_mul(ctx, inner, mixpi_times_rest(ctx, s)));
 }

@@ -44,10 +44,9 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
-    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!rows || !device) return MIXP_ERR_MEMORY;
     m->rows = rows;
     m->device_rows = device;

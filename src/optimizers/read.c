@@ -154,10 +154,9 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 }
 
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt, const mixp_tensor *loss) {
-    const char *wrong;
     mixp_result r = opt ? mixpi_check_memory(loss, "mixp_optimizer_set_loss") : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
-    wrong = mixpi_loss_wrong(opt, loss);
+    const char *wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)

@@ -179,9 +179,8 @@ static size_t mixpi_layout_place(mixpi_layout *lay, int64_t n, mixp_dtype dtype)
 }
 
 static void *mixpi_layout_take(mixpi_layout *lay, int wanted, int64_t n, mixp_dtype dtype) {
-    size_t at;
     if (!wanted) return NULL;
-    at = mixpi_layout_place(lay, n, dtype);
+    size_t at = mixpi_layout_place(lay, n, dtype);
     return lay->memory ? lay->memory + at : NULL;
 }
 
@@ -208,10 +207,9 @@ static mixp_result mixpi_sum_start(const mixp_optimizer *opt, const mixp_param_r
     const mixp_out v = mixpi_out_to(row->v, row->v_dtype, 0);
     const float root = sqrtf(opt->initial_sum);
     const uint32_t scale = mixp_state_scale_v(mixp_bits_of_f32(root));
-    mixp_result r;
     if (row->v_dtype != MIXP_U8)
         return mixpi_fill_with(opt->ctx, v, row->count, (double)opt->initial_sum);
-    r = mixpi_fill_with(
+    mixp_result r = mixpi_fill_with(
         opt->ctx, mixpi_out_to(row->v_scale, MIXP_U8, 0), mixpi_state_blocks(row), (double)scale);
     if (r != MIXP_OK) return r;
     return mixpi_fill_with(opt->ctx, v, row->count, (double)mixp_state_v(root, scale, 0x8000u));

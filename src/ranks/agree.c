@@ -162,9 +162,8 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s, in
 
 /* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
 static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
-    mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    r = mixpi_ranks_agree(o, s, in_parts);
+    mixp_result r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_crew_stop(o->ctx, r);

@@ -149,10 +149,9 @@ static mixp_result mixpi_start_bits(mixp_context *ctx, const double *table) {
 static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
     const mixp_ranks_desc *k = &ctx->ranks;
     int64_t word;
-    mixp_result r;
     int other;
     mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
-    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    mixp_result r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
     if (r != MIXP_OK) return r;
 
     /* Compare what may differ. It decides how the gradients are laid out. */
@@ -246,11 +245,10 @@ static mixp_result mixpi_tensors_compare(
 /* Compares all leaves. */
 static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
     const mixp_tensor **all;
-    mixp_result r;
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
     if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
     for (int64_t i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
-    r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
+    mixp_result r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
     mixpi_host_free(ctx, (void *)(uintptr_t)all);
     return r;
 }
@@ -259,10 +257,9 @@ static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d
 static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
     const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
-    r = mixpi_start_settings(ctx, d, table);
+    mixp_result r = mixpi_start_settings(ctx, d, table);
     mixpi_host_free(ctx, table);
     return r;
 }
@@ -275,12 +272,11 @@ static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64
     const int64_t words = mixpi_ceil_div(n, 48);
     const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
     double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
     if (!table) return mixpi_out_of_memory(ctx, bytes);
     memset(table, 0, bytes);
     for (int64_t i = 0; i < n; i++)
         if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
-    r = mixpi_ranks_share(ctx, table, words);
+    mixp_result r = mixpi_ranks_share(ctx, table, words);
     for (int rank = 0; rank < k->size && r == MIXP_OK; rank++)
         for (int64_t i = 0; i < n; i++)
             if (mixpi_whole_of(table[rank * words + i / 48]) >> (i % 48) & 1) bits[i] = 1;
@@ -299,12 +295,11 @@ static int mixpi_walks_agree(const mixp_context *ctx) {
 static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = ctx->exchange->numbers;
-    mixp_result r;
     int64_t word;
     int rank;
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = x;
-    r = mixpi_ranks_share(ctx, table, 1);
+    mixp_result r = mixpi_ranks_share(ctx, table, 1);
     *alike = r == MIXP_OK && !mixpi_rows_differ(table, k->size, 1, &word);
     for (*any = 0, rank = 0; rank < k->size; rank++) *any |= table[rank] > 0.0;
     return r;
@@ -348,12 +343,11 @@ static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, i
 static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
     unsigned char *due;
-    mixp_result r;
     int alike, any;
     if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
     for (int64_t i = 0; i < d->n_buckets; i++)
         h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
-    r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
+    mixp_result r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
     if (r != MIXP_OK || alike) return r;
     due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
     if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);

@@ -173,9 +173,8 @@ static size_t mixpi_stage_bytes(const mixp_context *ctx, const mixpi_bucket *b) 
  * gradient's buffer. */
 static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
     const size_t bytes = b->each ? 0 : mixpi_stage_bytes(ctx, b);
-    void *stage;
     if (!bytes) return MIXP_OK;
-    stage = mixpi_device_alloc(ctx, bytes);
+    void *stage = mixpi_device_alloc(ctx, bytes);
     b->wire = mixpi_out_to(stage, ctx->ranks.wire, 0);
     return stage ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -197,7 +196,6 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
                    *new_rows;
     int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
-    mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
 
@@ -206,7 +204,8 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
     new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
     new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
-    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
+    mixp_step_state *looks =
+        (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
     if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
     if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_free(ctx, rows);
@@ -222,9 +221,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
 static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
-    mixpi_bucket *buckets;
     size_t bytes = 0;
-    char *arena;
     for (i = from; i < d->n_leaves; i++)
         d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
 
@@ -239,8 +236,8 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d, 
     }
 
     /* All memory comes before the first change. */
-    arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(
+    char *arena = (char *)mixpi_device_alloc(ctx, bytes);
+    mixpi_bucket *buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
     if (!arena || !buckets) return MIXP_ERR_MEMORY;
 

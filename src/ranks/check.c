@@ -49,14 +49,13 @@ static mixp_result mixpi_call_differs(
 static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
-    mixp_result r;
     int64_t word = 0;
     int other = 0;
     if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
     memset(table, 0, (size_t)k->size * 2 * sizeof *table);
     table[2 * k->rank] = (double)n;
     table[2 * k->rank + 1] = (double)call;
-    r = mixpi_ranks_share(ctx, table, 2);
+    mixp_result r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
     if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
     mixpi_host_free(ctx, table);
@@ -66,12 +65,10 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
-    int64_t n;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->ranks.size < 2) return MIXP_OK;
-    n = mixpi_weights_list(ctx, NULL);
-    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
+    int64_t n = mixpi_weights_list(ctx, NULL);
+    mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
     if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
@@ -114,13 +111,12 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     mixp_tensor *t;
-    mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
             "mixp_ranks_from: rank %d is not in [0, %d)", rank, ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
-    r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
+    mixp_result r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_compared(t)) continue;
         mixpi_note_load(t, "mixp_ranks_from");

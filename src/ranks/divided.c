@@ -107,8 +107,7 @@ static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi
 /* Before a walk writes the first gradient of leaf t. */
 static mixp_result mixpi_exchange_opens(mixp_context *ctx, const mixp_tensor *t) {
     mixpi_exchange *d = ctx->exchange;
-    mixpi_bucket *b;
     if (!d || !t->own.ranks.leaf) return MIXP_OK;
-    b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
+    mixpi_bucket *b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
     return b->each ? mixpi_buffer_open(ctx, d, b) : MIXP_OK;
 }

@@ -22,9 +22,8 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
 /* Makes room for the leaves of the tape that are not known yet. */
 static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
     const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
-    mixpi_leaf *leaves;
     if (!missing) return MIXP_OK;
-    leaves = (mixpi_leaf *)mixpi_longer(
+    mixpi_leaf *leaves = (mixpi_leaf *)mixpi_longer(
         ctx, d->leaves, d->n_leaves, d->n_leaves + missing, sizeof *leaves);
     if (!leaves) return MIXP_ERR_MEMORY;
     d->leaves = leaves;
@@ -243,12 +242,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
-    mixpi_mark mark;
-    mixp_result r;
     if (!d) return MIXP_OK;
-    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    mixp_result r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
     if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
-    mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
+    mixpi_mark mark = mixpi_some_mark(d); /* before the loop, which drops the gradients it holds */
     mixpi_filled_mark(d, mark);
     for (int64_t i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];

@@ -205,12 +205,10 @@ static int mixpi_ranks_are_here(const mixp_context *ctx) {
 static mixp_result mixpi_buffers_tell(mixp_context *ctx, int64_t n, double *table) {
     const int rank = ctx->ranks.rank, size = ctx->ranks.size;
     char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
-    mixp_result r;
     int64_t at = 0, i;
-    int other;
     for (i = 0; i < n; i++) table[rank * n + i] = mixpi_buffer_hash(ctx, i);
-    r = mixpi_ranks_share(ctx, table, n);
-    other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
+    mixp_result r = mixpi_ranks_share(ctx, table, n);
+    int other = r == MIXP_OK ? mixpi_rows_differ(table, size, n, &at) : 0;
     if (r == MIXP_OK && !other)
         return mixp_context_fail(ctx, MIXP_ERR_RANKS,
             "ranks differ: in an earlier step, some ranks wrote a shared buffer and others did "
@@ -240,14 +238,13 @@ static mixp_result mixpi_buffers_differ(mixp_context *ctx) {
     const size_t size = (size_t)ctx->ranks.size, first = size * sizeof(double);
     double *counts = (double *)mixpi_host_take(ctx, first), *table;
     int64_t n = 1;
-    mixp_result r;
     size_t i, bytes;
     if (!counts) return mixpi_out_of_memory(ctx, first);
 
     /* How many buffers has the rank with the most? */
     memset(counts, 0, first);
     counts[ctx->ranks.rank] = (double)ctx->buffers.all.count;
-    r = mixpi_ranks_share(ctx, counts, 1);
+    mixp_result r = mixpi_ranks_share(ctx, counts, 1);
     for (i = 0; i < size; i++)
         if (mixpi_whole_of(counts[i]) > n) n = mixpi_min(mixpi_whole_of(counts[i]), 1 << 24);
     mixpi_host_free(ctx, counts);

@@ -16,9 +16,8 @@ typedef struct mixpi_shards {
 MIXPI_SELDOM
 static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     const mixp_context *ctx = opt->ctx;
-    mixpi_shards *shards;
     if (!mixpi_is_sharded(ctx)) return MIXP_OK;
-    shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
+    mixpi_shards *shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
     if (!shards) return MIXP_ERR_MEMORY;
     shards->owned = (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
     if (!shards->owned) return MIXP_ERR_MEMORY;
@@ -64,9 +63,8 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
 /* Allocates the tables of the rows that this rank updates. */
 MIXPI_SELDOM
 static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
-    mixp_param_row *rows, *device;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!rows || !device) return MIXP_ERR_MEMORY;
     opt->own_rows = rows;
     opt->device_own_rows = device;
@@ -104,9 +102,8 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
 static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
     mixp_param_row piece = opt->rows[i];
     int64_t first;
-    mixp_result r;
     piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    r = mixpi_row_memory(opt, &piece, joined_at);
+    mixp_result r = mixpi_row_memory(opt, &piece, joined_at);
     opt->slots[i].piece = piece.missed;
     return r;
 }
@@ -223,9 +220,8 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
 
 /* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
 static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
-    void *slices;
     if (o->shards->slice >= length) return MIXP_OK;
-    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    void *slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
     if (!slices) return MIXP_ERR_MEMORY;
     o->shards->slices = slices;
     o->shards->slice = length;

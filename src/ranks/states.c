@@ -40,15 +40,13 @@ static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
     const char *data = (const char *)item->e.data;
-    mixp_param_row piece;
     int64_t first, n;
-    void *to;
     if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
-    piece = mixpi_piece_row(opt, item->row);
+    mixp_param_row piece = mixpi_piece_row(opt, item->row);
     n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
     if (item->memory == row->missed)
         return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
-    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    void *to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
     if (item->memory == row->third) to = piece.third;
     if (!n) return MIXP_OK;
     return mixpi_upload(
@@ -90,9 +88,9 @@ static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const m
     if (!opt->ctx->ranks.rank)
         r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
     for (int k = 0; k < 4 && r == MIXP_OK; k++) {
-        size_t at;
         if (!own[k]) continue;
-        at = mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
+        size_t at =
+            mixpi_layout_place(&lay, opt->rows[i].count, MIXP_F32) + (size_t)first * sizeof(float);
         r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at, (size_t)n * sizeof(float));
     }
     return r;

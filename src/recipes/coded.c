@@ -53,11 +53,10 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
 static int mixpi_wants_codes(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     mixpi_casting *casting = c->ctx->casting;
-    const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
     if (rc->coded) return 0; /* kept already: a guard measures the product a second time */
     if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
-    why = mixpi_coded_hindrance(c);
+    const char *why = mixpi_coded_hindrance(c);
     if (!why) return 1;
     casting->uncoded++;
     casting->uncoded_why = why;

@@ -100,13 +100,12 @@ static float mixpi_history_turn(float *history, int length) {
 static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
     float *history = k->history + (int64_t)i * k->length;
     const float newest = history[0];
-    float largest;
     if (!(newest > 0.0f)) return;
     if (!mixpi_amax_is_usable(mixp_bits_of_f32(newest))) {
         *history = 0.0f;
         return;
     }
-    largest = mixpi_history_turn(history, k->length);
+    float largest = mixpi_history_turn(history, k->length);
     k->scales[i] = mixpi_delayed_scale(k, i, newest, largest, k->scales[i]);
 }
 
@@ -150,10 +149,9 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     const mixp_tensor *t;
     mixp_result r = MIXP_OK;
     for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        const mixpi_scaled *s;
         mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
-        s = mixpi_scaled_find(ctx, t);
+        const mixpi_scaled *s = mixpi_scaled_find(ctx, t);
 
         memset(&k, 0, sizeof k);
         k.rank = 1;
@@ -227,16 +225,14 @@ static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
     const size_t bytes = (size_t)(ranks * words) * sizeof(double);
     const size_t own = (size_t)words * sizeof(float);
-    double *table;
-    mixp_result r;
     if (ctx->capture.active)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "delayed scaling shares amax between ranks through the host, which a captured step "
             "cannot do; run each step without capturing, or use fp8_current");
     if (!words) return MIXP_OK;
-    table = (double *)mixpi_host_take(ctx, bytes + own);
+    double *table = (double *)mixpi_host_take(ctx, bytes + own);
     if (!table) return mixpi_out_of_memory(ctx, bytes + own);
-    r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
+    mixp_result r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
     mixpi_host_free(ctx, table);
     return r;
 }

@@ -100,7 +100,6 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     const mixp_quantise_args *k = j->k;
     mixp_block_look one = { 0, 0, 0, 0, 0 };
     uint32_t amax = 0, left = 0;
-    mixpi_scales s;
     for (int64_t r = 0; r < j->rows; r++)
         for (int64_t c = 0; c < j->cols; c++) {
             const int64_t at = first + r * k->cols + c;
@@ -115,7 +114,7 @@ static mixp_block_look mixpi_block_of(const mixpi_blocks_job *j, int64_t first) 
     if (!left) return one;
     const double decode = k->by_lines ? mixpi_line_factor(k, first) : j->decode;
     const float tensor = mixpi_inverse_scale((float)decode);
-    s = mixpi_scales_of(k, &j->grid, tensor, amax);
+    mixpi_scales s = mixpi_scales_of(k, &j->grid, tensor, amax);
     if (k->choice) s = mixpi_block_choice(j, first, mixpi_scales_e4m3(tensor, 1.5f, amax), s);
     frexp((double)s.out * decode, &one.least);
     one.largest = --one.least;

@@ -71,9 +71,8 @@ static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
 }
 
 static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    r = mixpi_ema_check(opt, decay);
+    mixp_result r = mixpi_ema_check(opt, decay);
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
     for (int64_t i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
@@ -156,9 +155,8 @@ static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
 }
 
 static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    r = mixpi_swap_check(opt);
+    mixp_result r = mixpi_swap_check(opt);
     if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
     if (r == MIXP_OK && !opt->swapped) r = mixpi_crew_average(opt);
     for (int64_t i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);

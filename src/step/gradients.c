@@ -40,12 +40,11 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
-    mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     if (!opt->ctx->device->kernels->look)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
             "mixp_optimizer_sample: the device %s has no kernel `look`", opt->ctx->device->name);
-    r = mixpi_tally_memory(opt);
+    mixp_result r = mixpi_tally_memory(opt);
     opt->tally_due = r == MIXP_OK;
     return r;
 }
@@ -94,9 +93,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
 /* After the update of a counted step: starts the copy of the counts to the host. */
 static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
-    mixp_result r;
     if (!ctx->device->post || ctx->capture.active) return MIXP_OK;
-    r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
+    mixp_result r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
     ctx->training.tally_of = r == MIXP_OK ? opt : NULL;
     return r;
 }

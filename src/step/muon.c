@@ -117,7 +117,6 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
 static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     mixp_grad_stats_args k;
     mixp_step_plan plan;
-    mixp_result r;
     memset(&k, 0, sizeof k);
     memset(&plan, 0, sizeof plan);
     plan.kind = MIXP_OPTIMIZER_MUON_UNIT;
@@ -129,7 +128,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_STEP_RUN(o, grad_stats, &k);
+    mixp_result r = MIXPI_STEP_RUN(o, grad_stats, &k);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
 }
 
@@ -137,9 +136,8 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
  * work on the remains of another matrix; their result is never read. */
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     mixp_step_plan plan = o->plan;
-    mixp_result r;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
-    r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
+    mixp_result r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
     for (int k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
         r = mixpi_muon_iterate(o, i);

@@ -464,11 +464,10 @@ static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
 static mixp_result mixpi_scaler_report_divergence(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
-    mixp_verdict bad;
     char on_rank[32] = "";
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
-    bad = mixpi_worst_verdict(scaler);
+    mixp_verdict bad = mixpi_worst_verdict(scaler);
     const int is_buffer = bad.reason == MIXP_SKIP_BUFFER;
     if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(scaler->ctx, MIXP_ERR_DIVERGED,
@@ -594,12 +593,11 @@ MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt) {
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     mixp_verdict v = mixpi_worst_verdict(scaler);
     int32_t bad = 0;
-    int before;
     if (!scaler || v.outcome == MIXP_STEP_NONE) return v;
     if (scaler->desc.disabled &&
         mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
         v.loss_bad = bad != 0;
-    before = mixpi_enter(scaler->ctx);
+    int before = mixpi_enter(scaler->ctx);
     if (v.outcome == MIXP_STEP_APPLIED && v.loss_bad)
         mixpi_warn(scaler->ctx,
             "step %.0f was applied although its loss is not finite: its gradients are finite. If "

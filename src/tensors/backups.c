@@ -72,9 +72,8 @@ static mixp_result mixpi_backup_room(mixpi_backup *b) {
 /* Before a buffer is written: keeps its bytes, once in a window. */
 static mixp_result mixpi_backup_keep(mixpi_backup *b) {
     mixp_context *ctx = b->buffer->ctx;
-    mixp_result r;
     if (ctx->buffers.state == MIXPI_OUTSIDE || b->window == ctx->buffers.window) return MIXP_OK;
-    r = mixpi_backup_room(b);
+    mixp_result r = mixpi_backup_room(b);
     if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, b->data, b->buffer->data, mixpi_bytes(b->buffer));
     if (r != MIXP_OK) return r;
     b->window = ctx->buffers.window;
@@ -166,10 +165,10 @@ static mixp_result mixpi_restore_by_hand(mixp_context *ctx, const mixp_restore_a
 static mixp_result mixpi_restore_run(mixp_context *ctx, mixp_restore_args *k) {
     const mixp_kernels *kernels = ctx->device->kernels;
     const int n = k->n_parts;
-    mixp_result r;
     if (!n) return MIXP_OK;
-    r = kernels->restore ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
-                         : mixpi_restore_by_hand(ctx, k);
+    mixp_result r = kernels->restore
+                        ? mixpi_note_failure(ctx, "restore", kernels->restore(&ctx->exec, k))
+                        : mixpi_restore_by_hand(ctx, k);
     k->n_parts = 0;
     return r;
 }

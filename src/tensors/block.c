@@ -42,7 +42,6 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
 /* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
 static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
     mixpi_block_part *c = *at, *rest = c->next;
-    size_t end;
     if (c->size - bytes > MIXPI_LINE) {
         rest = (mixpi_block_part *)(void *)((char *)c + MIXPI_LINE + bytes);
         rest->size = c->size - bytes - MIXPI_LINE;
@@ -50,7 +49,7 @@ static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes
         c->size = bytes;
     }
     *at = rest;
-    end = (size_t)(mixpi_block_end(c) - b->first);
+    size_t end = (size_t)(mixpi_block_end(c) - b->first);
     if (end > b->most) b->most = end;
     return (char *)c + MIXPI_LINE;
 }
@@ -58,9 +57,8 @@ static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes
 static void *mixpi_block_allocate(size_t bytes, void *user) {
     mixpi_block *b = (mixpi_block *)user;
     mixpi_block_part **at = &b->free;
-    size_t need;
     if (bytes > b->size) return NULL;
-    need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
+    size_t need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
     while (*at && (*at)->size < need) at = &(*at)->next;
     return *at ? mixpi_block_cut(b, at, need) : NULL;
 }

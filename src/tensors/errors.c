@@ -20,9 +20,8 @@ static int mixpi_is_digit(char c) { return c >= '0' && c <= '9'; }
  * separator between digits is part of a number: the messages' commas precede spaces. */
 static void mixpi_put_points(char *text) {
     char half[16];
-    size_t n;
     snprintf(half, sizeof half, "%.1f", 0.5);
-    n = strlen(half) - 2;
+    size_t n = strlen(half) - 2;
     if (half[1] == '.' || n == 0) return;
     for (; *text; text++) {
         if (!mixpi_is_digit(*text) || strncmp(text + 1, half + 1, n) != 0) continue;

@@ -168,14 +168,13 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
-    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->memory.pieces;
     ctx->memory.pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->memory.permanent += bytes;
     mixpi_note_peak(ctx);
-    r = mixpi_device_zero(ctx, p->data, bytes);
+    mixp_result r = mixpi_device_zero(ctx, p->data, bytes);
     if (r == MIXP_OK) return p->data;
     mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s", (double)bytes,
         mixp_result_text(r));
@@ -251,13 +250,12 @@ static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t b
  * if none fits. */
 static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
     mixpi_free **at = &a->free, **larger = NULL;
-    void *data;
     for (; *at && (*at)->size != bytes; at = &(*at)->next)
         if ((*at)->size > bytes && !larger) larger = at;
     if (!*at) at = larger;
     if (!at) return NULL;
     (*at)->size -= bytes;
-    data = (char *)(*at)->data + (bytes < MIXPI_LARGE ? (*at)->size : 0);
+    void *data = (char *)(*at)->data + (bytes < MIXPI_LARGE ? (*at)->size : 0);
     if (data == (*at)->data) (*at)->data = (char *)data + bytes;
     if ((*at)->size == 0) *at = (*at)->next;
     return data;
@@ -274,12 +272,11 @@ static size_t mixpi_arena_skip(const mixpi_arena *a, const mixpi_piece *p, size_
 /* Takes memory from the first piece with room. Returns NULL with the error set. */
 static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
     mixpi_piece *p = a->first;
-    void *data;
     while (p && p->part - p->used < mixpi_arena_skip(a, p, bytes) + bytes) p = p->next;
     if (!p) p = mixpi_arena_grow(ctx, a, bytes);
     if (!p) return NULL;
     p->used += mixpi_arena_skip(a, p, bytes);
-    data = mixpi_arena_end(a, p);
+    void *data = mixpi_arena_end(a, p);
     p->used += bytes;
     MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
     MIXPI_ASSERT(p->used <= p->part);
@@ -288,13 +285,12 @@ static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) 
 
 /* Allocates uninitialised memory until the next reset. Returns NULL with the error set. */
 static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    void *p;
     if (bytes > (size_t)-1 - MIXPI_LARGE) {
         mixpi_out_of_memory(ctx, bytes);
         return NULL;
     }
     bytes = mixpi_room(bytes);
-    p = mixpi_arena_again(a, bytes);
+    void *p = mixpi_arena_again(a, bytes);
     if (!p) p = mixpi_arena_place(ctx, a, bytes);
     if (!p) return NULL;
     a->used += bytes;

@@ -255,9 +255,8 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) {
-    mixpi_backup *b;
     if (mixpi_check_live(t, "mixp_tensor_touch") != MIXP_OK) return;
-    b = mixpi_backup_of(t);
+    mixpi_backup *b = mixpi_backup_of(t);
     if (b && t->ctx->buffers.state == MIXPI_IN_STEP && b->window != t->ctx->buffers.window)
         mixpi_warn(t->ctx,
             "mixp_tensor_touch: your code wrote the buffer '%.60s' in a step, and a skip cannot "

@@ -136,14 +136,13 @@ static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
  * memory. */
 static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
     mixpi_tape_entry *e;
-    mixpi_rerun *b;
     int64_t n = 0;
     for (e = ctx->tape.newest; e != before; e = e->older) {
         if (mixpi_entry_is_spent(e)) return NULL;
         n++;
     }
     if (!n) return NULL;
-    b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
+    mixpi_rerun *b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
     if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
     if (!b || !b->entries) return NULL;
     b->count = n;

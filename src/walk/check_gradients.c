@@ -44,10 +44,9 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
 static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void *user) {
     const int64_t regions = ctx->low_copies.regions;
     const mixp_dtype around = mixp_autocast_current(ctx).dtype;
-    mixp_tensor *loss;
     mixp_result r = mixp_step_begin(ctx);
     if (r != MIXP_OK) return r;
-    loss = fn(ctx, user);
+    mixp_tensor *loss = fn(ctx, user);
     if (ctx->tape.drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
             "mixp_check_gradients: fn uses dropout, which draws other random numbers in each run; "

@@ -43,11 +43,10 @@ static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, 
 static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g) {
     mixpi_unscaled *u = &ctx->walk.unscaled;
     mixp_look found;
-    mixp_result r;
     if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
     u->met = 1;
     if (!u->counts) return MIXP_OK;
-    r = mixpi_unscaled_look(ctx, g, &found);
+    mixp_result r = mixpi_unscaled_look(ctx, g, &found);
     if (r != MIXP_OK) return r;
     u->values += (double)(found.count - found.zeros);
     if (found.largest < 16.0f * 6.103515625e-05f) u->flushed += 0.5 * (double)found.least;

@@ -25,13 +25,11 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    const char *wrong;
-    mixpi_watch *w;
     mixp_result r = mixpi_check_whole(t, "mixp_look_at");
     if (r != MIXP_OK) return r;
-    wrong = mixpi_look_wrong(t, low, out);
+    const char *wrong = mixpi_look_wrong(t, low, out);
     if (wrong) return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
-    w = mixpi_watch_of(t->ctx);
+    mixpi_watch *w = mixpi_watch_of(t->ctx);
     if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
     if (!w || !w->row) return MIXP_ERR_MEMORY;
     return mixpi_look_now(t, low, w->row, out);
@@ -55,14 +53,13 @@ static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const int before = w->capacity;
-    mixp_result r;
     if (!w->events)
         w->events = (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
     if (!w->events) return MIXP_ERR_MEMORY;
     if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
 
     if (n < w->n_sites) n = w->n_sites;
-    r = mixpi_chunks_reach(ctx, n);
+    mixp_result r = mixpi_chunks_reach(ctx, n);
     if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
@@ -124,11 +121,9 @@ static mixp_result mixpi_check_between_steps(mixp_context *ctx, const char *who)
 MIXPI_SELDOM
 static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
     mixp_guard_desc d = mixpi_guard_resolved(desc);
-    const char *wrong;
-    mixpi_watch *w;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    const char *wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
 
     if (!ctx->device->kernels->look)
@@ -140,7 +135,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
         (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
 
-    w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -239,26 +234,23 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
 
 MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern, mixp_dtype dtype) {
-    const char *wrong;
-    mixpi_watch *w;
-    mixpi_pin *pin;
     int n;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_between_steps(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    const char *wrong = mixpi_pin_wrong(ctx, pattern, dtype);
     if (wrong)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
             pattern ? pattern : "NULL", wrong);
 
     /* All memory comes before the first change. */
-    w = mixpi_watch_of(ctx);
+    mixpi_watch *w = mixpi_watch_of(ctx);
     if (w && !w->pins)
         w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w || !w->pins) return MIXP_ERR_MEMORY;
 
     /* The newest pattern replaces what it covers. */
     mixpi_pins_beside(w, pattern, 1);
-    pin = &w->pins[w->n_pins++];
+    mixpi_pin *pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;

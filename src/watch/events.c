@@ -24,10 +24,9 @@ static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 /* --- shares ------------------------------------------------------------------------------ */
 
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
-    double seen, lost;
     if (!look) return 0.0;
-    seen = (double)(look->count - look->zeros - look->nonfinite);
-    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    double seen = (double)(look->count - look->zeros - look->nonfinite);
+    double lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
     if (stored_low) seen += lost; /* flushed values were counted as zeros */
     return seen > 0.0 ? lost / seen : 0.0;
 }
@@ -56,9 +55,8 @@ static int mixpi_is_small(const mixp_look *look, mixp_dtype low) {
 static void mixpi_events_grow(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     const size_t used = (size_t)w->events_room * sizeof *w->events;
-    mixpi_happening *events;
     if (w->n_events != w->events_room || w->events_room == MIXPI_MAX_EVENTS) return;
-    events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
+    mixpi_happening *events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
     if (!events) return;
     memcpy(events, w->events, used);
     mixpi_owned_free(ctx, w->events);

@@ -204,10 +204,9 @@ static int mixpi_inf_was_written(const mixp_context *ctx, int number) {
 static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
     int left = ctx->watch->n_sites, at = loss, before = loss;
     while (before && left--) {
-        const mixpi_site *site;
         int i;
         at = before;
-        site = mixpi_site_at(ctx, at);
+        const mixpi_site *site = mixpi_site_at(ctx, at);
         before = 0;
         for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
             if (mixpi_look_of(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan)
@@ -292,11 +291,10 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     const double size = 1e-6 * (double)mixpi_look_of(w, number, MIXPI_LOOK_VALUE)->largest;
     const double lost = (double)row->largest;
     float varied;
-    double all;
     site->lost = 0.0;
     if (mixpi_site_is(site, MIXPI_SCORES)) return; /* its row holds a look */
     memcpy(&varied, &row->nan, sizeof varied);     /* this row holds two floats */
-    all = (double)varied;
+    double all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
     site->verdict |= MIXPI_SAW_INSPECTED;

@@ -150,9 +150,9 @@ typedef enum mixpi_reweighed {
 /* A low copy of an f32 weight for this step; NULL: no memory. */
 static mixp_tensor *mixpi_narrow(mixp_tensor *t, mixp_dtype low) {
     mixp_tensor *copy = mixp_activation(t->ctx, low, t->rank, t->shape);
-    mixp_result r;
     if (!copy) return NULL;
-    r = mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
+    mixp_result r =
+        mixpi_convert_to(t->ctx, mixpi_tensor_out(copy, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? copy : NULL;
 }
 

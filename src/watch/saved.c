@@ -201,10 +201,10 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch_forget(w);
     for (int n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        site = mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
+        mixpi_site *site =
+            mixpi_site_number(w, mixpi_site_new(ctx, hash)); /* there is room for it */
 
         site->fallen = state[0];
         site->falls = state[1];

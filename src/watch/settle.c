@@ -279,10 +279,9 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
 static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
     mixp_origin origin;
     int at;
-    mixp_result r;
     ctx->watch->settling_probe = probe;
     mixpi_judge(ctx, &origin, &at);
-    r = mixpi_seen_share(ctx, &origin, &at);
+    mixp_result r = mixpi_seen_share(ctx, &origin, &at);
     if (r != MIXP_OK) return r;
 
     ctx->watch->event_step = step;
@@ -501,11 +500,10 @@ static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
 static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_scaler_state state;
-    mixp_result r;
     if (!mixpi_guard_is_on(ctx)) return MIXP_OK;
     /* One rank may save on its own, so it must not ask the others. */
     if (mixpi_world(ctx) > 1) return MIXP_OK;
-    r = mixpi_guard_settle(ctx);
+    mixp_result r = mixpi_guard_settle(ctx);
     if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
     const mixp_scaler *s = (const mixp_scaler *)w->posted_scaler;
     w->posted_scaler = NULL;

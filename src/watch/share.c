@@ -198,12 +198,11 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     const mixpi_watch *w = ctx->watch;
     const int64_t all = (int64_t)mixpi_world(ctx) * most;
     double *table = mixpi_table_take(ctx, 2 * most), *own;
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
     for (int64_t i = 0; i < w->n_sites; i++)
         mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
-    r = mixpi_crew_share(ctx, table, 2 * most);
+    mixp_result r = mixpi_crew_share(ctx, table, 2 * most);
     for (int64_t i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_free(ctx, table);
     return r;
@@ -303,10 +302,9 @@ static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
 /* Shares some sites by `table`, which has a row for each rank. */
 static mixp_result mixpi_share_some(mixp_context *ctx, const mixpi_share *s, double *table) {
     const int64_t words = mixpi_share_words(s), world = (int64_t)mixpi_world(ctx);
-    mixp_result result;
     memset(table, 0, (size_t)(world * words) * sizeof *table);
     mixpi_share_fill(ctx->watch, s, table + mixpi_place(ctx) * words);
-    result = mixpi_crew_share(ctx, table, words);
+    mixp_result result = mixpi_crew_share(ctx, table, words);
     if (result != MIXP_OK) return result;
     mixpi_share_clear(ctx->watch, s);
     for (int64_t r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
@@ -318,9 +316,8 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     const int64_t most = mixpi_share_most(ctx);
     mixpi_share s = { list, 0, n < most ? n : most };
     double *table = mixpi_table_take(ctx, mixpi_share_words(&s));
-    mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
-    r = mixpi_share_some(ctx, &s, table);
+    mixp_result r = mixpi_share_some(ctx, &s, table);
     while (r == MIXP_OK && s.end < n) {
         s.first = s.end;
         s.end = n - s.first < most ? n : s.first + most;
@@ -336,9 +333,8 @@ static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int 
     uint64_t *list = NULL;
     mixpi_all_heads h;
     int64_t n = 0;
-    mixp_result r;
     if (mixpi_world(ctx) == 1) return MIXP_OK;
-    r = mixpi_share_heads(ctx, *origin, *at, &h);
+    mixp_result r = mixpi_share_heads(ctx, *origin, *at, &h);
     if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
     if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
     if (list) mixpi_host_free(ctx, list);

@@ -42,10 +42,9 @@ static mixp_tensor *mixpi_site_weight(mixp_tensor *t) {
 }
 
 static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
-    const mixp_tensor *weight;
     if (!t) return 1;
     t = mixpi_seen_as(t);
-    weight = mixpi_site_weight(t);
+    const mixp_tensor *weight = mixpi_site_weight(t);
     if (weight) return mixpi_mix(2, (uint64_t)weight->own.id);
     return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
 }
@@ -146,11 +145,10 @@ static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
 static int mixpi_visited_site(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
     int n;
     for (uint64_t sibling = 0;; sibling++) {
-        const mixpi_site *site;
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);
         if (!n) return 0;
-        site = mixpi_site_number(w, n);
+        const mixpi_site *site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;
         if (site->tensors != v->tensors && !v->lasting) return n;
     }
@@ -189,9 +187,8 @@ static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int 
     const char *of = ctx->tape.tangent_of, *param = mixpi_visit_param(v);
     const int reader = *param ? 0 : v->reader;
     char stem[MIXPI_SITE_NAME];
-    const char *colon;
     mixpi_site_stem(ctx, v, reader ? reader : from, stem);
-    colon = *stem ? ": " : "";
+    const char *colon = *stem ? ": " : "";
     if (of) snprintf(text, MIXPI_SITE_NAME, "%.53s%stangent of %.20s", stem, colon, of);
     else if (reader)
         snprintf(text, MIXPI_SITE_NAME, "%.40s%scast of input %d of %.20s", stem, colon,
@@ -205,9 +202,8 @@ static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int n
     mixpi_site *site = mixpi_site_at(ctx, number);
     char name[MIXPI_SITE_NAME];
     int i, same = 0;
-    size_t n;
     mixpi_visit_name(ctx, v, site->from[0], name);
-    n = strlen(name);
+    size_t n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;
         same += strncmp(other, name, n) == 0 && (!other[n] || strncmp(other + n, " #", 2) == 0);
@@ -243,12 +239,11 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
 
 /* The site of a visit; a new site is entered in the table with its name and its pin. */
 static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
-    mixpi_site *site;
     uint64_t hash;
     int number = mixpi_visited_site(ctx->watch, v, &hash);
     if (!number) number = mixpi_site_new(ctx, hash);
     if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
+    mixpi_site *site = mixpi_site_at(ctx, number);
     if (site->op) return number;
     site->op = v->op->name; /* first visit, or the first since a checkpoint was loaded */
     site->traits = mixpi_traits_of(v->op);
@@ -261,15 +256,12 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
 
 /* The site of an application, marked as visited in this pass; 0 without guard and observer. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in) {
-    mixpi_visit v;
-    mixpi_site *site;
-    int number;
     if (!mixpi_guard_is_on(ctx) && !ctx->watch->observer.see) return 0;
-    v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_of(ctx, &v);
+    mixpi_visit v = mixpi_visit_of(ctx, op, n_in, in);
+    int number = mixpi_site_of(ctx, &v);
     ctx->watch->reader = 0;
     if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
+    mixpi_site *site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
     site->reader = v.reader;
